@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from time import perf_counter
 
+from rich.console import Console
+
 from experiments.app.run_folder import resolved_config
 from experiments.simulate.windowed_run import WindowedRun
 from experiments.study.launchers.local import Local
@@ -59,7 +61,7 @@ def _seconds(settings: list[str], num_processes: int) -> float:
         scenario.simulate(traffic)
     else:
         launcher = Local(jobs=num_processes)
-        WindowedRun(scenario=scenario, source=traffic, config=config, launcher=launcher).records()
+        WindowedRun(scenario=scenario, source=traffic, config=config, launcher=launcher).records(Console())
     return perf_counter() - begin_s
 
 

@@ -46,7 +46,7 @@ class SimulateJob:
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
-        if self.streams and isinstance(self.sharded, ShardedRun):
+        if self.streams and self.sharded is not None:
             config = config_of_run(self.cfg)
             run_sharded_streamed(self.sharded, output, config=config, folder=folder, console=console)
             return
@@ -139,7 +139,13 @@ def _sharded(
                 "signals wait for each other at every fetch; choose launcher=local, or routing that reads no "
                 "replica"
             )
-        return WindowedRun(scenario=scenario, source=source, config=config_of_run(cfg), launcher=launcher)
+        return WindowedRun(
+            scenario=scenario,
+            source=source,
+            config=config_of_run(cfg),
+            launcher=launcher,
+            progress=output.progress,
+        )
     return ShardedRun(
         scenario=scenario,
         config=config_of_run(cfg),

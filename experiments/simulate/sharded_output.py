@@ -1,4 +1,4 @@
-"""Runs in shards without whole tables: summary, rows of requests, replicas and series, in constant memory."""
+"""Runs in shards or windows without whole tables: summary, requests, replicas, series, in constant memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary
 from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
+from experiments.simulate.windowed_run import WindowedRun
 from sim.metrics.measured import request_metrics
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
@@ -25,12 +26,17 @@ from sim.shards.streamed import StreamedShards
 
 
 def run_sharded_streamed(
-    sharded: ShardedRun, output: SimulateOutput, *, config: dict[str, Any], folder: Path, console: Console
+    sharded: ShardedRun | WindowedRun,
+    output: SimulateOutput,
+    *,
+    config: dict[str, Any],
+    folder: Path,
+    console: Console,
 ) -> None:
     """Simulates, writes and prints. config: the resolved config.
 
-    Raises what `ShardedRun.simulated` raises, and OSError if the tables could not be written, after what had
-    been simulated was printed; the shards are kept then.
+    Raises what `simulated` raises, and OSError if the tables could not be written, after what had been
+    simulated was printed; shards are kept then, parts of a run in windows are not.
     """
     scenario = sharded.scenario
     with sharded.simulated(folder, console) as shards:
@@ -56,7 +62,7 @@ def run_sharded_streamed(
     print_folder(folder, console)
 
 
-def _write_tables(sharded: ShardedRun, run: StreamedShards, folder: Path) -> None:
+def _write_tables(sharded: ShardedRun | WindowedRun, run: StreamedShards, folder: Path) -> None:
     """Writes the tables that a run which streams has; those of an earlier attempt are replaced."""
     remove_folder_of_table(folder / REQUESTS)
     requests = TableFolder(folder / REQUESTS)

@@ -43,6 +43,18 @@ MAX_TRIES = 3
 """How often a shard is begun whose worker dies."""
 
 
+def check_room(folder: Path, num_requests: int | None, *, streams: bool) -> None:
+    """Raises ConfigError if the shards of so many requests would not fit on the disk of the results."""
+    each_bytes = STREAMED_BYTES if streams else SHARD_BYTES
+    needed, free = each_bytes * (num_requests or 0), disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(
+            f"hydra.run.dir={seen_from_here(folder)}: {number(needed / 1e6)} MB are needed for the "
+            f"shards of {num_requests:,} requests, and {number(free / 1e6)} MB are free; make "
+            "room, or choose a folder on another disk"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedRun:
     """A run in shards. config: its resolved config. overrides, config_dirs: those of the command."""
@@ -70,7 +82,7 @@ class ShardedRun:
             getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
         )
         folder.mkdir(parents=True, exist_ok=True)
-        self._check_room(folder)
+        check_room(folder, self.num_requests, streams=self.streams)
         code, command = code_of_windtunnel(), self._command(folder)
         config = self.config | {"streams": self.streams}
         with ShardFolder.opened(folder, config, len(bounds), code, command) as shards:
@@ -89,17 +101,6 @@ class ShardedRun:
         scenario = self.scenario
         new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
         return merged_files(files, new_setting, scenario.sim.until_s)
-
-    def _check_room(self, folder: Path) -> None:
-        """Raises ConfigError if the shards would not fit on the disk of the results."""
-        each_bytes = STREAMED_BYTES if self.streams else SHARD_BYTES
-        needed, free = each_bytes * (self.num_requests or 0), disk_usage(folder).free
-        if needed > free:
-            raise ConfigError(
-                f"hydra.run.dir={seen_from_here(folder)}: {number(needed / 1e6)} MB are needed for the "
-                f"shards of {self.num_requests:,} requests, and {number(free / 1e6)} MB are free; make "
-                "room, or choose a folder on another disk"
-            )
 
     def _command(self, folder: Path, *, here: bool = False) -> str:
         """Returns the command that continues the run. here: on this machine, whatever the launcher was."""

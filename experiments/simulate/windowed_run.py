@@ -7,37 +7,64 @@ neither jobs of Slurm nor tasks of Ray, and a run that loses one of them cannot 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
-import sys
-from contextlib import suppress
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
+from experiments.simulate.part_process import PartElsewhere, PartTask, run_to_end
+from experiments.simulate.sharded_run import check_room
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
-from experiments.study.launchers.parent import end_with_parent
-from sim.engine.interrupt import ctrl_c_noted
+from experiments.study.progress import lasting_progress
+from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.records.run import RunRecords
 from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
-from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
+from sim.setup.streamed_run import fold_setting
 from sim.shards.merge import merged
-from sim.shards.shard import ShardRecords
-from sim.shards.traffic import Bounds
-from sim.shards.windows import CountTable, PartHere, Replicas, WindowGateway, part_bounds
+from sim.shards.shard_file import ShardFile
+from sim.shards.streamed import StreamedShards, merged_files
+from sim.shards.streamed_part import PartFile
+from sim.shards.windows import WindowGateway, part_bounds
 from sim.workload.base import Source
 
-FINISH = None
-"""In place of the time of a fetch: run to the end."""
+ROWS = "windows"
+"""The folder, in that of the results, of the rows of requests until they are merged."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartFiles:
+    """What the parts of a run that streams have left. path: the folder of the rows of their requests."""
+
+    path: Path
+    contents: Sequence[bytes]
+
+    @contextmanager
+    def files(self) -> Iterator[Iterator[ShardFile]]:
+        """Yields the files of all parts in order, which are open until the context ends."""
+        with ExitStack() as stack:
+            yield (
+                stack.enter_context(closing(PartFile(content, rows_of(self.path, index))))
+                for index, content in enumerate(self.contents)
+            )
+
+    def remove(self) -> None:
+        """Removes the folder, as its rows are in the result."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def rows_of(folder: Path, index: int) -> Path:
+    """Returns the file of the rows of a part."""
+    return folder / f"{index}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,24 +75,62 @@ class WindowedRun:
     source: Source
     config: dict[str, Any]
     launcher: Local
+    progress: bool = False
 
     def result(self, folder: Path, console: Console) -> tuple[RunResult, None]:
         """Simulates; returns the result of the whole run. No parts are kept on disk.
 
         Raises ConfigError, also if a process dies, and KeyboardInterrupt after Ctrl-C.
         """
-        records = self.records()
+        records = self.records(console)
         return self.scenario.result(records, self.source.notes), None
 
-    def records(self) -> RunRecords:
+    def records(self, console: Console) -> RunRecords:
         """Simulates; returns the records of the whole run. Errors: see `result`."""
+        return merged(self._parts(None, console), self.scenario.sim.until_s)
+
+    @contextmanager
+    def simulated(self, folder: Path, console: Console) -> Iterator[PartFiles]:
+        """Simulates, and yields what the parts have left, for `streamed`; it is removed afterwards.
+
+        Raises what `result` raises, and OSError if rows could not be written.
+        """
+        rows = folder / ROWS
+        check_room(folder, self.source.num_requests, streams=True)
+        shutil.rmtree(rows, ignore_errors=True)  # of a run that was killed
+        rows.mkdir(parents=True)
+        found = PartFiles(path=rows, contents=())
+        try:
+            found = PartFiles(path=rows, contents=self._parts(rows, console))
+            yield found
+        finally:
+            found.remove()
+
+    def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
+        """Returns the whole run without its tables, from the files of all parts."""
+        scenario = self.scenario
+        new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
+        run = merged_files(files, new_setting, scenario.sim.until_s)
+        return run._replace(notes=self.source.notes)
+
+    def _parts(self, rows: Path | None, console: Console) -> list[Any]:
+        """Simulates; returns what each part has to say at the end. rows: see `PartTask`."""
         scenario = self.scenario
         num_processes = self.launcher.jobs or os.cpu_count() or 1
         bounds = part_bounds(scenario.sim.shards or 1, scenario.num_replicas, num_processes)
+        progress = lasting_progress(
+            console, self.source.num_requests, 0, enabled=self.progress, part="request", failure=None
+        )
         parts: list[PartElsewhere] = []
         try:
-            with policy_errors(scenario), ctrl_c_noted() as interrupt:
-                parts += [PartElsewhere(json.dumps(self.config), own) for own in bounds]
+            with ctrl_c_noted() as interrupt:  # so that a process has no traceback of it while it starts
+                for index, own in enumerate(bounds):
+                    file = None if rows is None else rows_of(rows, index)
+                    task = PartTask(config=json.dumps(self.config), bounds=own, rows=file)
+                    parts.append(PartElsewhere(task))
+            if interrupt.noted:
+                raise KeyboardInterrupt
+            with policy_errors(scenario), progress as report:
                 gateway = WindowGateway(
                     self.source,
                     scenario.for_a_run().routing,
@@ -73,103 +138,21 @@ class WindowedRun:
                     age_s=scenario.signal_age_s,
                     until_s=scenario.sim.until_s,
                 )
-                rest = gateway.run(parts, interrupt)
-                for part in parts:
-                    part.begin_end(rest)
-                shards = [part.records() for part in parts] if not interrupt.noted else []
-            if interrupt.noted:
-                raise KeyboardInterrupt
+                # Nothing is kept, so Ctrl-C ends the run wherever it is, as KeyboardInterrupt.
+                rest = gateway.run(parts, Interrupt(), lambda now, num_ended: report(num_ended, 0))
+                return run_to_end(parts, rest, lambda num_ended: report(num_ended, 0))
         except WorkerDiedError as error:
             raise ConfigError(
-                f"sim.shards={scenario.sim.shards}: {error}; nothing is kept; run it again"
+                f"sim.shards={scenario.sim.shards}: {error}; parts of a run with signals cannot go on "
+                f"without each other, and nothing is kept; {_advice(rows)}"
             ) from error
         finally:
             for part in parts:
                 part.end()
-        return merged(shards, scenario.sim.until_s)
 
 
-class PartElsewhere:
-    """A part of the fleet in a process of its own. config: the resolved config of the run, as JSON."""
-
-    def __init__(self, config: str, bounds: Bounds) -> None:
-        self._pipe, other = multiprocessing.Pipe()
-        self._process = multiprocessing.Process(
-            target=_serve, args=(other, config, bounds, os.getcwd(), os.getpid()), daemon=True
-        )
-        self._process.start()
-        other.close()  # so that the pipe reports the end of the process
-
-    def begin(self, replicas: Replicas, until_s: float) -> None:
-        """Lets the process simulate up to a fetch."""
-        self._send((until_s, replicas))
-
-    def counts(self) -> CountTable:
-        """Waits for the fetch; returns the counts of the part's replicas."""
-        table: CountTable = self._received()
-        return table
-
-    def begin_end(self, replicas: Replicas) -> None:
-        """Lets the process simulate the last requests to the end of the run."""
-        self._send((FINISH, replicas))
-
-    def records(self) -> ShardRecords:
-        """Waits for the end of the run; returns the part's records."""
-        shard: ShardRecords = self._received()
-        return shard
-
-    def end(self) -> None:
-        """Ends the process, whatever it is doing."""
-        self._pipe.close()
-        self._process.kill()
-        self._process.join()
-
-    def _send(self, message: object) -> None:
-        with suppress(OSError):  # the next answer reports what has happened to the process
-            self._pipe.send(message)
-
-    def _received(self) -> Any:
-        try:
-            value, error = self._pipe.recv()
-        except (EOFError, OSError) as gone:
-            self._process.join()
-            code = self._process.exitcode
-            raise WorkerDiedError(
-                f"a process of the run ended abruptly (exit code {code}), perhaps for lack of memory"
-            ) from gone
-        if error is not None:
-            raise error
-        return value
-
-
-def _serve(pipe: Connection, config: str, bounds: Bounds, import_dir: str, parent: int) -> None:
-    """Simulates a part as the gateway asks. SIGINT is ignored, because the gateway handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_parent(parent)
-    if import_dir not in sys.path:
-        sys.path.append(import_dir)
-    value: Any
-    try:
-        scenario, source = build_run(json.loads(config))
-        part = PartHere(
-            source=source,
-            pools=scenario.replica_pools(),
-            bounds=bounds,
-            cluster=scenario.for_a_run(),
-            sim=scenario.sim,
-        )
-        while True:
-            until_s, replicas = pipe.recv()
-            with policy_errors(scenario):
-                if until_s is FINISH:
-                    value = part.finish(replicas)
-                else:
-                    part.begin(replicas, until_s)
-                    value = part.counts()
-            pipe.send((value, None))
-    except (EOFError, OSError):
-        return  # the gateway has gone
-    except Exception as error:
-        with suppress(OSError):
-            pipe.send((np.empty(0), error))
+def _advice(rows: Path | None) -> str:
+    """Returns what can be done after a process was lost."""
+    if rows is None:
+        return "begin the run again, with output.tables=stream if memory was short"
+    return "begin the run again, on a machine with more memory if that was short"

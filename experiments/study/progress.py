@@ -21,11 +21,18 @@ Report = Callable[[int, int], None]  # finished parts, failed or refused parts
 
 @contextmanager
 def lasting_progress(
-    console: Console, total: int, already: int, *, enabled: bool, part: str = "run", failure: str = "failed"
+    console: Console,
+    total: int | None,
+    already: int,
+    *,
+    enabled: bool,
+    part: str = "run",
+    failure: str | None = "failed",
 ) -> Iterator[Report]:
     """Shows a progress bar on a terminal, else a line on stderr now and then.
 
-    already: number of parts that were finished before. part, failure: a part and its failure in words.
+    total: number of parts, if known. already: number of parts that were finished before. part, failure: a
+    part and its failure in words; failure None: a part cannot fail alone.
     """
     if not enabled:
         yield lambda done, failed: None
@@ -35,7 +42,9 @@ def lasting_progress(
     def rate_and_remaining(ended: int) -> tuple[float, str]:
         """Returns parts per second and the estimated remaining time."""
         rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
-        return rate, str(timedelta(seconds=round((total - ended) / rate))) if rate > 0 else "-:--:--"
+        if rate <= 0 or total is None:
+            return rate, "-:--:--"
+        return rate, str(timedelta(seconds=round((total - ended) / rate)))
 
     if not console.is_terminal:
         last_s = begun
@@ -46,18 +55,19 @@ def lasting_progress(
                 return
             last_s = time.monotonic()
             rate, left = rate_and_remaining(done + failed)
-            ended = f"{done + failed:,} of {plural(total, part)}, {failed:,} {failure}"
-            print(f"{ended}, {rate:.1f}/s, {left} left", file=sys.stderr, flush=True)
+            of_all = part + "s" if total is None else f"of {plural(total, part)}"
+            failures = "" if failure is None else f" {failed:,} {failure},"
+            ended = f"{done + failed:,} {of_all},{failures} {rate:.1f}/s, {left} left"
+            print(ended, file=sys.stderr, flush=True)
 
         yield line
         return
+    failures = "" if failure is None else f"{{task.fields[failed]}} {failure}, "
     columns = (
         TextColumn(f"{part}s"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(
-            f"{{task.fields[failed]}} {failure}, {{task.fields[rate]:.1f}}/s, {{task.fields[left]}} left"
-        ),
+        TextColumn(f"{failures}{{task.fields[rate]:.1f}}/s, {{task.fields[left]}} left"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -99,12 +99,24 @@ class StreamedSimulation(Simulation):
         self._num_ended_at_flush = self.num_ended
         end = self._rows.first_row
         busy = None
-        while self._rows.group_has_arrived(end):
-            busy = busy or {request_id // self._group_rows for request_id in self.gateway.attempts}
+        while self._group_has_come(end):
+            busy = busy or {request_id // self._group_rows for request_id in self._open_ids()}
             if end // self._group_rows in busy:
                 break
             end += self._group_rows
         self._take(self._chunk(end, self._last_end_s, self._taken_unfilled()))
+
+    def _group_has_come(self, first: int) -> bool:
+        """Returns whether no more requests come of the group that begins with id `first`."""
+        return self._rows.group_has_arrived(first)
+
+    def _open_ids(self) -> Iterable[int]:
+        """Yields the ids of the requests that are known and have not ended."""
+        return self.gateway.attempts
+
+    def _pool_by_replica(self) -> list[int]:
+        """Returns the index of the pool of every replica of the run so far."""
+        return [member.pool_index for member in self.fleet.members]
 
     def _chunk(
         self,
@@ -128,7 +140,7 @@ class StreamedSimulation(Simulation):
             unfilled=unfilled,
             unfilled_since=None if unfilled is None else self._unfilled_since(),
             later_since_s=min(until_s, self._rows.earliest_arrival_s()),
-            pool_by_replica=np.array([member.pool_index for member in self.fleet.members], np.int64),
+            pool_by_replica=np.array(self._pool_by_replica(), np.int64),
             until_s=until_s,
         )
 
@@ -160,7 +172,7 @@ class StreamedSimulation(Simulation):
         own_gaps = own_gaps_table(logs)
         speculation = None
         if any(isinstance(log, DraftLog) for log in logs):
-            speculation = speculation_record(logs, [member.pool_index for member in self.fleet.members])
+            speculation = speculation_record(logs, self._pool_by_replica())
         if speculation is not None:
             self._count(speculation.acceptance)
         columns, gaps = joined_iterations(logs)

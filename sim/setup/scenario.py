@@ -276,7 +276,7 @@ class Scenario(PoolSettings, ClusterSettings):
             check_traffic(source, self.sim)
             if reads_only_signals(self.routing):
                 bounds = part_bounds(self.sim.shards, self.num_replicas)
-                return run_windows(source, self.source, self.replica_pools(), bounds, self, self.sim)
+                return run_windows(source, self.source, self.replica_pools(), bounds, self, self.sim, report)
             return run_all(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
             source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim

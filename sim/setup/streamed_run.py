@@ -7,8 +7,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
-from policies.core.policy_names import name_of
-from policies.routing.static import reads_only_signals
 from sim.cluster.streamed import EARLY_STOPS, StreamedSimulation
 from sim.metrics.folds.run import RunFold
 from sim.metrics.folds.setting import FoldSetting
@@ -33,11 +31,6 @@ def check_streamed(scenario: Scenario) -> None:
     for name in ("stop_overloaded", "stop_missed"):
         if getattr(scenario.sim, name):
             raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
-    if scenario.sim.shards is not None and reads_only_signals(scenario.routing):
-        raise ValueError(
-            f"sim.shards={scenario.sim.shards}, routing={name_of(scenario.routing)}: parts of a run "
-            "with signals write whole tables; set sim.shards=null"
-        )
     fold_setting(scenario, [], ())
 
 

@@ -28,18 +28,48 @@ MAX_OPEN: Final = 100
 ID: Final = "request_id"
 
 
-def windowed_bytes(requests: pd.DataFrame, group_rows: int = GROUP_ROWS) -> bytes:
-    """Returns the table of a shard's requests in the Parquet format, with a row group for each window.
+class WindowWriter:
+    """Writes the table of the requests of a shard in the Parquet format, with a row group for each window.
 
-    requests: by request id.
+    file: is closed by the caller. A window whose requests come in several pieces has several row groups.
     """
-    table = pa.Table.from_pandas(requests, preserve_index=False)
-    window = requests[ID].to_numpy() // (group_rows * WINDOW_GROUPS)
-    borders = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
-    content = BytesIO()
-    with pq.ParquetWriter(content, table.schema, compression="lz4") as writer:
+
+    def __init__(self, file: IO[bytes], group_rows: int = GROUP_ROWS) -> None:
+        self._file, self._group_rows = file, group_rows
+        self._writer: pq.ParquetWriter | None = None
+        self._empty: pa.Table | None = None
+
+    def add(self, requests: pd.DataFrame) -> None:
+        """Writes rows, by request id; the ids of later calls are greater."""
+        if requests.empty:  # its texts have no type
+            self._empty = self._empty or pa.Table.from_pandas(requests, preserve_index=False)
+            return
+        schema = None if self._writer is None else self._writer.schema
+        table = pa.Table.from_pandas(requests, schema, preserve_index=False)
+        window = requests[ID].to_numpy() // (self._group_rows * WINDOW_GROUPS)
+        borders = [0, *(np.flatnonzero(np.diff(window)) + 1).tolist(), len(window)]
         for first, end in pairwise(borders):
-            writer.write_table(table.slice(first, end - first), row_group_size=max(1, end - first))
+            self._write(table.slice(first, end - first))
+
+    def close(self) -> None:
+        """Writes the end of the table; without rows, it has the columns of the rows that were added."""
+        if self._writer is None and self._empty is not None:
+            self._write(self._empty)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, table.schema, compression="lz4")
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+
+
+def windowed_bytes(requests: pd.DataFrame, group_rows: int = GROUP_ROWS) -> bytes:
+    """Returns what a `WindowWriter` writes. requests: those of a shard, by request id."""
+    content = BytesIO()
+    writer = WindowWriter(content, group_rows)
+    writer.add(requests)
+    writer.close()
     return content.getvalue()
 
 

@@ -82,13 +82,15 @@ class PartSimulation(Simulation):
         bounds: Bounds,
         cluster: ClusterSettings,
         sim: SimSettings,
+        **others: Any,
     ) -> None:
+        """Creates the simulation. others: arguments of another base class of a subclass."""
         first, end = bounds
         self._first = first
         self._pool_of = [index for index, pool in enumerate(pools) for _ in range(pool.replicas)]
         self._has_more = False
-        Simulation.__init__(
-            self, source=source, pools=_own_pools(pools, first, end), cluster=cluster, sim=sim
+        super().__init__(
+            source=source, pools=_own_pools(pools, first, end), cluster=cluster, sim=sim, **others
         )
 
     def run_shard(self, report: Callable[[float, int], None] | None = None) -> ShardRecords:
@@ -104,12 +106,12 @@ class PartSimulation(Simulation):
 
     def _end(self, end_s: float, *, interrupted: bool) -> RunRecords:
         self._has_more = self._requests_remain()
-        return Simulation._end(self, end_s, interrupted=interrupted)
+        return super()._end(end_s, interrupted=interrupted)
 
     def _figures(self, end_s: float) -> dict[str, Any]:
         """Returns what `Simulation._figures` does, with all replicas of the run by their index."""
         every = tuple(ReplicaRecord(pool, 0.0, end_s) for pool in self._pool_of)
-        return Simulation._figures(self, end_s) | {"replicas": every}
+        return super()._figures(end_s) | {"replicas": every}
 
 
 class ShardSimulation(PartSimulation):

@@ -49,23 +49,39 @@ class StreamedShards(NamedTuple):
     rows: Sequence[ShardMember]
 
 
+class ShardFigures:
+    """The accumulators of the figures of a shard. setting: made from the records of its pools."""
+
+    def __init__(self, setting: FoldSetting) -> None:
+        self._fold, self._series, self._replicas = RunFold(setting), LoadSeries(), ReplicaTable()
+
+    def add(self, chunk: RecordChunk) -> None:
+        """Adds a part of the records of the shard."""
+        self._fold.add(chunk)
+        table = request_metrics(chunk.requests, self._fold.setting.slo)
+        self._series.add(table, chunk.iterations)
+        self._replicas.add(table, chunk.iterations)
+
+    def parts(self, records: RunRecords, bounds: Bounds) -> dict[str, bytes]:
+        """Returns the parts of the file of the shard.
+
+        records: see `ReplicaTable.table`. bounds: the replicas of the shard.
+        """
+        return {
+            FOLD: accumulator_bytes(self._fold),
+            SERIES: accumulator_bytes(self._series),
+            REPLICAS: table_bytes(self._replicas.table(records).iloc[bounds[0] : bounds[1]]),
+        }
+
+
 def streamed_shard_bytes(
     shard: ShardRecords, bounds: Bounds, notes: WorkloadNotes, new_setting: NewSetting
 ) -> bytes:
     """Returns the content of the file of a shard. bounds: its replicas."""
     records = shard.records
-    fold = RunFold(new_setting(records.pools))
-    fold.add(chunk_of(records))
-    table = request_metrics(records.requests, fold.setting.slo)
-    series, replicas = LoadSeries(), ReplicaTable()
-    series.add(table, records.iterations)
-    replicas.add(table, records.iterations)
-    parts = {
-        FOLD: accumulator_bytes(fold),
-        ROWS: windowed_bytes(records.requests),
-        SERIES: accumulator_bytes(series),
-        REPLICAS: table_bytes(replicas.table(records).iloc[bounds[0] : bounds[1]]),
-    }
+    figures = ShardFigures(new_setting(records.pools))
+    figures.add(chunk_of(records))
+    parts = {ROWS: windowed_bytes(records.requests), **figures.parts(records, bounds)}
     return shard_bytes(replace(shard, records=without_rows(records)), notes, parts)
 
 

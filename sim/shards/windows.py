@@ -14,14 +14,11 @@ returns the counts of its replicas at the next fetch. The records are those of o
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from math import inf, nextafter
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from policies.core.limits import RejectedError
 from policies.core.request import Request
@@ -31,26 +28,23 @@ from policies.user_code.decisions import WrongDecisionError
 from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.routers import Routers
 from sim.cluster.settings import ClusterSettings, SimSettings
-from sim.engine.gc_pause import gc_paused
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.engine.replica_pool import ReplicaPool
-from sim.engine.signals import Counts, Signals, refresh_times_s
+from sim.engine.signals import Counts, refresh_times_s
 from sim.records.run import RunRecords
 from sim.shards.assignment import NOWHERE
 from sim.shards.merge import merged
-from sim.shards.shard import PartSimulation, ShardRecords
 from sim.shards.traffic import Bounds
+from sim.shards.window_part import CountTable, PartHere, Replicas
 from sim.workload.base import Arrival, Source
-from sim.workload.chunks import Chunk, arrivals_of, chunks_of
-
-EVENTS_AT_ONCE = 4096
-Replicas = NDArray[np.int32]
-CountTable = NDArray[np.int64]
-"""One row of `sim.engine.signals.Counts` per replica, [R, 5]."""
+from sim.workload.chunks import arrivals_of, chunks_of
 
 
 class Part(Protocol):
     """Consecutive replicas that run ahead of the gateway, here or in another process."""
+
+    num_ended: int
+    """Requests of the part that had ended at the last fetch."""
 
     def begin(self, replicas: Replicas, until_s: float) -> None:
         """Begins to simulate the next len(replicas) requests of the traffic, up to a fetch at until_s."""
@@ -128,10 +122,16 @@ class WindowGateway:
             self._views.append(AgedView(index, pools[i], kv.num_blocks, kv.block_size, routing))
         self._candidates: dict[str | None, list[ReplicaView]] = {}
 
-    def run(self, parts: Sequence[Part], interrupt: Interrupt) -> Replicas:
+    def run(
+        self,
+        parts: Sequence[Part],
+        interrupt: Interrupt,
+        report: Callable[[float, int], None] | None = None,
+    ) -> Replicas:
         """Routes all requests while the parts run; returns the replicas of those of the last window.
 
-        parts: by replica. Stops early after Ctrl-C.
+        parts: by replica. report: see `Simulation.run`; it is called at every fetch. Stops early after
+        Ctrl-C.
         """
         ahead: list[int] = []
         until_s, next_s = -inf, -inf
@@ -144,6 +144,8 @@ class WindowGateway:
                 until_s, next_s = refresh_times_s(at_s, self._age_s)
                 self._fetch(parts, np.array(ahead, np.int32), until_s)
                 ahead.clear()
+                if report:
+                    report(until_s, sum(part.num_ended for part in parts))
                 if interrupt.noted:
                     break
             ahead.append(self._replica_of(arrival))
@@ -186,131 +188,6 @@ class WindowGateway:
         return True
 
 
-class AsRouted:
-    """Routing policy of a part: the replica that the gateway of the whole run has chosen."""
-
-    reads_signals = True
-
-    def __init__(self) -> None:
-        self.replica_of: dict[int, int] = {}
-        """Request id -> index of its replica, until the request is sent."""
-
-    def __deepcopy__(self, memo: object) -> AsRouted:
-        return self  # the copies of a run with several models read the same positions
-
-    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
-        """Returns the position of the replica among those of the part that serve the model."""
-        index = self.replica_of.pop(request.request_id)
-        return bisect_left(replicas, index, key=lambda replica: replica.index)
-
-
-class FedSource:
-    """The traffic of a part, which grows window by window."""
-
-    is_open_loop = True
-
-    def __init__(self, source: Source, bounds: Bounds) -> None:
-        """Creates the traffic. source: that of the whole run."""
-        self.num_requests: int | None = None
-        self.last_arrival_s: float | None = None
-        self.patience_s = source.patience_s
-        self.notes = source.notes
-        self._chunks = chunks_of(source)
-        self._rest: Chunk | None = None  # rows that are read and belong to later windows
-        self._low, self._end = (NOWHERE if bounds[0] == 0 else bounds[0]), bounds[1]
-        self._due: list[Arrival] = []  # the latest first
-
-    def feed(self, replicas: Replicas) -> dict[int, int]:
-        """Adds the part's own of the next len(replicas) requests; returns the replica of each by its id."""
-        found: dict[int, int] = {}
-        fed: list[Arrival] = []
-        start = 0
-        while start < len(replicas):
-            chunk = next(self._chunks) if self._rest is None else self._rest
-            size = min(len(chunk), len(replicas) - start)
-            here = replicas[start : start + size]
-            own = np.flatnonzero((here >= self._low) & (here < self._end))
-            mine = chunk.where(own)
-            fed += mine.arrivals()
-            found |= zip(mine.request_id.tolist(), here[own].tolist(), strict=True)
-            self._rest = chunk.where(slice(size, None)) if size < len(chunk) else None
-            start += size
-        self._due = fed[::-1] + self._due
-        return found
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return self
-
-    def __iter__(self) -> FedSource:
-        return self
-
-    def __next__(self) -> Arrival:
-        if not self._due:
-            raise StopIteration  # until more is fed
-        return self._due.pop()
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        return ()
-
-
-class PartHere(PartSimulation):
-    """A part of a fleet in this process. source: the traffic of the whole run, read by this part only."""
-
-    def __init__(
-        self,
-        *,
-        source: Source,
-        pools: Sequence[ReplicaPool],
-        bounds: Bounds,
-        cluster: ClusterSettings,
-        sim: SimSettings,
-    ) -> None:
-        self._fed = FedSource(source, bounds)
-        self._router = AsRouted()
-        self._is_scheduled = False
-        PartSimulation.__init__(
-            self,
-            source=self._fed,
-            pools=pools,
-            bounds=bounds,
-            cluster=replace(cluster, routing=self._router),
-            sim=sim,
-        )
-        self._signals = [cast(Signals, replica.signals) for replica in self.fleet.replicas]
-
-    def begin(self, replicas: Replicas, until_s: float) -> None:
-        """Simulates the part's own of the next requests, up to a fetch at until_s."""
-        self._feed(replicas)
-        before_s, never = nextafter(until_s, -inf), Interrupt()
-        with gc_paused():
-            while self._clock.run_some(EVENTS_AT_ONCE, before_s, never):
-                pass
-        self._table = np.array([signals.read_at(until_s) for signals in self._signals], np.int64)
-
-    def counts(self) -> CountTable:
-        """Returns the counts of the part's replicas at the fetch."""
-        assert self._table is not None
-        return self._table
-
-    def finish(self, replicas: Replicas) -> ShardRecords:
-        """Simulates the last requests to the end of the run; returns the part's records."""
-        self._router.replica_of |= self._fed.feed(replicas)
-        self._is_scheduled = self._next is not None
-        return self.run_shard()
-
-    def _feed(self, replicas: Replicas) -> None:
-        """Adds requests, and schedules the next one if all of those before have arrived."""
-        self._router.replica_of |= self._fed.feed(replicas)
-        if self._next is None:
-            self._schedule_next_arrival()
-
-    def _schedule_next_arrival(self) -> None:
-        if self._is_scheduled:  # `run` asks for the first arrival, which the last window has scheduled
-            self._is_scheduled = False
-        else:
-            PartSimulation._schedule_next_arrival(self)
-
-
 def part_bounds(shards: int | str, num_replicas: int, num_processes: int = 1) -> list[Bounds]:
     """Returns first and end of the replicas of each part; auto: as many parts as processes."""
     num_parts = min(num_processes, num_replicas) if isinstance(shards, str) else shards
@@ -324,11 +201,13 @@ def run_windows(
     bounds: Sequence[Bounds],
     cluster: ClusterSettings,
     sim: SimSettings,
+    report: Callable[[float, int], None] | None = None,
 ) -> RunRecords:
     """Runs a fleet of parts in this process; returns the records of the whole run.
 
     source: the traffic, which the gateway reads. new_source: makes that of each part. bounds: the replicas of
-    each part. Raises KeyboardInterrupt after Ctrl-C, as a part of a run is no result.
+    each part. report: see `Simulation.run`. Raises KeyboardInterrupt after Ctrl-C, as a part of a run is no
+    result.
     """
     parts = [
         PartHere(source=new_source(), pools=pools, bounds=own, cluster=cluster.for_a_run(), sim=sim)
@@ -338,8 +217,7 @@ def run_windows(
         source, cluster.for_a_run().routing, pools, age_s=cluster.signal_age_s, until_s=sim.until_s
     )
     with ctrl_c_noted() as interrupt:
-        rest = gateway.run(parts, interrupt)
-    shards = [part.finish(rest) for part in parts] if not interrupt.noted else []
-    if interrupt.noted or any(shard.records.interrupted for shard in shards):
+        rest = gateway.run(parts, interrupt, report)
+    if interrupt.noted:
         raise KeyboardInterrupt
-    return merged(shards, sim.until_s)
+    return merged([part.finish(rest, report) for part in parts], sim.until_s)

@@ -1,17 +1,29 @@
 """Windows of `windtunnel simulate` in processes: the tables of one process, and a process that dies."""
 
+import errno
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from functools import cache
+from io import StringIO
+from pathlib import Path
 
+import pandas as pd
 import pytest
+from rich.console import Console
 
+from experiments.app.cli import main
 from experiments.app.runner import run_command
 from experiments.simulate import command, windowed_run
-from experiments.simulate.windowed_run import PartElsewhere, WindowedRun
+from experiments.simulate.part_process import PartElsewhere
+from experiments.simulate.windowed_run import WindowedRun
+from experiments.study import progress
 from experiments.study.launchers.importing import ROOT
 from experiments.study.launchers.local import Local
 from sim.report.files import run_files
@@ -20,11 +32,15 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
+from sim.shards.request_windows import WindowWriter
 
 SETTINGS = (
     "model=smollm2_135m", "hardware=l4", "replicas=4", "routing=join_shortest_kv", "routing.ties=index",
     "workload=synthetic", "workload.num_requests=60", "load=4",
 )  # fmt: skip
+
+
+NUM_KILLED = 5
 
 
 @cache
@@ -46,6 +62,12 @@ def test_processes_write_what_one_process_writes(tmp_path):
     assert dict(run_files(divided, {}, tables=True)) == dict(run_files(whole, {}, tables=True))
 
 
+LOST = (
+    r"sim\.shards=3: the process of replicas? .* was killed \(SIGKILL\), perhaps for lack of memory; parts of "
+    r"a run with signals cannot go on without each other, and nothing is kept; begin the run again, "
+)
+
+
 def test_a_run_that_loses_a_process_ends_with_a_sentence(monkeypatch):
     begun = []
 
@@ -57,8 +79,8 @@ def test_a_run_that_loses_a_process_ends_with_a_sentence(monkeypatch):
             super().begin(replicas, until_s)
 
     monkeypatch.setattr(windowed_run, "PartElsewhere", Killed)
-    with pytest.raises(ConfigError, match=r"a process of the run ended abruptly .*; nothing is kept"):
-        windowed().records()
+    with pytest.raises(ConfigError, match=LOST + "with output.tables=stream if memory was short$"):
+        windowed().records(None)
 
 
 def test_other_launchers_are_refused():
@@ -72,12 +94,117 @@ def test_other_launchers_are_refused():
         )
 
 
+def simulate(folder, *arguments):
+    """Returns the exit code of a run without a page."""
+    common = (*SETTINGS, f"hydra.run.dir={folder}", "output.report=false")
+    return main(["simulate", *common, *arguments])
+
+
+def test_files_of_a_run_that_streams_are_those_of_one_process(tmp_path):
+    one, divided = tmp_path / "one", tmp_path / "divided"
+    assert simulate(one, "output.tables=stream") == 0
+    assert simulate(divided, "output.tables=stream", "sim.shards=3") == 0
+    assert {file.name for file in divided.iterdir()} == {file.name for file in one.iterdir()}
+    assert (one / "summary.json").read_bytes() == (divided / "summary.json").read_bytes()
+    parts = sorted(file.name for file in (one / "requests.parquet").iterdir())
+    assert parts == sorted(file.name for file in (divided / "requests.parquet").iterdir())
+    for name in parts:
+        both = [(folder / "requests.parquet" / name).read_bytes() for folder in (one, divided)]
+        assert both[0] == both[1]
+    for name in ("replicas", "series"):
+        both = [pd.read_parquet(folder / f"{name}.parquet") for folder in (one, divided)]
+        pd.testing.assert_frame_equal(*both, rtol=1e-12)
+
+
+def test_rows_that_cannot_be_written_end_the_run_with_a_sentence(tmp_path, monkeypatch, capsys):
+    def full(self, rows):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(WindowWriter, "add", full)  # in the processes, too, as they are forked
+    assert simulate(tmp_path / "run", "output.tables=stream", "sim.shards=3") == 1
+    assert "parquet: No space left on device; make room or choose another" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "windows").exists()
+
+
+def test_the_progress_of_all_parts_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    records = replace(windowed(), progress=True).records(Console(file=StringIO()))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert len(records.requests) == 60
+    assert re.fullmatch(r"60 of 60 requests, [\d.]+/s, 0:00:00 left", last)
+
+
+def children_of(pid):
+    """Returns the ids of the child processes of a process."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+COMMAND = [sys.executable, "-m", "experiments.app.cli", "simulate", *SETTINGS, "output.report=false"]
+LONG = ("workload.num_requests=40000", "sim.shards=3", "launcher.jobs=3")
+
+
+def begun(folder, *arguments):
+    """Starts a long run; returns it and its processes, once all have started."""
+    command = subprocess.Popen(
+        [*COMMAND, *LONG, f"hydra.run.dir={folder}", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    while len(parts := children_of(command.pid)) < 3:
+        assert command.poll() is None
+        time.sleep(0.01)
+    return command, parts
+
+
+def assert_gone(pids, within_s):
+    end_s = time.monotonic() + within_s
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end_s, "a process has stayed"
+        time.sleep(0.01)
+
+
+def test_ctrl_c_ends_all_processes_within_a_second(tmp_path):
+    command, parts = begun(tmp_path, "output.tables=stream")
+    time.sleep(0.3)
+    begin_s = time.monotonic()
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=20)
+    assert time.monotonic() - begin_s < 1
+    assert (command.returncode, errors.splitlines()[-1]) == (130, "windtunnel: interrupted")
+    assert_gone(parts, 0.5)
+    assert not (tmp_path / "windows").exists()
+
+
+@pytest.mark.slow
+def test_no_process_and_no_lock_stays_whatever_is_killed(tmp_path):
+    """A part or the command itself is killed at random moments; then the same command runs."""
+    draw = random.Random(5)
+    for index in range(NUM_KILLED):
+        command, parts = begun(tmp_path / str(index), "output.tables=stream")
+        time.sleep(draw.uniform(0, 0.5))
+        kills_part = draw.random() < 0.6
+        os.kill(draw.choice(parts) if kills_part else command.pid, signal.SIGKILL)
+        _, errors = command.communicate(timeout=20)
+        assert_gone(parts, 2)
+        if kills_part:
+            assert command.returncode == 2
+            assert re.search(LOST, errors)
+        again = simulate(tmp_path / str(index), "output.tables=stream", "sim.shards=3", "overwrite=true")
+        assert again == 0
+        assert not (tmp_path / str(index) / "windows").exists()
+
+
 WAITING = """
 import sys
 import time
-from experiments.simulate.windowed_run import PartElsewhere
+from experiments.simulate.part_process import PartElsewhere, PartTask
 
-parts = [PartElsewhere(sys.argv[1], bounds) for bounds in ((0, 2), (2, 4))]
+parts = [PartElsewhere(PartTask(config=sys.argv[1], bounds=bounds)) for bounds in ((0, 2), (2, 4))]
 print("begun", flush=True)
 time.sleep(60)
 """

@@ -45,9 +45,14 @@ WORLDS = {
 
 
 @cache
-def result_of(*overrides):
+def scenario_of(*overrides):
     replicas = [] if any("pools=" in override for override in overrides) else ["replicas=5"]
-    return build_scenario(composed(SOURCE, [*SMALL, *replicas, *overrides])).run()
+    return build_scenario(composed(SOURCE, [*SMALL, *replicas, *overrides]))
+
+
+@cache
+def result_of(*overrides):
+    return scenario_of(*overrides).run()
 
 
 @settings(max_examples=25, deadline=None)

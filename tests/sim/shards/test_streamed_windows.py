@@ -1,0 +1,85 @@
+"""Windows without whole tables: the merged figures and requests are those of one process."""
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sim.engine.interrupt import Interrupt
+from sim.metrics.folds.run import RunFold
+from sim.metrics.load_series import LoadSeries
+from sim.shards.request_windows import merged_groups
+from sim.shards.streamed import chunk_of, merged_files, without_rows
+from sim.shards.streamed_part import PartFile, StreamedPart
+from sim.shards.windows import WindowGateway, part_bounds
+from tests.sim.shards.test_streamed_shards import new_setting_of
+from tests.sim.shards.test_windows import WORLDS, scenario_of
+
+GROUP_ROWS = 16
+
+
+def part_files(scenario, num_parts, folder):
+    """Returns what each part of a run leaves; group after group of 16 requests is written."""
+    pools, files = scenario.replica_pools(), []
+    parts = [
+        StreamedPart(
+            source=scenario.source(),
+            pools=pools,
+            bounds=bounds,
+            cluster=scenario.for_a_run(),
+            sim=scenario.sim,
+            new_setting=new_setting_of(scenario),
+            rows=folder / f"{index}.parquet",
+            group_rows=GROUP_ROWS,
+        )
+        for index, bounds in enumerate(part_bounds(num_parts, scenario.num_replicas))
+    ]
+    gateway = WindowGateway(
+        scenario.source(),
+        scenario.for_a_run().routing,
+        pools,
+        age_s=scenario.signal_age_s,
+        until_s=scenario.sim.until_s,
+    )
+    rest = gateway.run(parts, Interrupt())
+    for index, part in enumerate(parts):
+        files.append(PartFile(part.finish(rest), folder / f"{index}.parquet"))
+    return files
+
+
+@settings(max_examples=25, deadline=None)
+@example(world="plain", parts=1, age_s=0.001, seed=85)  # an iteration ends after the last request
+@given(
+    world=st.sampled_from(sorted(WORLDS)),
+    parts=st.integers(1, 5),
+    age_s=st.sampled_from([0.001, 0.05, 0.3, 7.0]),
+    seed=st.integers(0, 100),
+)
+def test_figures_and_requests_are_those_of_one_process(tmp_path_factory, world, parts, age_s, seed):
+    scenario = replace(scenario_of(*WORLDS[world], f"signal_age_s={age_s}"), seed=seed)
+    result = scenario.run()
+    records, new_setting = result.records, new_setting_of(scenario)
+    whole = RunFold(new_setting(records.pools))
+    whole.add(chunk_of(records))
+    files = part_files(scenario, parts, tmp_path_factory.mktemp("parts"))
+    found = merged_files(files, new_setting, scenario.sim.until_s)
+    assert json.dumps(found.fold.summary(found.end)) == json.dumps(whole.summary(without_rows(records)))
+    pd.testing.assert_frame_equal(found.replicas, result.replicas, rtol=1e-12)
+    series = LoadSeries()
+    series.add(result.requests, records.iterations)
+    pd.testing.assert_frame_equal(found.series.table(), series.table(), rtol=1e-12)
+    rows = pd.concat(merged_groups(found.rows, GROUP_ROWS), ignore_index=True)
+    pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+    for file in files:
+        file.close()
+
+
+def test_requests_are_written_while_the_run_goes_on(tmp_path):
+    """Each part keeps the rows of few requests."""
+    scenario = scenario_of(*WORLDS["plain"])
+    files = part_files(scenario, 2, tmp_path)
+    found = merged_files(files, new_setting_of(scenario), None)
+    assert [pd.read_parquet(rows)["request_id"].is_monotonic_increasing for rows in found.rows] == [True] * 2
+    assert all(len(list(merged_groups([rows], GROUP_ROWS))) >= 4 for rows in found.rows)
