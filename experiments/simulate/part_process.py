@@ -19,10 +19,12 @@ from experiments.study.launchers.outcome import CutShortError, WorkerDiedError, 
 from experiments.study.launchers.parent import end_with_parent
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
+from sim.setup.scenario import Scenario
 from sim.setup.streamed_run import fold_setting
 from sim.shards.streamed_part import StreamedPart
 from sim.shards.traffic import Bounds
 from sim.shards.window_part import CountTable, PartHere, Replicas
+from sim.workload.base import Source
 
 FINISH = None
 """In place of the time of a fetch: run to the end."""
@@ -123,16 +125,11 @@ def _how_ended(exitcode: int | None) -> str:
     return f"was killed ({signal.Signals(-exitcode).name}){why}"
 
 
-def run_to_end(
-    parts: Sequence[PartElsewhere], replicas: Replicas, report: Callable[[int], None]
-) -> list[Any]:
-    """Lets all parts simulate the last requests; returns what each has to say at the end, by part.
+def answers_at_end(parts: Sequence[PartElsewhere], report: Callable[[], None]) -> list[Any]:
+    """Waits until all parts have run to the end; returns what each has to say, by part.
 
-    report(number of requests that have ended) is called from time to time. Raises what
-    `PartElsewhere.received` raises.
+    report is called from time to time. Raises what `PartElsewhere.received` raises.
     """
-    for part in parts:
-        part.begin_end(replicas)
     found: dict[PartElsewhere, Any] = {}
     by_pipe = {part.pipe: part for part in parts}
     while by_pipe:
@@ -142,8 +139,23 @@ def run_to_end(
             if answer.is_done:
                 found[part] = answer.value
                 del by_pipe[pipe]  # type: ignore[arg-type]
-        report(sum(part.num_ended for part in parts))
+        report()
     return [found[part] for part in parts]
+
+
+def new_part(scenario: Scenario, source: Source, task: PartTask) -> PartHere | StreamedPart:
+    """Returns the part of a run in this process. source: the traffic of the run, unread."""
+    settings: dict[str, Any] = {
+        "source": source,
+        "pools": scenario.replica_pools(),
+        "bounds": task.bounds,
+        "cluster": scenario.for_a_run(),
+        "sim": scenario.sim,
+    }
+    if task.rows is None:
+        return PartHere(**settings)
+    new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
+    return StreamedPart(**settings, new_setting=new_setting, rows=task.rows)
 
 
 def _serve(pipe: Connection, task: PartTask, import_dir: str, parent: int) -> None:
@@ -169,20 +181,7 @@ class _Server:
     def __init__(self, pipe: Connection, task: PartTask) -> None:
         self._pipe = pipe
         self._scenario, source = build_run(json.loads(task.config))
-        scenario = self._scenario
-        settings: dict[str, Any] = {
-            "source": source,
-            "pools": scenario.replica_pools(),
-            "bounds": task.bounds,
-            "cluster": scenario.for_a_run(),
-            "sim": scenario.sim,
-        }
-        self._part: PartHere | StreamedPart
-        if task.rows is None:
-            self._part = PartHere(**settings)
-        else:
-            new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
-            self._part = StreamedPart(**settings, new_setting=new_setting, rows=task.rows)
+        self._part = new_part(self._scenario, source, task)
 
     @property
     def num_ended(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.simulate.part_process import PartElsewhere, PartTask, run_to_end
+from experiments.simulate.part_process import PartElsewhere, PartTask, answers_at_end, new_part
 from experiments.simulate.sharded_run import check_room
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
@@ -34,7 +34,7 @@ from sim.shards.merge import merged
 from sim.shards.shard_file import ShardFile
 from sim.shards.streamed import StreamedShards, merged_files
 from sim.shards.streamed_part import PartFile
-from sim.shards.windows import WindowGateway, part_bounds
+from sim.shards.windows import Part, WindowGateway, part_bounds
 from sim.workload.base import Source
 
 ROWS = "windows"
@@ -118,19 +118,21 @@ class WindowedRun:
         scenario = self.scenario
         num_processes = self.launcher.jobs or os.cpu_count() or 1
         bounds = part_bounds(scenario.sim.shards or 1, scenario.num_replicas, num_processes)
+        config = json.dumps(self.config)
+        tasks = [
+            PartTask(config=config, bounds=own, rows=None if rows is None else rows_of(rows, index))
+            for index, own in enumerate(bounds)
+        ]
         progress = lasting_progress(
             console, self.source.num_requests, 0, enabled=self.progress, part="request", failure=None
         )
-        parts: list[PartElsewhere] = []
+        elsewhere: list[PartElsewhere] = []
         try:
             with ctrl_c_noted() as interrupt:  # so that a process has no traceback of it while it starts
-                for index, own in enumerate(bounds):
-                    file = None if rows is None else rows_of(rows, index)
-                    task = PartTask(config=json.dumps(self.config), bounds=own, rows=file)
-                    parts.append(PartElsewhere(task))
+                elsewhere += [PartElsewhere(task) for task in tasks[:-1]]
             if interrupt.noted:
                 raise KeyboardInterrupt
-            with policy_errors(scenario), progress as report:
+            with policy_errors(scenario), progress as show:
                 gateway = WindowGateway(
                     self.source,
                     scenario.for_a_run().routing,
@@ -138,16 +140,26 @@ class WindowedRun:
                     age_s=scenario.signal_age_s,
                     until_s=scenario.sim.until_s,
                 )
+                # The last part runs in this process, which would wait for it otherwise.
+                here = new_part(scenario, scenario.source(), tasks[-1])
+                parts: list[Part] = [*elsewhere, here]
+
+                def report(*_: object) -> None:
+                    show(sum(part.num_ended for part in parts), 0)
+
                 # Nothing is kept, so Ctrl-C ends the run wherever it is, as KeyboardInterrupt.
-                rest = gateway.run(parts, Interrupt(), lambda now, num_ended: report(num_ended, 0))
-                return run_to_end(parts, rest, lambda num_ended: report(num_ended, 0))
+                rest = gateway.run(parts, Interrupt(), report)
+                for part in elsewhere:
+                    part.begin_end(rest)
+                last = here.finish(rest, report)
+                return [*answers_at_end(elsewhere, report), last]
         except WorkerDiedError as error:
             raise ConfigError(
                 f"sim.shards={scenario.sim.shards}: {error}; parts of a run with signals cannot go on "
                 f"without each other, and nothing is kept; {_advice(rows)}"
             ) from error
         finally:
-            for part in parts:
+            for part in elsewhere:
                 part.end()
 
 

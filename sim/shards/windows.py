@@ -43,8 +43,10 @@ from sim.workload.chunks import arrivals_of, chunks_of
 class Part(Protocol):
     """Consecutive replicas that run ahead of the gateway, here or in another process."""
 
-    num_ended: int
-    """Requests of the part that had ended at the last fetch."""
+    @property
+    def num_ended(self) -> int:
+        """Requests of the part that had ended at the last fetch."""
+        ...
 
     def begin(self, replicas: Replicas, until_s: float) -> None:
         """Begins to simulate the next len(replicas) requests of the traffic, up to a fetch at until_s."""
