@@ -19,6 +19,7 @@ from experiments.study.launchers.outcome import Launcher
 from policies.core.policy_names import name_of
 from policies.routing.static import reads_only_signals
 from sim.report.files import write_result
+from sim.report.numbers import number
 from sim.settings.build import build, build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
@@ -136,8 +137,9 @@ def _sharded(
         if not isinstance(launcher, Local):
             raise ConfigError(
                 f"sim.shards={scenario.sim.shards}, routing={name_of(scenario.routing)}: parts of a run with "
-                "signals wait for each other at every fetch; choose launcher=local, or routing that reads no "
-                "replica"
+                f"signals wait for each other at every fetch, each {number(scenario.signal_age_s)} s of "
+                "simulated time, so messages between machines would take most of the time; choose "
+                "launcher=local, or routing that reads no replica"
             )
         return WindowedRun(
             scenario=scenario,

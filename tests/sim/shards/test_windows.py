@@ -17,30 +17,19 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
+from tests.sim.shards.test_shards import FEW, REFUSED
+from tests.sim.shards.test_shards import WORLDS as WORLDS_OF_SHARDS
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4", "routing=join_shortest_kv", "routing.ties=index")
-FEW = ("workload=synthetic", "workload.num_requests=80", "load=4")
 WORLDS = {
-    "plain": FEW,
+    **WORLDS_OF_SHARDS,
     "at the times of fetches": (
         "workload=synthetic", "workload.num_requests=60", "workload/arrivals=constant",
         "workload.arrivals.rate_per_s=20", "workload.patience_s=0.5",
     ),
     "all at once": ("workload=offline_batch", "workload.num_requests=60"),
     "patience": (*FEW, "workload.patience_s=0.4"),
-    "little memory": (*FEW, "engine.num_kv_blocks=150", "engine.max_num_seqs=8"),
-    "refusals": (*FEW, "engine.num_kv_blocks=20"),
-    "samples": (*FEW, "workload.branching.width=3"),
-    "sessions": ("workload=mooncake_like", "workload.duration_s=20", "caching=radix"),
-    "speculation": (*FEW, "speculation=ngram"),
-    "jitter": (*FEW, "latency/jitter=lognormal"),
-    "a limit of time": (*FEW, "sim.until_s=1.5"),
-    "two models": (
-        "++pools={a: {replicas: 3}, b: {model: llama3_2_1b, replicas: 2, hardware: l40s}}",
-        "workload=callers", "++workload.models={smollm2-135m: 2, llama-3.2-1b: 1}",
-        "workload.of.duration_s=15",
-    ),
 }  # fmt: skip
 
 
@@ -95,14 +84,44 @@ def test_a_router_that_reads_more_than_signals_in_secret_is_an_error():
     assert isinstance(caught.value.__cause__, WrongDecisionError)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("routing.ties=index", "signal_age_s=0"), "signal_age_s=0: parts run ahead for that time only"),
-        ((), "it reads the state of replicas"),
-        (("routing.ties=longest",), "must be one of outstanding, index"),
-    ],
-)
-def test_what_cannot_run_in_windows_is_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
-        simulate("replicas=2", "routing=join_shortest_kv", "sim.shards=2", *words)
+OTHERS = {
+    "signal_age_s=0": "signal_age_s=0: parts run ahead for that time only; set signal_age_s=0.05",
+    "routing.ties=outstanding": "it reads the state of replicas, which shards do not share; choose routing=",
+    "pools=disaggregated": "role=prefill: KV goes from replica to replica; set pools.prefill.role=mixed",
+    "recovery=kv": "KV is copied to other replicas over one network; choose recovery=scratch",
+    "sim.stop_missed=true slo=chat": "set sim.stop_missed=false",
+    **{key: reason for key, reason in REFUSED.items() if not key.startswith("routing")},
+}
+"""What windows refuse, with the reason or what can be used instead."""
+
+
+@pytest.mark.parametrize("override", OTHERS)
+def test_what_cannot_run_in_windows_is_refused_in_one_sentence(override):
+    with pytest.raises(ConfigError) as refused:
+        scenario_of(*FEW, "sim.shards=2", *override.split())
+    message = str(refused.value)
+    assert "\n" not in message
+    assert ". " not in message
+    assert OTHERS[override] in message
+    if not override.startswith("sim.shards"):
+        assert message.startswith("sim.shards=2, ")
+        assert message.endswith(", or set sim.shards=null")
+
+
+@pytest.mark.parametrize("workload", ["closed_loop", "conversation", "agentic"])
+def test_requests_that_follow_others_are_refused_in_windows(workload):
+    scenario = scenario_of(f"workload={workload}", "sim.shards=2")
+    with pytest.raises(ValueError, match=r"follow the ends of others; choose open-loop arrivals or a"):
+        scenario.run()
+
+
+class Learns(JoinShortestKv):
+    """A router that learns from the ends of requests."""
+
+    def on_end(self, request, now):
+        """Nothing is learnt, but it might be."""
+
+
+def test_a_router_that_learns_from_ends_is_refused_in_windows():
+    with pytest.raises(ConfigError, match=r"its on_end learns from all replicas, .*; choose routing="):
+        simulate("replicas=2", "sim.shards=2", routing=Learns(ties="index"))
