@@ -32,7 +32,7 @@ FINISH = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartTask:
-    """What a process simulates.
+    """A part of the fleet that a process simulates.
 
     config: the resolved config of the run, as JSON. bounds: the replicas. rows: the file to which the rows of
     requests are streamed; None: the process returns all tables at the end.
@@ -50,7 +50,7 @@ class PartTask:
 
 
 class Answer(NamedTuple):
-    """What a process sends.
+    """A message from a process.
 
     is_done: whether it has done what it was asked; else it says only how far it is. num_ended: requests of
     the part that have ended.

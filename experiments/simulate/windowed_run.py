@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,19 +43,15 @@ ROWS = "windows"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartFiles:
-    """What the parts of a run that streams have left. path: the folder of the rows of their requests."""
+    """The results of the parts of a run that streams. path: the folder of the rows of their requests."""
 
     path: Path
     contents: Sequence[bytes]
 
     @contextmanager
     def files(self) -> Iterator[Iterator[ShardFile]]:
-        """Yields the files of all parts in order, which are open until the context ends."""
-        with ExitStack() as stack:
-            yield (
-                stack.enter_context(closing(PartFile(content, rows_of(self.path, index))))
-                for index, content in enumerate(self.contents)
-            )
+        """Yields what each part has left, by replica."""
+        yield (PartFile(content, rows_of(self.path, index)) for index, content in enumerate(self.contents))
 
     def remove(self) -> None:
         """Removes the folder, as its rows are in the result."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import BytesIO
 from itertools import pairwise
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import pandas as pd

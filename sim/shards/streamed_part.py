@@ -19,7 +19,7 @@ from sim.cluster.streamed import StreamedSimulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.shards.request_windows import WindowWriter
-from sim.shards.shard_file import ShardFile, shard_bytes
+from sim.shards.shard_file import ShardFile, ShardMember, shard_bytes
 from sim.shards.streamed import ROWS, NewSetting, ShardFigures
 from sim.shards.traffic import Bounds
 from sim.shards.window_part import CountTable, FedSource, PartHere, Replicas
@@ -150,23 +150,24 @@ class StreamedPart:
             raise OSError(error.errno, error.strerror or str(error), str(self._path)) from error
 
 
+class RowsFile(ShardMember):
+    """The rows of a part, in a file of their own."""
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """Opens the rows, to read from any place in them."""
+        assert isinstance(self.file, Path)
+        with self.file.open("rb") as content:
+            yield content
+
+
 class PartFile(ShardFile):
-    """What a part has left: what `StreamedPart.finish` has returned, and the file of its rows."""
+    """The result of a part: what `StreamedPart.finish` has returned, and the file of its rows."""
 
     def __init__(self, content: bytes, rows: Path) -> None:
         super().__init__(BytesIO(content))
-        self._rows_path = rows
-        self._opened: list[IO[bytes]] = []
+        self._rows = rows
 
-    def open(self, name: str) -> IO[bytes]:
-        """Opens the rows."""
-        if name != ROWS:
-            return super().open(name)
-        self._opened.append(self._rows_path.open("rb"))
-        return self._opened[-1]
-
-    def close(self) -> None:
-        """Closes the file of the rows, too."""
-        for file in self._opened:
-            file.close()
-        super().close()
+    def member(self, name: str) -> ShardMember:
+        """Returns the rows, to be opened after this file is closed."""
+        return RowsFile(self._rows, name) if name == ROWS else super().member(name)

@@ -55,7 +55,6 @@ def windowed_world(rng):
         except ConfigError:
             continue
         world |= draw_sizes(rng, config) | draw_pools(rng, config)
-        world |= {"caching.max_pinned_share": "0"} if "max_pinned_share" in config["caching"] else {}
         world |= {
             "replicas": str(rng.randint(2, 6)),
             "signal_age_s": rng.choice(["0.001", "0.004", "0.05", "0.3", "7"]),
@@ -126,8 +125,6 @@ def check_streamed(scenario, num_parts, records):
         assert json.dumps(found.fold.summary(found.end)) == json.dumps(fold.summary(without_rows(records)))
         rows = [*merged_groups(found.rows, GROUP_ROWS), records.requests[:0]]
         pd.testing.assert_frame_equal(pd.concat(rows, ignore_index=True), records.requests, check_exact=True)
-        for file in files:
-            file.close()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -119,7 +119,7 @@ class Learns(JoinShortestKv):
     """A router that learns from the ends of requests."""
 
     def on_end(self, request, now):
-        """Nothing is learnt, but it might be."""
+        """Does nothing, but might learn."""
 
 
 def test_a_router_that_learns_from_ends_is_refused_in_windows():
