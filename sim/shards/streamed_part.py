@@ -73,6 +73,12 @@ class _StreamedSimulation(PartHere, StreamedSimulation):
     def _pool_by_replica(self) -> list[int]:
         return self._pool_of
 
+    def _unfilled_since(self) -> NDArray[np.int64]:
+        since = np.zeros(len(self._pool_of), np.int64)
+        own = super()._unfilled_since()
+        since[self._first : self._first + len(own)] = own
+        return since
+
     def _chunk(self, *settings: Any) -> RecordChunk:
         chunk = super()._chunk(*settings)
         chunk.events["replica"] = chunk.events["replica"].to_numpy() + np.int32(self._first)
