@@ -150,12 +150,12 @@ class Search:
         return self.rate(
             "slo.ttft_ms=null",
             "routing=least_outstanding_tokens",
-            *_pools(Placement(feeder, num_feeders, layout, 1)),
+            *pool_overrides(Placement(feeder, num_feeders, layout, 1)),
         )
 
     def placed_rate(self, placement: Placement) -> float:
         """Returns the rate of a whole disaggregated service."""
-        return self.rate("routing=least_outstanding_tokens", *_pools(placement))
+        return self.rate("routing=least_outstanding_tokens", *pool_overrides(placement))
 
     def colocated_rate(self, layout: Layout, num_gpus: int, *batching: str) -> float:
         """Returns the rate of co-located replicas that fill the GPUs."""
@@ -163,7 +163,7 @@ class Search:
         return self.rate("routing=least_outstanding", replicas, *batching, *layout.overrides)
 
 
-def _pools(placement: Placement) -> list[str]:
+def pool_overrides(placement: Placement) -> list[str]:
     """Returns the overrides of a placement, based on the shipped pools of both roles."""
     overrides = ["pools=disaggregated"]
     for name, layout, count in (
