@@ -1,4 +1,4 @@
-"""Functions of claims: copies of padded KV, bills with several writes, published formulas, launches."""
+"""Functions of claims: copies of padded KV, bills of writes, published formulas, launches, restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from experiments.reproduce.claims import batching, caching, decoding, speculation
+from experiments.reproduce.claims import batching, caching, decoding, scheduling, speculation
 
 KV_BYTES = 2 * 40 * 40 * 128 * 2  # of a token of Llama-2-13B
 BYTES_PER_S = 0.9 * 1.555e12
@@ -56,3 +56,7 @@ def test_more_launches_make_eager_decodes_slower_in_proportion():
     one, two = (decoding.speed("engine=hf_static", f"engine.host.launch_s={s}") for s in (100e-6, 200e-6))
     host_s = 2e-3 + 5e-6
     assert (1 / two - host_s) == pytest.approx(2 * (1 / one - host_s), rel=1e-6)
+
+
+def test_a_restarted_batch_repeats_what_it_had_done():
+    assert scheduling.restarted(0.5) == pytest.approx(1.5, rel=0.02)
