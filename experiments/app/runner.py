@@ -24,6 +24,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from experiments.app.claim import claim, set_folder
+from experiments.app.garbage import begin_collection
 from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
 from experiments.app.output_file import file_errors_reported
 from sim.report.whole_file import write_whole
@@ -63,6 +64,7 @@ def run_command(
         return
     cfg = composed(source, [*overrides, "hydra.mode=RUN"], with_hydra=True)
     job = _prepared(_point(source, cfg, ""), module)
+    begin_collection()
     folder = _claimed(cfg, "run.dir", overwrite)
     if cfg.hydra.callbacks:
         own = [*overrides, f"hydra.run.dir={quoted(folder)}"]
@@ -72,6 +74,7 @@ def run_command(
 
 
 def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> None:
+    begin_collection()
     with explained(source, overrides):
         whole = source.loader().load_configuration(source.config_name, overrides, RunMode.MULTIRUN)
     _ = whole.hydra.sweep.dir  # read now, a time of day in it is the same in every point

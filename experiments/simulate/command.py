@@ -1,34 +1,31 @@
 """`windtunnel simulate`: simulates a workload with a set of policies on a cluster, and writes the results."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
+from rich.console import Console
 
 from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import SimulateOutput
-from experiments.simulate.sharded_output import run_sharded_streamed
-from experiments.simulate.sharded_run import ShardedRun
-from experiments.simulate.streamed_output import run_streamed
-from experiments.simulate.windowed_run import WindowedRun
-from experiments.study.launchers.local import Local
-from experiments.study.launchers.outcome import Launcher
-from policies.core.policy_names import name_of
-from policies.routing.static import reads_only_signals
 from sim.report.files import write_result
-from sim.report.numbers import number
-from sim.settings.build import build, build_as
+from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
 from sim.settings.scenario import build_run, run
 from sim.setup.scenario import Scenario
-from sim.setup.shard_check import check_traffic
 from sim.workload.answers import Answers
 from sim.workload.base import Source
+
+if TYPE_CHECKING:
+    from experiments.simulate.sharded_run import ShardedRun
+    from experiments.simulate.windowed_run import WindowedRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +44,8 @@ class SimulateJob:
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()
-        if self.streams and self.sharded is not None:
-            config = config_of_run(self.cfg)
-            run_sharded_streamed(self.sharded, output, config=config, folder=folder, console=console)
-            return
         if self.streams:
-            config = config_of_run(self.cfg)
-            run_streamed(self.scenario, self.source, output, config=config, folder=folder, console=console)
+            self._run_streamed(folder, console)
             return
         if note := output.note(self.scenario, self.source.num_requests):
             console.print(note, style="yellow", highlight=False)
@@ -82,6 +74,19 @@ class SimulateJob:
         if result.records.interrupted:
             raise KeyboardInterrupt  # the partial result is written; further runs do not start
 
+    def _run_streamed(self, folder: Path, console: Console) -> None:
+        from experiments.simulate.streamed_output import run_streamed  # noqa: PLC0415 (most runs do not stream)
+
+        config = config_of_run(self.cfg)
+        if self.sharded is None:
+            run_streamed(
+                self.scenario, self.source, self.output, config=config, folder=folder, console=console
+            )
+            return
+        from experiments.simulate.sharded_output import run_sharded_streamed  # noqa: PLC0415
+
+        run_sharded_streamed(self.sharded, self.output, config=config, folder=folder, console=console)
+
 
 def config_of_run(cfg: DictConfig) -> dict[str, Any]:
     """Returns the resolved config without the launcher, which changes no result."""
@@ -99,62 +104,24 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
             "per request; set workload.branching.width=1 or output.vllm_bench=false"
         )
     streams = output.streams(scenario, source.num_requests)
-    sharded = _sharded(cfg, composition, scenario, source, output, streams=streams)
+    sharded = None
+    if scenario.sim.shards is None:
+        _check_no_launcher(composition)
+    else:
+        from experiments.simulate.divided import divided  # noqa: PLC0415 (most runs are not divided)
+
+        config = config_of_run(cfg)
+        sharded = divided(cfg.launcher, config, composition, scenario, source, output, streams=streams)
     return SimulateJob(
         cfg=cfg, scenario=scenario, source=source, output=output, streams=streams, sharded=sharded
     )
 
 
-def _sharded(
-    cfg: DictConfig,
-    composition: Composition,
-    scenario: Scenario,
-    source: Source,
-    output: SimulateOutput,
-    *,
-    streams: bool,
-) -> ShardedRun | WindowedRun | None:
-    """Returns the run in parts, if the settings ask for it. Raises ConfigError."""
-    if scenario.sim.shards is None:
-        for override in composition.overrides:
-            if Override.parse(override).root == "launcher":
-                raise ConfigError(
-                    f"{override}, sim.shards=null: a run that is not divided runs in this process; set "
-                    "sim.shards=auto, or leave out the launcher"
-                )
-        return None
-    if output.writes_iterations:
-        raise ConfigError(
-            f"output.tables=stream_all, sim.shards={scenario.sim.shards}: shards do not stream iterations; "
-            "set output.tables=stream, or sim.shards=null"
-        )
-    try:
-        check_traffic(source, scenario.sim)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    launcher = build(cfg.launcher, "launcher", Launcher)
-    if reads_only_signals(scenario.routing):
-        if not isinstance(launcher, Local):
+def _check_no_launcher(composition: Composition) -> None:
+    """Raises ConfigError if a launcher is chosen, which a run that is not divided does not use."""
+    for override in composition.overrides:
+        if Override.parse(override).root == "launcher":
             raise ConfigError(
-                f"sim.shards={scenario.sim.shards}, routing={name_of(scenario.routing)}: parts of a run with "
-                f"signals wait for each other at every fetch, each {number(scenario.signal_age_s)} s of "
-                "simulated time, so messages between machines would take most of the time; choose "
-                "launcher=local, or routing that reads no replica"
+                f"{override}, sim.shards=null: a run that is not divided runs in this process; set "
+                "sim.shards=auto, or leave out the launcher"
             )
-        return WindowedRun(
-            scenario=scenario,
-            source=source,
-            config=config_of_run(cfg),
-            launcher=launcher,
-            progress=output.progress,
-        )
-    return ShardedRun(
-        scenario=scenario,
-        config=config_of_run(cfg),
-        launcher=launcher,
-        overrides=composition.overrides,
-        config_dirs=composition.source.dirs[1:],
-        num_requests=source.num_requests,
-        progress=output.progress,
-        streams=streams,
-    )

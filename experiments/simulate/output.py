@@ -7,7 +7,6 @@ from typing import Literal
 
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import check_streamed
 
 STREAMED_ABOVE = 1_000_000
 """Number of requests above which a run streams its tables by itself."""
@@ -82,6 +81,8 @@ class SimulateOutput(Output):
                 return (
                     f"output.{name}=true: is made from the tables of the whole run; set output.{name}=false"
                 )
+        from sim.setup.streamed_run import check_streamed  # noqa: PLC0415 (most runs are short)
+
         try:
             check_streamed(scenario)
         except ValueError as error:

@@ -12,15 +12,10 @@ from typing import Any
 import pandas as pd
 
 from sim.metrics.result import RunResult
-from sim.metrics.token_times import token_times
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.report.config_text import config_yaml
-from sim.report.page import write_report
-from sim.report.perfetto import write_timeline
 from sim.report.saved import saved_records
-from sim.report.vllm_bench import FILE as VLLM_BENCH
-from sim.report.vllm_bench import write_vllm_bench
 from sim.report.whole_file import write_whole
 
 
@@ -41,6 +36,10 @@ def write_result(
         remove_folder_of_table(folder / name)
         write_whole(folder / name, content)
     if vllm_bench:
+        from sim.metrics.token_times import token_times  # noqa: PLC0415 (few runs write this file)
+        from sim.report.vllm_bench import FILE as VLLM_BENCH  # noqa: PLC0415
+        from sim.report.vllm_bench import write_vllm_bench  # noqa: PLC0415
+
         records, trimmed = result.records, result.summary["trimmed"]
         write_vllm_bench(
             folder / VLLM_BENCH,
@@ -53,8 +52,12 @@ def write_result(
         )
     note = None
     if timeline:
+        from sim.report.perfetto import write_timeline  # noqa: PLC0415 (few runs write this file)
+
         note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)
     if report:
+        from sim.report.page import write_report  # noqa: PLC0415 (runs of a study draw no page)
+
         write_report(
             folder / "report.html",
             records=result.records,

@@ -20,7 +20,6 @@ from sim.settings.policy_errors import policy_errors
 from sim.settings.unused import ONLY_WITH_SPECULATION
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
-from sim.setup.thinning import thinned
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
@@ -51,6 +50,8 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     scenario: Scenario = build_as(Scenario, with_layout(settings | dict(objects)), "")
     if scenario.sim.thin == 1:
         return scenario
+    from sim.setup.thinning import thinned  # noqa: PLC0415 (few fleets are thinned)
+
     try:
         return thinned(scenario)
     except ValueError as error:

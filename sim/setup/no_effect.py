@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.afd import Afd
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching
-from policies.batching.prefill_delayer import PrefillDelayer
 from policies.caching.settings import Caching
 from policies.core.policy_names import name_of
 from sim.setup.engine_profile import EngineProfile
@@ -21,12 +19,13 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
 
     With one group there is no number to contradict; `delayer_note` says what the policy does then.
     """
-    if not isinstance(batching, PrefillDelayer):
+    num_ranks = _num_ranks(batching)
+    if num_ranks is None:
         return
     groups = num_groups(layout, latency)
-    if groups > 1 and batching.num_ranks != groups:
+    if groups > 1 and num_ranks != groups:
         raise ValueError(
-            f"batching.num_ranks={batching.num_ranks}: must be {groups}, the attention groups of a replica "
+            f"batching.num_ranks={num_ranks}: must be {groups}, the attention groups of a replica "
             f"(attention_data_parallel_size={layout.attention_data_parallel_size}), as prompts wait until "
             "there is one for each"
         )
@@ -34,19 +33,25 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
 
 def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:
     """Returns a note if prompts wait for attention groups that a replica does not have; empty if not."""
-    if isinstance(batching, PrefillDelayer) and batching.num_ranks > 1 == num_groups(layout, latency):
+    num_ranks = _num_ranks(batching)
+    if num_ranks is not None and num_ranks > 1 == num_groups(layout, latency):
         return (
-            f"batching.num_ranks={batching.num_ranks}: prompts wait for so many attention groups, and a "
+            f"batching.num_ranks={num_ranks}: prompts wait for so many attention groups, and a "
             "replica has one; set attention_data_parallel_size to the same number."
         )
     return ""
 
 
+def _num_ranks(batching: Batching) -> int | None:
+    """Returns the number of attention groups for which a policy waits; None: it waits for none."""
+    num_ranks: int | None = getattr(batching, "num_ranks", None)
+    return num_ranks
+
+
 def num_groups(layout: ParallelLayout, latency: LatencyLevel) -> int:
     """Returns the number of groups of devices that compute attention for sequences of their own."""
-    if isinstance(latency, Afd):
-        return latency.num_attention_groups(layout)
-    return layout.attention_data_parallel_size
+    of_level = getattr(latency, "num_attention_groups", None)  # of attention/FFN disaggregation
+    return layout.attention_data_parallel_size if of_level is None else int(of_level(layout))
 
 
 def check_experts(
@@ -67,7 +72,11 @@ def check_experts(
                 f"{ROUTING}.{name}={shown}: {model.name} has no experts; set it to {usual}, or choose a "
                 "mixture of experts, such as model=qwen3_30b_a3b"
             )
-    if routing.placement != "dealt" and layout.expert_parallel_size == 1 and not isinstance(latency, Afd):
+    if (
+        routing.placement != "dealt"
+        and layout.expert_parallel_size == 1
+        and not hasattr(latency, "num_attention_groups")
+    ):
         raise ValueError(
             f"{ROUTING}.placement={routing.placement}, expert_parallel_size=1: all experts are on one "
             "rank; set expert_parallel_size, or placement=dealt"

@@ -16,7 +16,6 @@ from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
 from policies.core.policy_names import name_of
-from policies.routing.static import reads_only_signals
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
@@ -26,7 +25,6 @@ from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import WORKLOAD_TERMS
 from sim.metrics.summary import plain_json, summarise
-from sim.metrics.thinned import TableByReplica
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
@@ -38,17 +36,13 @@ from sim.setup.migration_check import check_migration
 from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
-from sim.setup.shard_check import check_shards, check_traffic
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
-from sim.shards.whole_run import run_all
-from sim.shards.windows import part_bounds, run_windows
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import FasterSource
 from sim.workload.longer import LongerSource
 from sim.workload.marked import answers_of, branching_key
 from sim.workload.own_figures import own_figures, own_latencies
-from sim.workload.thinned import ThinnedWorkload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +103,10 @@ class Scenario(PoolSettings, ClusterSettings):
         check_branching(self.workload, self.pools_by_name)
         check_slo(self.slo, self.workload)
         self._check_tpot()
-        check_shards(self, self.pools_by_name, self.sim)
+        if self.sim.shards is not None:
+            from sim.setup.shard_check import check_shards  # noqa: PLC0415 (most runs are not divided)
+
+            check_shards(self, self.pools_by_name, self.sim)
 
     def _check_stop_missed(self) -> None:
         """Raises ValueError if missed requests would not be counted as in the summary."""
@@ -270,14 +267,12 @@ class Scenario(PoolSettings, ClusterSettings):
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`.
 
-        If sim.shards is set, the shards run one after the other: see `sim.shards.whole_run`.
+        If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
         """
         if self.sim.shards is not None:
-            check_traffic(source, self.sim)
-            if reads_only_signals(self.routing):
-                bounds = part_bounds(self.sim.shards, self.num_replicas)
-                return run_windows(source, self.source, self.replica_pools(), bounds, self, self.sim, report)
-            return run_all(source, self.source, self.replica_pools(), self, self.sim, report)
+            from sim.setup.divided_run import run_divided  # noqa: PLC0415 (most runs are not divided)
+
+            return run_divided(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
             source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim
         )
@@ -308,10 +303,13 @@ class Scenario(PoolSettings, ClusterSettings):
         )
         own = WorkloadRecords.of(records, part.window)
         summary |= plain_json(own_figures(self.workload, own, seed=self.seed))
-        if isinstance(self.workload, ThinnedWorkload):
+        of_the_whole = getattr(self.workload, "of_the_whole", None)
+        if of_the_whole is not None:
+            from sim.metrics.thinned import TableByReplica  # noqa: PLC0415 (few fleets are thinned)
+
             by_replica = TableByReplica(part.table, part.window, records.num_replicas)
             has_sessions = bool((records.requests["session_id"] >= 0).any())
-            summary["thinned"] = self.workload.of_the_whole(
+            summary["thinned"] = of_the_whole(
                 summary, by_replica, num_replicas=records.num_replicas, has_sessions=has_sessions
             )
         summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())

@@ -20,9 +20,7 @@ ONE_PROCESS = "or set sim.shards=null"
 
 
 def check_shards(cluster: ClusterSettings, pools: Mapping[str, PoolSettings], sim: SimSettings) -> None:
-    """Raises ValueError if a run cannot be divided into shards as sim.shards says."""
-    if sim.shards is None:
-        return
+    """Raises ValueError if a run cannot be divided into shards as sim.shards, which is set, says."""
     key = f"sim.shards={sim.shards}"
     num_replicas = sum(pool.replicas for pool in pools.values())
     if isinstance(sim.shards, int) and sim.shards > num_replicas:

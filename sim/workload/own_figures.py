@@ -9,13 +9,15 @@ another one, and the parts of a mix.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.folds.sections import SectionFold
 from sim.metrics.workload_records import WorkloadRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.folds.sections import SectionFold  # of runs that stream
 
 
 @runtime_checkable
