@@ -1,6 +1,6 @@
 """Settings of property tests, and the tests that need PyTorch.
 
-`make test` draws the same 20 examples every time, `make test-all` 100 new ones. HYPOTHESIS_PROFILE=deep draws
+`make test` draws the same 10 examples every time, `make test-all` 100 new ones. HYPOTHESIS_PROFILE=deep draws
 3000: for selected tests, after a change to the core. A test states a number of its own only if its examples
 are expensive. There is no deadline per example: the duration depends on the world that is drawn, and machines
 are shared.
@@ -15,11 +15,9 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests import fast_hydra
-
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
-settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=20)
+settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=10)
 settings.register_profile("new", patient, derandomize=False, print_blob=True)
 settings.register_profile("deep", settings.get_profile("new"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -30,10 +28,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes Hydra fast, and declares the marker xdist_group where pytest-xdist is not installed."""
-    patch = pytest.MonkeyPatch()
-    fast_hydra.install(patch)
-    config.add_cleanup(patch.undo)
+    """Declares the marker xdist_group where pytest-xdist is not installed."""
     config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
 
 

@@ -50,9 +50,9 @@ def divided(
         if not isinstance(built, Local):
             raise ConfigError(
                 f"sim.shards={shards}, routing={name_of(routing)}: parts of a run with signals wait for each "
-                f"other at every fetch, each {number(scenario.signal_age_s)} s of simulated time, so messages "
-                "between machines would take most of the time; choose launcher=local, or routing that reads "
-                "no replica"
+                f"other at every fetch, each {number(scenario.signal_age_s)} s of simulated time, so "
+                "messages between machines would take most of the time; choose launcher=local, or routing "
+                "that reads no replica"
             )
         return WindowedRun(
             scenario=scenario,

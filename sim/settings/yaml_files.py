@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml  # type: ignore[import-untyped]
 from hydra._internal.config_repository import ConfigRepository
@@ -17,6 +19,12 @@ from omegaconf import OmegaConf
 
 from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+Content = tuple[str, str, str]
+"""Folder, name and text of a config file."""
+
 KEPT = 2_000
 """Size of the cache of files, in files; the least recently used one is dropped."""
 
@@ -26,7 +34,13 @@ class YamlRepository(ConfigRepository):
 
     Caches the files that are read. Because composing changes nodes, every read creates new ones from a
     pickle, which takes a third of the time of OmegaConf.
+
+    contents: name of each file that was read -> its folder, name and text.
     """
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.contents: dict[str, Content] = {}
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         """Replaces the sources of folders. Hydra calls it again if the user sets `hydra.searchpath`."""
@@ -41,26 +55,39 @@ class YamlRepository(ConfigRepository):
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         if isinstance(source, YamlFolder):
             text = source.text(config_path)
-        elif source is not None and source.scheme() == "pkg":
-            text = ""  # a file of an installed package does not change
+        elif source is not None and source.scheme() in ("pkg", "structured"):
+            text = ""  # a file or a class of an installed package does not change
         else:
             return super().load_config(config_path)
-        key = (source.path, config_path, text)
-        known = _read.get(key)
+        self.contents[config_path] = key = (source.path, config_path, text)
+        return _read.get(key, partial(super().load_config, config_path))
+
+
+class Pickles(Generic[K, V]):
+    """Results by what they are made of, each time as new objects; the least recently used one is dropped.
+
+    Most processes need a result once, so it is pickled only when it is made for the second time.
+    """
+
+    def __init__(self, num_kept: int) -> None:
+        self._num_kept = num_kept
+        self._pickles: OrderedDict[K, bytes | None] = OrderedDict()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Returns the result for a key, which `make` makes anew."""
+        known = self._pickles.get(key)
         if known is not None:
-            _read.move_to_end(key)
+            self._pickles.move_to_end(key)
             # The pickle was written by this process, so loading it is safe.
             return pickle.loads(known)  # type: ignore[no-any-return]  # nosec B301
-        result = super().load_config(config_path)
-        # Most processes compose once, so a file is pickled only when it is read for the second time.
-        _read[key] = pickle.dumps(result) if key in _read else None
-        if len(_read) > KEPT:
-            _read.popitem(last=False)
-        return result
+        made = make()
+        self._pickles[key] = pickle.dumps(made) if key in self._pickles else None
+        if len(self._pickles) > self._num_kept:
+            self._pickles.popitem(last=False)
+        return made
 
 
-_read: OrderedDict[tuple[str, str, str], bytes | None] = OrderedDict()
-"""Folder, name and text of a file -> pickle of its config; None: it was read once."""
+_read: Pickles[Content, ConfigResult | None] = Pickles(KEPT)
 
 
 class YamlFolder(FileConfigSource):

@@ -4,15 +4,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.activation import gelu_tanh_mul, gelu_tanh_mul_reference, silu_mul, silu_mul_reference
+from tests.examples import examples
 
 PAIRS = [(silu_mul, silu_mul_reference), (gelu_tanh_mul, gelu_tanh_mul_reference)]
 
 
-@settings(max_examples=20)
+@examples(8, 20)
 @given(
     pair=st.sampled_from(PAIRS),
     num_tokens=st.integers(1, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import even_split as module
@@ -12,6 +12,7 @@ from kernels.attention import Contexts, shared_split
 from kernels.decode_attention import decode_attention
 from kernels.even_split import even_split, num_ranges_of
 from kernels.prefill_attention import Chunks, DraftTree, prefill_attention
+from tests.examples import examples
 from tests.kernels.paged_kv import paged
 
 
@@ -31,7 +32,7 @@ def expected_table(tiles, num_ranges):
     return [*starts, *first, size]
 
 
-@settings(max_examples=25)
+@examples(8, 25)
 @given(
     lens=st.lists(st.integers(0, 3000), min_size=1, max_size=40),
     num_ranges=st.integers(1, 50),
@@ -44,7 +45,7 @@ def test_the_tiles_of_all_sequences_are_split_evenly(lens, num_ranges, block_n, 
     assert split.table.tolist() == expected_table(tiles, num_ranges)
 
 
-@settings(max_examples=15)
+@examples(6, 15)
 @given(
     chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 500)), min_size=1, max_size=12),
     num_ranges=st.integers(1, 20),

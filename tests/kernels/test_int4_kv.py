@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.attention import AttentionOptions, Contexts
@@ -20,6 +20,7 @@ from kernels.prefill_attention import (
 from kernels.prefill_hopper import prefill_hopper
 from kernels.rope import Rotation, rope_and_write_kv, rope_and_write_kv_reference
 from kernels.rope_angles import cos_sin_table
+from tests.examples import examples
 from tests.kernels.paged_kv import paged
 
 
@@ -60,7 +61,7 @@ def test_two_codes_of_a_byte_are_neighbours():
     assert scales.tolist() == [[1.0, 0.0]]
 
 
-@settings(max_examples=25)
+@examples(8, 25)
 @given(
     num_tokens=st.integers(1, 4),
     heads=st.sampled_from([(1, 1), (6, 2), (9, 3)]),

@@ -4,10 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.rejection import match_drafts, match_drafts_reference
+from tests.examples import examples
 
 
 def by_hand(tokens, drawn, starts, max_depth, parents):
@@ -30,7 +31,7 @@ def by_hand(tokens, drawn, starts, max_depth, parents):
     return accepted, [[drawn[row] for row in path] for path in paths], paths
 
 
-@settings(max_examples=40)
+@examples(12, 40)
 @given(
     sizes=st.lists(st.integers(1, 80), min_size=1, max_size=4),
     is_tree=st.booleans(),

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.paged_kv import PagedKv
 from kernels.rope import Rotation, quantise_heads, rope_and_write_kv, rope_and_write_kv_reference
 from kernels.rope_angles import cos_sin_table
+from tests.examples import examples
 
 BLOCK = 4
 
@@ -39,7 +40,7 @@ class Step:
         return function(*self.qkv, rotation, PagedKv(*self.caches, *self.scales), self.slots)
 
 
-@settings(max_examples=25)
+@examples(8, 25)
 @given(
     num_tokens=st.integers(1, 5),
     heads=st.sampled_from([(1, 1), (4, 1), (9, 3), (6, 2), (32, 8)]),
@@ -62,7 +63,7 @@ def test_rope_and_write_matches_reference(
         assert_close(cache.nan_to_num(), reference.nan_to_num(), terms=2)
 
 
-@settings(max_examples=20)
+@examples(8, 20)
 @given(
     num_tokens=st.integers(1, 4),
     heads=st.sampled_from([(2, 1), (6, 2), (9, 3)]),

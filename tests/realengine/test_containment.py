@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the engine needs torch")
@@ -26,6 +26,7 @@ from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 from policies.user_code.failure import PolicyError
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
+from tests.examples import examples
 from tests.realengine.serving.test_async_llm import CONFIG, GREEDY, SETTINGS, last, prompts, run_scenario
 
 torch.set_num_threads(1)
@@ -159,7 +160,7 @@ OF_A_STEP = frozenset({"before_step", "on_commit"})
     overlap=st.booleans(),
     num_kv_blocks=st.sampled_from([6, 60]),
 )
-@settings(max_examples=25, deadline=None)
+@examples(10, 25)
 def test_errors_about_one_request_end_that_request_with_the_reason(
     seed, share, methods, overlap, num_kv_blocks, expected
 ):
@@ -195,7 +196,7 @@ def test_errors_about_one_request_end_that_request_with_the_reason(
 
 
 @given(seed=st.integers(0, 2**32), method=st.sampled_from(sorted(OF_A_STEP)), overlap=st.booleans())
-@settings(max_examples=15, deadline=None)
+@examples(8, 15)
 def test_an_error_about_a_step_ends_all_requests_and_the_engine_says_so_from_then_on(
     seed, method, overlap, expected
 ):

@@ -55,6 +55,7 @@ LAYOUTS = [(32, 8), (16, 2), (64, 8), (8, 1), (40, 8), (24, 24), (28, 4), (12, 1
 
 
 @cache
+@cache
 def preset(hardware: str) -> tuple[Device, Calibration]:
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([f"hardware={hardware}"])
     return build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")

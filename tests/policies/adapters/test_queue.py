@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.adapters.exchange import Exchange
@@ -19,6 +19,7 @@ from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request
 from policies.core.waiting import WaitingQueue
 from policies.scheduling.priority import Priority
+from tests.examples import examples
 
 ADAPTERS = (None, "a", "b", "c", "d", "e")
 
@@ -81,7 +82,7 @@ requests = st.tuples(st.sampled_from(ADAPTERS), st.integers(1, 20), st.integers(
     ],
     ids=["exchange", "slots", "pinned", "merged", "paged"],
 )
-@settings(max_examples=30)
+@examples(10, 30)
 @given(st.lists(requests, min_size=6, max_size=30), st.integers(20, 40), st.integers(1, 3), st.data())
 def test_the_same_sequences_are_admitted(serving, requests, num_blocks, num_at_once, data):
     one = Served(serving, Priority(), num_blocks)

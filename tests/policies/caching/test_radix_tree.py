@@ -13,6 +13,7 @@ from policies.caching.eviction.lru import Lru
 from policies.caching.eviction.priority import Priority
 from policies.caching.radix_tree import RadixTree
 from policies.core.request import Segment
+from tests.examples import examples
 
 
 def runs(*pairs):
@@ -285,7 +286,7 @@ few_runs = st.lists(st.builds(Segment, st.integers(0, 1), st.integers(2, 5)), mi
 changes = st.tuples(st.sampled_from(["insert", "look up", "look up", "evict"]), st.integers(0, 99))
 
 
-@settings(max_examples=100)
+@examples(25, 100)
 @given(
     st.lists(few_runs.map(tuple), min_size=4, max_size=4),
     st.lists(changes, min_size=20, max_size=40),
@@ -318,7 +319,7 @@ def test_a_repeated_lookup_does_what_a_new_one_does(prompts, actions, page_size,
     assert [leaf.segments for leaf in gone[0]] == [leaf.segments for leaf in gone[1]]
 
 
-@settings(max_examples=100)
+@examples(25, 100)
 @given(
     st.lists(few_runs.map(tuple), min_size=3, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 6), st.integers(0, 2)), min_size=4, max_size=20),

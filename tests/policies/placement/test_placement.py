@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.placement import Demand, Hosting, Objective, Plan, Pool, Problem
@@ -13,6 +13,7 @@ from policies.placement.first_fit import FirstFitDecreasing
 from policies.placement.milp import Milp
 from policies.placement.program import plan_of
 from policies.placement.units import units_of
+from tests.examples import examples
 
 GREEDY = [FirstFitDecreasing(), BestFitDecreasing(), DensestFirst()]
 EVERY = [Milp(), *GREEDY]
@@ -75,11 +76,8 @@ def problems(draw, objective=Objective.value, largest=2):
 def brute_force(problem) -> Plan | None:
     """Tries every multiset of units that the nodes hold, and returns the best plan."""
     units = units_of(problem)
-    most = [problem.pool(unit.pool).count // unit.num_gpus for unit in units]
     best = None
-    for counts in product(*(range(count + 1) for count in most)):
-        if not holds(problem, units, counts):
-            continue
+    for counts in held(problem, units):
         plan = plan_of(problem, [unit for unit, n in zip(units, counts, strict=True) for _ in range(n)])
         if problem.objective is Objective.value:
             better = best is None or plan.value > best.value
@@ -87,6 +85,21 @@ def brute_force(problem) -> Plan | None:
             better = plan.met and (best is None or plan.usd_per_hour < best.usd_per_hour)
         best = plan if better else best
     return best
+
+
+def held(problem, units, first=()):
+    """Yields all counts of units that the nodes hold; `first`: those of the first units.
+
+    Where these do not fit, neither they nor more of them fit together with others.
+    """
+    if len(first) == len(units):
+        yield first
+        return
+    unit, rest = units[len(first)], (0,) * (len(units) - len(first) - 1)
+    for count in range(problem.pool(unit.pool).count // unit.num_gpus + 1):
+        if not holds(problem, units, (*first, count, *rest)):
+            return
+        yield from held(problem, units, (*first, count))
 
 
 def holds(problem, units, counts):
@@ -127,7 +140,7 @@ def check_sound(problem, plan):
     assert sum(plan.served.values()) <= most * (1 + 1e-6) + 1e-9
 
 
-@settings(max_examples=40)
+@examples(10, 40)
 @given(problems())
 def test_the_program_is_worth_as_much_as_brute_force(problem):
     exact = Milp().place(problem)
@@ -135,7 +148,7 @@ def test_the_program_is_worth_as_much_as_brute_force(problem):
     assert exact.value == pytest.approx(brute_force(problem).value, rel=1e-6, abs=1e-9)
 
 
-@settings(max_examples=40)
+@examples(20, 40)
 @given(problems(Objective.cost))
 def test_the_program_rents_as_little_as_brute_force(problem):
     best = brute_force(problem)
@@ -149,7 +162,7 @@ def test_the_program_rents_as_little_as_brute_force(problem):
     assert exact.usd_per_hour == pytest.approx(best.usd_per_hour)
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(problems(largest=4), st.sampled_from(GREEDY))
 def test_greedy_placements_are_sound_and_never_worth_more(problem, greedy):
     plan = greedy.place(problem)
@@ -157,7 +170,7 @@ def test_greedy_placements_are_sound_and_never_worth_more(problem, greedy):
     assert plan.value <= Milp().place(problem).value * (1 + 1e-6) + 1e-9
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(problems(Objective.cost, largest=4), st.sampled_from(GREEDY))
 def test_greedy_placements_that_meet_the_demand_are_never_cheaper(problem, greedy):
     try:

@@ -1,7 +1,7 @@
 """Longest prefix first."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
@@ -11,6 +11,7 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.longest_prefix import LongestPrefix
+from tests.examples import examples
 
 
 class VisitsAll(LongestPrefix):
@@ -103,7 +104,7 @@ def test_a_request_that_has_waited_for_too_long_goes_before_any_hit(max_wait_s, 
 some_prompts = st.lists(st.tuples(st.integers(0, 2), st.integers(4, 12)), min_size=1, max_size=3)
 
 
-@settings(max_examples=120)
+@examples(30, 120)
 @given(
     st.lists(st.tuples(some_prompts, st.integers(1, 30), st.integers(0, 6)), min_size=8, max_size=14),
     st.integers(60, 100),

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
@@ -15,6 +15,7 @@ from sim.cluster.fleet import State
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.metrics.summary import check_conservation
 from sim.records.failure import FailureKind
+from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
 
 NEVER_S = 1e6  # long after every world has ended
@@ -96,7 +97,7 @@ def test_requests_go_to_replicas_that_serve_and_to_one_at_a_time(data, clusters)
     assert set(requests.request_id[requests.replica >= 0]) <= watches[0].sent
 
 
-@settings(max_examples=15)
+@examples(8, 15)
 @given(data=st.data())
 def test_the_same_cluster_gives_the_same_bytes(data, clusters):
     world = data.draw(clusters)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing import COUNTS
@@ -12,6 +12,7 @@ from policies.routing.loads import counts_of
 from sim import simulate
 from sim.cluster import loads
 from sim.metrics.summary import check_conservation
+from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
 
 
@@ -35,7 +36,7 @@ def clusters():
     return draw_clusters()
 
 
-@settings(max_examples=40)
+@examples(10, 40)
 @given(data=st.data())
 def test_counts_side_by_side_are_those_of_the_replicas_whatever_becomes_of_these(data, clusters):
     with patch.object(loads, "FEW", 0):

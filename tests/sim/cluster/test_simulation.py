@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
@@ -16,6 +16,7 @@ from policies.caching.settings import KvMemory
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
+from tests.examples import examples
 
 TICK_S = 0.125
 STATUSES = {"finished", "rejected", "aborted", "unfinished"}
@@ -102,7 +103,7 @@ def test_no_request_starves_and_every_answer_has_its_length(data):
         assert row.reason == ("length" if ask.num_output_tokens > limit else "")
 
 
-@settings(max_examples=15)
+@examples(8, 15)
 @given(data=st.data())
 def test_the_same_world_gives_the_same_bytes(data, worlds, tmp_path_factory):
     world = data.draw(worlds)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
@@ -13,6 +13,7 @@ from hwmodels.iterations.jitter import Jitter
 from hwmodels.levels.rooflines import Calibrated
 from sim import simulate
 from sim.engine.lane_replica import LaneReplica
+from tests.examples import examples
 from tests.worlds.clusters import draw_clusters, draw_crashes
 
 JITTER = Jitter(independent_cv=0.2, drift_cv=0.1, straggler_share=0.05, straggler_factor=4.0)
@@ -40,7 +41,7 @@ def test_leap_equals_step_in_a_cluster(world):
     assert_leap_equals_step(replace(world, jitter=JITTER))
 
 
-@settings(max_examples=30)
+@examples(10, 30)
 @given(world=draw_worlds())
 def test_one_seed_gives_one_run(world):
     world = replace(world, jitter=JITTER)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import instantiate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -21,6 +21,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
 from sim.engine.links import Links
 from sim.engine.replica import MAX_LEAP
+from tests.examples import examples
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 TICK_S = 0.125  # one iteration of the flat toy model
@@ -62,7 +63,7 @@ def add_requests(world, *asks):
     return type(world)(**(vars(world) | {"asks": world.asks + asks}))
 
 
-@settings(max_examples=15)
+@examples(8, 15)
 @given(data=st.data())
 def test_leap_equals_step_on_a_roofline(data, worlds, roofline):
     """Durations of a real hardware model, its arithmetic on single numbers and on arrays included."""

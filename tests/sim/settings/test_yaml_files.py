@@ -2,7 +2,7 @@
 
 import pytest
 from hydra.errors import MissingConfigException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from yaml import YAMLError
 
 from sim.settings.bounded_yaml import read_yaml
@@ -84,3 +84,26 @@ def test_a_process_that_composes_again_sees_what_a_file_says_now(tmp_path):
     (tmp_path / "part/a.yaml").unlink()
     with pytest.raises(MissingConfigException):
         source.compose([])
+
+
+def everything(node):
+    """Returns the types, flags, declared types and values of a node and of all nodes in it."""
+    about = (
+        type(node),
+        dict(node._metadata.flags or {}),
+        node._metadata.ref_type,
+        node._metadata.object_type,
+    )
+    content = node._content if isinstance(node, DictConfig | ListConfig) else None
+    if isinstance(content, dict):
+        return about, {key: everything(value) for key, value in content.items()}
+    return about, [everything(value) for value in content] if isinstance(content, list) else node._value()
+
+
+@pytest.mark.parametrize("name", ["simulate", "capacity", "sweep"])
+def test_files_that_were_merged_before_give_what_hydra_merges(name):
+    source = ConfigSource(config_name=name, dirs=[CONFIG_DIR])
+    own = ["hardware=l40s", "model=qwen3_8b"] if name == "simulate" else []
+    first, _, third = (source.compose([*own, f"seed={seed}"], with_hydra=True) for seed in (1, 2, 1))
+    assert everything(third) == everything(first)
+    assert third._metadata.flags == {"struct": True}

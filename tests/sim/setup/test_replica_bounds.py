@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.iterations.jitter import Jitter
@@ -25,6 +25,7 @@ from sim.setup.replica_bounds import (
     token_seconds,
 )
 from sim.workload.listed import listed
+from tests.examples import examples
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
@@ -60,7 +61,7 @@ WORLDS = {
 }  # fmt: skip
 
 
-@settings(max_examples=12)
+@examples(6, 12)
 @given(
     st.sampled_from(sorted(WORLDS)),
     st.integers(0, 50),

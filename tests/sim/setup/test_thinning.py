@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.bench.thinning import checked, random_fleet
@@ -18,6 +18,7 @@ from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.chunks import ROWS
 from sim.workload.listed import ListedSource
 from sim.workload.thinned import ThinnedSource
+from tests.examples import examples
 
 FLEET = ("replicas=64", "workload=poisson", "workload.num_requests=640", "workload.arrivals.rate_per_s=320")
 
@@ -35,7 +36,7 @@ def source_of(sessions: list[int | None]) -> ListedSource:
     return ListedSource(arrivals(sessions), notes=WorkloadNotes())
 
 
-@settings(max_examples=30)
+@examples(10, 30)
 @given(st.integers(2, 20), st.integers(0, 5), st.integers(0, 9))
 def test_one_in_n_requests_is_kept(n, seed, blocks):
     source = source_of([None] * (64 * n * blocks))
@@ -46,7 +47,7 @@ def test_one_in_n_requests_is_kept(n, seed, blocks):
     assert [one.at_s for one in kept] == sorted(one.at_s for one in kept)
 
 
-@settings(max_examples=30)
+@examples(10, 30)
 @given(st.lists(st.integers(0, 40), max_size=200), st.integers(2, 6))
 def test_sessions_and_families_stay_whole(sessions, n):
     whole = arrivals(list(sessions))

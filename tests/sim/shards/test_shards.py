@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing.dedicated import Dedicated
@@ -29,6 +29,7 @@ from sim.shards.merge import merged
 from sim.shards.shard_file import DamagedShardError, ShardFile, shard_bytes
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
+from tests.examples import examples
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4")
@@ -96,7 +97,7 @@ def assert_equal(one, other):
     assert json.dumps(one.summary) == json.dumps(other.summary)
 
 
-@settings(max_examples=40)
+@examples(10, 40)
 @given(
     world=st.sampled_from(sorted(WORLDS)),
     router=st.sampled_from(sorted(ROUTERS)),

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing.join_shortest_kv import JoinShortestKv
@@ -17,6 +17,7 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
+from tests.examples import examples
 from tests.sim.shards.test_shards import FEW, REFUSED
 from tests.sim.shards.test_shards import WORLDS as WORLDS_OF_SHARDS
 
@@ -44,7 +45,7 @@ def result_of(*overrides):
     return scenario_of(*overrides).run()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8, 25)
 @given(st.sampled_from(sorted(WORLDS)), st.integers(1, 5), st.sampled_from([0.001, 0.05, 0.3, 7.0]))
 def test_windows_change_nothing(world, parts, age_s):
     own = (*WORLDS[world], f"signal_age_s={age_s}")

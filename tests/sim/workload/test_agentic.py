@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
@@ -12,6 +12,7 @@ from sim.metrics.window import Window
 from sim.workload.agentic import Agentic
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant
 from sim.workload.distributions import Exponential, Fixed, Geometric, Uniform
+from tests.examples import examples
 
 
 def make(**given_settings):
@@ -90,7 +91,7 @@ def test_tasks_of_too_many_calls_are_refused():
         make(sub_agent_depth=0)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(10, 30)
 @given(st.integers(0, 1000), st.floats(0.0, 1.0), st.booleans(), st.integers(1, 3))
 def test_every_planned_call_is_sent_once_in_any_order(seed, share, reverse, depth):
     workload = make(
