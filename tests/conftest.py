@@ -28,7 +28,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker xdist_group where pytest-xdist is not installed."""
+    """Collects garbage as rarely as a command; declares the marker xdist_group without pytest-xdist."""
+    gc.set_threshold(50_000)
     config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
 
 

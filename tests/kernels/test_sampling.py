@@ -23,7 +23,7 @@ from kernels.sampling import (
     sample,
     sample_reference,
 )
-from tests.examples import examples
+from tests.examples import IS_FAST, examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Philox wraps, -inf - -inf is discarded
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
@@ -288,6 +288,6 @@ def test_lists_of_the_largest_tokens_change_no_draw(listed, spread, monkeypatch,
     logits = (spread * torch.randn(len(choices), 9000, generator=generator(4))).bfloat16()
     logits[:, ::7] = -torch.inf
     top_k, top_p, min_p = (list(column) for column in zip(*choices, strict=True))
-    for seed in range(2):
+    for seed in range(1 if IS_FAST else 2):
         sampling = make_sampling(len(choices), top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
         assert sample(logits, sampling).tolist() == sample_reference(logits, sampling).tolist()

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import groupby
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -12,6 +12,7 @@ from experiments.conformance.days import Day
 from policies.scaling.scheduled import Scheduled
 from sim.settings.build import build
 from sim.settings.config_groups import CONFIG_DIR
+from tests.examples import examples
 
 CONFIGS = sorted(file.stem for file in (CONFIG_DIR / "scaling").glob("*.yaml") if file.stem != "none")
 
@@ -21,7 +22,7 @@ def shipped(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=15)
+@examples(8, 15)
 @given(
     rates_per_s=st.lists(st.floats(0, 30), min_size=1, max_size=8),
     bounds=st.tuples(st.integers(1, 6), st.integers(0, 6)),
@@ -36,7 +37,7 @@ def test_targets_stay_within_bounds(name, rates_per_s, bounds, num_replicas):
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "scheduled"])
-@settings(max_examples=15)
+@examples(8, 15)
 @given(
     # Near 8/s, and a hair above a whole number, a backlog needs more than eight hours to grow or to drain.
     rate_per_s=st.integers(1, 20).map(lambda n: n / 4) | st.floats(9, 12),
