@@ -1,4 +1,4 @@
-"""What a plain run imports: only what it uses, as the imports of other features would take longer than it."""
+"""A plain run imports only what it uses, as the imports of other features would take longer than it."""
 
 import json
 import subprocess
