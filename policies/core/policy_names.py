@@ -19,6 +19,7 @@ OTHERWISE_NAMED = {
     "RunningHistogram": "histogram",
     "SnapKv": "snapkv",
     "SplitFuse": "splitfuse",
+    "Stay": "none",
 }
 """Classes with a choice of another name in configs/ -> the choice."""
 

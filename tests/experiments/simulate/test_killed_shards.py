@@ -55,7 +55,7 @@ def ends_as_expected(folder, draw, tables):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
 @pytest.mark.parametrize("tables", sorted(RUNS))
-@pytest.mark.parametrize("num_runs", [6, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_runs", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_processes_change_no_result(tmp_path, tables, num_runs):
     RUNS[tables][1]()
     killed = [ends_as_expected(tmp_path / str(n), random.Random(n), tables) for n in range(num_runs)]
