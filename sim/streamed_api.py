@@ -13,11 +13,12 @@ from sim.report import evidence, wording
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import summary_json
-from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, StreamedTables, check_free_space
+from sim.report.streamed_tables import PLOTS, REPLICAS, REQUESTS, SERIES, StreamedTables, check_free_space
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, errors_of_user
 from sim.setup.streamed_run import StreamedRun, check_streamed
+from sim.shards.accumulators import accumulator_bytes
 
 
 def simulate_streamed(
@@ -57,6 +58,7 @@ def simulate_streamed(
         raise run.error
     if scenario.metrics.percentiles == "exact":
         add_exact_percentiles(summary, folder / REQUESTS)
+    write_whole(folder / PLOTS, accumulator_bytes(run.fold.plots))
     write_whole(folder / "summary.json", summary_json(summary))
     return StreamedResult(folder=folder, summary=summary, config=config, command=command)
 

@@ -16,14 +16,19 @@ from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.unknown import UnknownMachine
-from sim.report.page import report_sections, write_report
-from sim.report.saved import GAPS, RECORDS, read_records
+from sim.metrics.folds.plots import Plots
+from sim.report.page import Section, report_sections, write_sections
+from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows
+from sim.report.streamed_page import streamed_sections
+from sim.report.streamed_tables import PLOTS
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
+from sim.shards.accumulators import read_accumulator
+from sim.shards.shard_file import DamagedShardError
 
 PAGE = "report.html"
 NEEDED = (
@@ -37,49 +42,82 @@ NEEDED = (
 )
 
 
+STREAMED = ("config.yaml", "summary.json", "requests.parquet", PLOTS, RECORDS)
+
+
 def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> list[Path]:
     """Draws the page and the images of a run's folder again.
 
-    trust: whether the folder's config may name any class that can be imported; see `check_recorded`.
-    Raises ConfigError for a folder that lacks files.
+    A run that has streamed its tables has plots.bin instead of iterations and gaps. trust: whether the
+    folder's config may name any class that can be imported; see `check_recorded`. Raises ConfigError for a
+    folder that lacks files.
     """
-    check_run_folder(folder, NEEDED)
+    is_streamed = (folder / PLOTS).is_file() and not (folder / "iterations.parquet").exists()
+    check_run_folder(folder, STREAMED if is_streamed else NEEDED)
     config = read_yaml(folder / "config.yaml")
     if not isinstance(config, dict):
         raise ConfigError(f"run={folder}: config.yaml is empty or damaged; {TABLES_AGAIN}")
     if not trust:
         check_recorded(config, f"run={folder}")
     summary = read_summary(folder)
-    plain = read_json_object(folder / RECORDS, f"run={folder}")
+    scenario = _scenario(folder, config)
+    read = _streamed_sections if is_streamed else _whole_sections
+    sections = read(folder, scenario, summary)
+    written = []
+    if "html" in settings.format:
+        write_sections(folder / PAGE, sections, summary, config)
+        written.append(folder / PAGE)
+    pictures = [name for name in settings.format if name != "html"]
+    if pictures:
+        charts = {section.title: section.figure for section in sections}
+        known = {title: chart.figure() for title, chart in charts.items() if chart is not None}
+        written += export(known, folder / "figures", pictures)
+    return written
+
+
+def _scenario(folder: Path, config: dict[str, Any]) -> Scenario:
     try:
-        records = read_records(partial(read_table, folder), plain)
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"run={folder}: its files are not those of this version of windtunnel: {error}; {TABLES_AGAIN}"
-        ) from error
-    try:
-        scenario = build_scenario(OmegaConf.create(scenario_part(config)))
+        return build_scenario(OmegaConf.create(scenario_part(config)))
     except (KeyError, TypeError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"run={folder}: config.yaml is damaged: {str(error).partition(chr(10))[0]}; {TABLES_AGAIN}"
         ) from error
-    drawn: dict[str, Any] = {
-        "records": records,
-        "request_table": records.requests,
-        "summary": summary,
-        "models": _models(scenario, summary),
-        "slo": scenario.slo,
-    }
-    written = []
-    if "html" in settings.format:
-        write_report(folder / PAGE, config=config, **drawn)
-        written.append(folder / PAGE)
-    pictures = [name for name in settings.format if name != "html"]
-    if pictures:
-        charts = {section.title: section.figure for section in report_sections(**drawn)}
-        known = {title: chart.figure() for title, chart in charts.items() if chart is not None}
-        written += export(known, folder / "figures", pictures)
-    return written
+
+
+def _whole_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -> list[Section]:
+    """Returns the sections of a run with whole tables."""
+    plain = read_json_object(folder / RECORDS, f"run={folder}")
+    try:
+        records = read_records(partial(read_table, folder), plain)
+    except (KeyError, TypeError) as error:
+        raise _of_other_version(folder, error) from error
+    return report_sections(
+        records=records,
+        request_table=records.requests,
+        summary=summary,
+        models=_models(scenario, summary),
+        slo=scenario.slo,
+    )
+
+
+def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -> list[Section]:
+    """Returns the sections of a run that has streamed its tables."""
+    plain = read_json_object(folder / RECORDS, f"run={folder}")
+    try:
+        plots = read_accumulator((folder / PLOTS).read_bytes(), Plots)
+        return streamed_sections(plots, read_records_without_rows(plain), summary, scenario.slo)
+    except DamagedShardError as error:
+        raise ConfigError(
+            f"run={folder}: {PLOTS} is damaged or cut short; simulate it again with output.tables=stream"
+        ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _of_other_version(folder, error) from error
+
+
+def _of_other_version(folder: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"run={folder}: its files are not those of this version of windtunnel: {error}; {TABLES_AGAIN}"
+    )
 
 
 def _models(scenario: Scenario, summary: Mapping[str, Any]) -> list[IterationModel]:

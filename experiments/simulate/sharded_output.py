@@ -19,8 +19,9 @@ from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import remove_folder_of_table, summary_json, write_table
 from sim.report.saved import BURSTS, GAPS, saved_records
 from sim.report.streamed_page import write_streamed_report
-from sim.report.streamed_tables import REPLICAS, REQUESTS, SERIES, TableFolder
+from sim.report.streamed_tables import PLOTS, REPLICAS, REQUESTS, SERIES, TableFolder
 from sim.report.whole_file import write_whole
+from sim.shards.accumulators import accumulator_bytes
 from sim.shards.request_windows import merged_groups
 from sim.shards.streamed import StreamedShards
 
@@ -52,10 +53,11 @@ def run_sharded_streamed(
                     add_exact_percentiles(summary, folder / REQUESTS)
             finally:
                 print_summary(summary, console)
+            write_whole(folder / PLOTS, accumulator_bytes(run.fold.plots))
             write_whole(folder / "summary.json", summary_json(summary))
             if output.report:
                 page = folder / "report.html"
-                write_streamed_report(page, run.fold.measured, summary, config, scenario.slo)
+                write_streamed_report(page, run.fold.plots, run.end, summary, config, scenario.slo)
         shards.remove()
     for figure, reason in summary["not_computed"].items():
         console.print(f"{figure} is not computed: {reason}.", style="yellow", highlight=False)

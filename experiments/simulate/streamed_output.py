@@ -15,12 +15,13 @@ from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import summary_json
 from sim.report.streamed_page import write_streamed_report
-from sim.report.streamed_tables import REQUESTS, StreamedTables, check_free_space
+from sim.report.streamed_tables import PLOTS, REQUESTS, StreamedTables, check_free_space
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import errors_of_user
 from sim.setup.scenario import Scenario
 from sim.setup.streamed_run import StreamedRun
+from sim.shards.accumulators import accumulator_bytes
 from sim.workload.base import Source
 
 
@@ -63,10 +64,11 @@ def run_streamed(
     print_summary(summary, console)
     if run.error is not None:
         raise run.error
+    write_whole(folder / PLOTS, accumulator_bytes(run.fold.plots))
     write_whole(folder / "summary.json", summary_json(summary))
     if output.report:
         page = folder / "report.html"
-        write_streamed_report(page, run.fold.measured, summary, config, scenario.slo)
+        write_streamed_report(page, run.fold.plots, run.end, summary, config, scenario.slo)
     for figure, reason in summary["not_computed"].items():
         _note(console, f"{figure} is not computed: {reason}.")
     print_folder(folder, console)

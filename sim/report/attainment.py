@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,40 +27,67 @@ def slo_attainment(measured: pd.DataFrame, window: Window, slo: Slo) -> Chart:
     """
     held = {"all limits": measured["slo_met"].to_numpy(dtype=np.bool_)}
     held |= {term.upper(): met for term, met in slo.terms_met(measured).items()}
-    colours = dict(zip(held, [BLUE, *(TERM_COLOURS[term] for term in slo.limits_s)], strict=True))
+    arrival_s = measured["arrival_s"].to_numpy(dtype=np.float64)
+    width_s = max(window.duration_s, 1e-9) / NUM_TIME_BUCKETS
+    time, time_of = np.unique(((arrival_s - window.start_s) // width_s).astype(np.int64), return_inverse=True)
+    lengths, length_of = octaves(measured["prompt_tokens"].to_numpy(dtype=np.int64))
+    return drawn_attainment(
+        {name: float(met.mean()) for name, met in held.items()},
+        Shares(
+            window.start_s + (time + 0.5) * width_s,
+            {name: _shares(met, time_of, len(time)) for name, met in held.items()},
+        ),
+        Shares(lengths, {name: _shares(met, length_of, len(lengths)) for name, met in held.items()}),
+        np.bincount(length_of, minlength=len(lengths)),
+        window,
+        slo,
+    )
+
+
+class Shares(NamedTuple):
+    """Shares of requests that met the SLO and each of its limits, by place on an axis."""
+
+    place: NDArray[Any]
+    """Middle of an interval of time in s, or the shortest prompt of an octave."""
+    met: Mapping[str, NDArray[np.float64]]
+
+
+def drawn_attainment(
+    whole: Mapping[str, float],
+    by_time: Shares,
+    by_length: Shares,
+    arrivals: NDArray[np.int64],
+    window: Window,
+    slo: Slo,
+) -> Chart:
+    """Plots the shares of `slo_attainment`. arrivals: requests of each octave."""
+    colours = dict(zip(whole, [BLUE, *(TERM_COLOURS[term] for term in slo.limits_s)], strict=True))
     titles = ("all requests", "by arrival time", "by prompt length")
     chart = panels(titles, num_columns=3, share_y=True, column_widths=[0.2, 0.45, 0.35])
 
-    whole = [float(met.mean()) for met in held.values()]
     chart.add(
         "bar",
-        x=list(held),
-        y=[100 * share for share in whole],
+        x=list(whole),
+        y=[100 * share for share in whole.values()],
         marker={"color": list(colours.values())},
-        text=[numbers.percent_at_least(share) for share in whole],
+        text=[numbers.percent_at_least(share) for share in whole.values()],
         textposition="auto",
         textangle=0,
         insidetextanchor="middle",
         showlegend=False,
     )
 
-    arrival_s = measured["arrival_s"].to_numpy(dtype=np.float64)
     divisor, unit = time_unit(window.end_s)
-    width_s = max(window.duration_s, 1e-9) / NUM_TIME_BUCKETS
-    time, time_of = np.unique(((arrival_s - window.start_s) // width_s).astype(np.int64), return_inverse=True)
-    middle = (window.start_s + (time + 0.5) * width_s) / divisor
-    lengths, length_of = octaves(measured["prompt_tokens"].to_numpy(dtype=np.int64))
-    arrivals = np.bincount(length_of, minlength=len(lengths))
-    for name, met in held.items():
+    middle, lengths = by_time.place / divisor, by_length.place
+    for name in whole:
         style: dict[str, Any] = {
             "line": {"color": colours[name], "width": 2.5 if name == "all limits" else 1.2}
         }
         style |= {"mode": "lines+markers", "marker": {"size": 4}, "legendgroup": name, "name": name}
-        by_time, by_length = _shares(met, time_of, len(time)), _shares(met, length_of, len(lengths))
-        chart.add("scatter", 1, x=middle, y=100 * by_time, **style)
+        chart.add("scatter", 1, x=middle, y=100 * by_time.met[name], **style)
         style |= {"showlegend": False, "customdata": arrivals}
         style |= {"hovertemplate": "%{y:.1f} % of %{customdata:,} requests"}
-        chart.add("scatter", 2, x=lengths * 2**0.5, y=100 * by_length, **style)
+        chart.add("scatter", 2, x=lengths * 2**0.5, y=100 * by_length.met[name], **style)
     chart.horizontal_line(100 * slo.attainment_target, LIMIT)
     chart.x_axes(1, title=unit)
     chart.x_axes(2, title="prompt tokens", **log_axis(lengths, max_labels=6))

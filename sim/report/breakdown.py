@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +48,24 @@ def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart
     tokens = batch_tokens(iterations)
     duration_ms = iterations["duration_s"].to_numpy(dtype=np.float64) * 1e3
     kind = iteration_kind(iterations)
-    chart = Chart()
-    for i, name in enumerate(KINDS):
+    drawn = []
+    for i in range(len(KINDS)):
         of_kind = np.flatnonzero(kind == i)
         shown = of_kind[thinned(duration_ms[of_kind], max_points=MAX_POINTS_PER_KIND)]
+        drawn.append((tokens[shown], duration_ms[shown]))
+    return drawn_iterations(drawn, tokens, duration_ms)
+
+
+def drawn_iterations(
+    points: Sequence[tuple[NDArray[Any], NDArray[np.float64]]],
+    tokens: NDArray[Any],
+    duration_ms: NDArray[np.float64],
+) -> Chart:
+    """Plots the points of each kind of iterations; the axes have room for tokens and durations."""
+    chart = Chart()
+    for name, (x, y) in zip(KINDS, points, strict=True):
         marker = {"color": KIND_COLOURS.get(name, GREY), "size": 4, "opacity": 0.45}
-        chart.add("scatter", x=tokens[shown], y=duration_ms[shown], mode="markers", marker=marker, name=name)
+        chart.add("scatter", x=x, y=y, mode="markers", marker=marker, name=name)
     chart.update_traces(hovertemplate="%{x:,} tokens, %{y:.4g} ms")
     chart.x_axes(**log_axis(tokens, max_labels=16), title="tokens in the batch")
     chart.y_axes(**log_axis(duration_ms), title="iteration time, ms")

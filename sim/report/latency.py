@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from sim.metrics.definitions import Counts, Times, weighted_percentile
 from sim.metrics.series import cdf_points, octaves, thinned
@@ -125,17 +126,33 @@ def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
     started = measured[measured["ttft_s"].notna()]
     lengths = started["prompt_tokens"].to_numpy(dtype=np.int64)
     ttft_ms = started["ttft_s"].to_numpy(dtype=np.float64) * 1e3
-    chart = Chart()
     shown = thinned(ttft_ms, max_points=MAX_SCATTER_POINTS)
-    marker = {"color": BLUE, "size": 4, "opacity": 0.35}
-    chart.add("scatter", x=lengths[shown], y=ttft_ms[shown], mode="markers", marker=marker, name="request")
     lower, index = octaves(lengths)
     of_octave = [ttft_ms[index == i] for i in range(len(lower))]
-    for q, label, colour in ((50, "median", ORANGE), (99, "p99", RED)):
-        heights = [float(weighted_percentile(v, np.ones(len(v), np.int64), [q])[0]) for v in of_octave]
+    heights = [weighted_percentile(v, np.ones(len(v), np.int64), MARKED) for v in of_octave]
+    return drawn_ttft((lengths[shown], ttft_ms[shown]), lengths, ttft_ms, lower, heights, slo)
+
+
+def drawn_ttft(
+    points: tuple[NDArray[Any], Times],
+    lengths: NDArray[Any],
+    ttft_ms: Times,
+    lower: NDArray[Any],
+    heights: Sequence[Times],
+    slo: Slo | None,
+) -> Chart:
+    """Plots points of requests, and the `MARKED` percentiles of octaves in ms, which begin with `lower`.
+
+    The axes have room for lengths and ttft_ms.
+    """
+    chart = Chart()
+    marker = {"color": BLUE, "size": 4, "opacity": 0.35}
+    chart.add("scatter", x=points[0], y=points[1], mode="markers", marker=marker, name="request")
+    for place, (label, colour) in enumerate((("median", ORANGE), ("p99", RED))):
         # The middle of an octave, on a logarithmic axis, is sqrt(2) times its lower end.
         line = {"color": colour, "width": 2}
-        chart.add("scatter", x=lower * 2**0.5, y=heights, mode="lines+markers", line=line, name=label)
+        y = [float(both[place]) for both in heights]
+        chart.add("scatter", x=lower * 2**0.5, y=y, mode="lines+markers", line=line, name=label)
     if slo and "ttft" in slo.limits_s:
         limit_ms = slo.limits_s["ttft"] * 1e3
         chart.horizontal_line(limit_ms, LIMIT)

@@ -87,6 +87,27 @@ DRAFT_GLOSSARY = {
 NOTHING = "Nothing was served in the measured time, so there is nothing to draw."
 
 
+ATTAINMENT_CAPTION = (
+    "Share of the requests that met all limits of the SLO, and each limit. Dashed: the target."
+)
+LATENCY_CAPTION = (
+    "Share of the requests (ITL: of the gaps between tokens) with at most the latency on the x axis. "
+    "Points: p50 and p99. Dashed: the limit of the SLO."
+)
+TTFT_CAPTION = (
+    f"One point per request (at most {MAX_SCATTER_POINTS:,}; the slowest are always shown). "
+    "Lines: median and p99 per doubling of the prompt length."
+)
+REPLICAS_CAPTION = (
+    "Wanted: all replicas except draining ones, which finish their requests and stop. Replicas that "
+    "start, drain or are down cost as much as serving ones."
+)
+ITERATIONS_CAPTION = (
+    "One point per iteration: its duration against the tokens in its batch. If there are many, a part is "
+    "shown, always with the longest."
+)
+
+
 class Section(NamedTuple):
     """A plot with its title and caption; the plot is None for a run with a duration of 0 s."""
 
@@ -176,32 +197,12 @@ def report_sections(
     if measured.empty and not len(records.iterations):
         return sections
     if slo and not measured.empty:
-        caption = "Share of the requests that met all limits of the SLO, and each limit. Dashed: the target."
-        sections.append(Section("SLO attainment", caption, slo_attainment(measured, window, slo)))
-    caption = (
-        "Share of the requests (ITL: of the gaps between tokens) with at most the latency on the x axis. "
-        "Points: p50 and p99. Dashed: the limit of the SLO."
-    )
-    sections.append(Section("Latency", caption, latency_cdfs(records, measured, window, slo)))
-    caption = (
-        f"One point per request (at most {MAX_SCATTER_POINTS:,}; the slowest are always shown). "
-        "Lines: median and p99 per doubling of the prompt length."
-    )
-    sections.append(Section("TTFT against prompt length", caption, ttft_by_prompt_length(measured, slo)))
-    caption = "Means over short intervals. Dotted: the maximum in each interval."
-    if records.num_replicas > MAX_REPLICAS_APART:
-        caption = f"Mean of {records.num_replicas} replicas over short intervals. Dotted: their maximum."
-    elif records.num_replicas > 1:
-        caption += " One colour per replica."
-    if window != (0.0, records.end_s):
-        caption += " Shaded: warm-up and cool-down, which no other figure includes."
-    sections.append(Section("Over time", caption, timeline(records, window)))
+        sections.append(Section("SLO attainment", ATTAINMENT_CAPTION, slo_attainment(measured, window, slo)))
+    sections.append(Section("Latency", LATENCY_CAPTION, latency_cdfs(records, measured, window, slo)))
+    sections.append(Section("TTFT against prompt length", TTFT_CAPTION, ttft_by_prompt_length(measured, slo)))
+    sections.append(Section("Over time", over_time_caption(records, window), timeline(records, window)))
     if (figure := replicas_over_time(records)) is not None:
-        caption = (
-            "Wanted: all replicas except draining ones, which finish their requests and stop. Replicas that "
-            "start, drain or are down cost as much as serving ones."
-        )
-        sections.append(Section("Replicas", caption, figure))
+        sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
     if (figure := speculation(records, window)) is not None:
         sections.append(Section("Speculation", SPECULATION, figure))
     caption = (
@@ -209,12 +210,20 @@ def report_sections(
         "computes."
     )
     sections.append(Section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
-    caption = (
-        "One point per iteration: its duration against the tokens in its batch. If there are many, a part is "
-        "shown, always with the longest."
-    )
-    sections.append(Section("Iterations", caption, iteration_times(records, inside_s)))
+    sections.append(Section("Iterations", ITERATIONS_CAPTION, iteration_times(records, inside_s)))
     return sections
+
+
+def over_time_caption(records: RunRecords, window: Window) -> str:
+    """Returns the caption of the plots over time. records: their tables may have no rows."""
+    caption = "Means over short intervals. Dotted: the maximum in each interval."
+    if records.num_replicas > MAX_REPLICAS_APART:
+        caption = f"Mean of {records.num_replicas} replicas over short intervals. Dotted: their maximum."
+    elif records.num_replicas > 1:
+        caption += " One colour per replica."
+    if window != (0.0, records.end_s):
+        caption += " Shaded: warm-up and cool-down, which no other figure includes."
+    return caption
 
 
 def _terms(summary: dict[str, Any]) -> dict[str, str]:

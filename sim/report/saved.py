@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sim.metrics.speculation import acceptance_by_pool
@@ -64,13 +65,33 @@ def read_records(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) ->
         gap_s=gaps["gap_s"].to_numpy(),
         gap_count=gaps["gap_count"].to_numpy(),
         gap_end_s=gaps["gap_end_s"].to_numpy(),
-        pools=tuple(PoolRecord(**pool) for pool in plain["pools"]),
-        replicas=tuple(
+        own_gaps=table("gaps.parquet"),
+        speculation=speculation,
+        **_plain_records(plain),
+    )
+
+
+def read_records_without_rows(plain: dict[str, Any]) -> RunRecords:
+    """Returns the records of a run with tables without rows or columns. plain: records.json."""
+    nothing = np.zeros(0)
+    return RunRecords(
+        requests=pd.DataFrame(),
+        iterations=pd.DataFrame(),
+        gap_s=nothing,
+        gap_count=nothing.astype(np.int64),
+        gap_end_s=nothing,
+        **_plain_records(plain),
+    )
+
+
+def _plain_records(plain: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of `RunRecords` that are in records.json."""
+    return {
+        "pools": tuple(PoolRecord(**pool) for pool in plain["pools"]),
+        "replicas": tuple(
             ReplicaRecord(**{**replica, "down": tuple(map(tuple, replica["down"]))})
             for replica in plain["replicas"]
         ),
-        own_gaps=table("gaps.parquet"),
-        end_s=plain["end_s"],
-        interrupted=plain["interrupted"],
-        speculation=speculation,
-    )
+        "end_s": plain["end_s"],
+        "interrupted": plain["interrupted"],
+    }

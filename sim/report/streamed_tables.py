@@ -29,6 +29,8 @@ from sim.report.saved import BURSTS, GAPS, saved_records
 from sim.report.whole_file import write_whole
 
 REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
+PLOTS = "plots.bin"
+"""What the plots of the page show: `sim.metrics.folds.plots.Plots`."""
 EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
 """Tables of a run that is not streamed, or is, of which some would remain beside those of another run."""
 REQUEST_BYTES: Final = 120

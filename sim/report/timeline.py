@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -32,32 +33,59 @@ class _State(NamedTuple):
     """One factor for all replicas, or one for each."""
 
 
+class StateCurves(NamedTuple):
+    """A panel of a state: its title, the times of its points in s, and (mean, maximum) by replica."""
+
+    title: str
+    middle_s: NDArray[np.float64]
+    curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+class Rate(NamedTuple):
+    """A line of events per second: its name and colour, the times of its points in s, and their heights."""
+
+    name: str
+    colour: str
+    middle_s: NDArray[np.float64]
+    per_s: NDArray[np.float64]
+
+
+STATES = ("requests running", "requests waiting", "KV blocks in use, %", "tokens in the batch")
+"""Titles of the panels of states."""
+
+
 def timeline(records: RunRecords, window: Window) -> Chart | None:
     """Plots seven panels over one time axis; returns None for a run of 0 s. Trimmed time is shaded."""
     if not records.end_s > 0:
         return None
-    divisor, unit = time_unit(records.end_s)
-    states = (
-        _State("requests running", "running"),
-        _State("requests waiting", "waiting"),
-        _State("KV blocks in use, %", "kv_blocks_used", 100 / records.by_replica("num_kv_blocks")),
-        _State("tokens in the batch", "batch_tokens"),
-    )
-    rates = _rate_traces(records, divisor)
+    blocks = 100 / records.by_replica("num_kv_blocks")
+    columns = ("running", "waiting", "kv_blocks_used", "batch_tokens")
+    shown = [_State(title, column) for title, column in zip(STATES, columns, strict=True)]
+    shown[2] = shown[2]._replace(scale=blocks)
+    states = [_curves(records, state) for state in shown]
+    return drawn_timeline(states, _rates(records), records.end_s, window)
+
+
+def drawn_timeline(
+    states: Sequence[StateCurves], rates: Mapping[str, Sequence[Rate]], end_s: float, window: Window
+) -> Chart:
+    """Plots the panels of states, then those of rates by title, for a run that ends at end_s > 0."""
+    divisor, unit = time_unit(end_s)
     titles = [*(state.title for state in states), *(f"{title}, all replicas" for title in rates)]
     chart = panels(titles, share_x=True, vertical_spacing=0.03)
     for panel, state in enumerate(states):
-        for trace in _state_traces(records, state, divisor, show_legend=panel == 0):
+        for trace in _state_traces(state, divisor, show_legend=panel == 0):
             chart.add("scatter", panel, **trace)
-    for panel, traces in enumerate(rates.values(), start=len(states)):
-        for trace in traces:
-            chart.add("scatter", panel, **trace)
-    for start_s, end_s in ((0.0, window.start_s), (window.end_s, records.end_s)):
-        if end_s > start_s:
+    for panel, lines in enumerate(rates.values(), start=len(states)):
+        for name, colour, middle_s, per_s in lines:
+            line = {"color": colour, "width": 1.5}
+            chart.add("scatter", panel, **_line(middle_s / divisor, per_s, name, line))
+    for start_s, stop_s in ((0.0, window.start_s), (window.end_s, end_s)):
+        if stop_s > start_s:
             shade = {"fillcolor": "#2d3748", "opacity": 0.08, "line": {"width": 0}}
-            chart.vertical_band(start_s / divisor, end_s / divisor, **shade)
+            chart.vertical_band(start_s / divisor, stop_s / divisor, **shade)
     chart.x_axes(len(titles) - 1, title=f"simulated {unit}")
-    chart.x_axes(range=[0, records.end_s / divisor])
+    chart.x_axes(range=[0, end_s / divisor])
     chart.y_axes(rangemode="tozero")
     return chart.styled(
         height_px=1230,
@@ -66,9 +94,8 @@ def timeline(records: RunRecords, window: Window) -> Chart | None:
     )
 
 
-def _state_traces(
-    records: RunRecords, state: _State, divisor: float, *, show_legend: bool
-) -> list[dict[str, Any]]:
+def _curves(records: RunRecords, state: _State) -> StateCurves:
+    """Returns the curves of each replica, or of all together if there are many."""
     edges_s = np.linspace(0.0, records.end_s, NUM_STATE_BUCKETS + 1)
     scales = np.broadcast_to(state.scale, records.num_replicas)
     curves = [
@@ -87,9 +114,12 @@ def _state_traces(
         named = (
             {f"replica {i}": curve for i, curve in enumerate(curves)} if len(curves) > 1 else {"": curves[0]}
         )
-    middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
-    traces = []
-    for (name, (mean, highest)), colour in zip(named.items(), SERIES, strict=False):
+    return StateCurves(state.title, (edges_s[:-1] + edges_s[1:]) / 2, named)
+
+
+def _state_traces(state: StateCurves, divisor: float, *, show_legend: bool) -> list[dict[str, Any]]:
+    middle, traces = state.middle_s / divisor, []
+    for (name, (mean, highest)), colour in zip(state.curves.items(), SERIES, strict=False):
         for label, height, line in (
             ("maximum", highest, {"color": colour, "width": 0.8, "dash": "dot"}),
             ("mean", mean, {"color": colour, "width": 1.8}),
@@ -99,10 +129,10 @@ def _state_traces(
     return traces
 
 
-def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[dict[str, Any]]]:
+def _rates(records: RunRecords) -> dict[str, list[Rate]]:
     """Returns the lines of the rate panels by title; output has its own, as input rates are much higher."""
     edges_s = np.linspace(0.0, records.end_s, NUM_RATE_BUCKETS + 1)
-    middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
+    middle_s = (edges_s[:-1] + edges_s[1:]) / 2
     requests = records.requests
     first_s = requests["first_token_s"].to_numpy(dtype=np.float64)
     finished_s = requests.loc[requests["status"] == "finished", "finished_s"].to_numpy(dtype=np.float64)
@@ -116,14 +146,17 @@ def _rate_traces(records: RunRecords, divisor: float) -> dict[str, list[dict[str
     arrivals = rate_over_time(requests["arrival_s"].to_numpy(), None, edges_s)
     finished = rate_over_time(finished_s, None, edges_s)
 
-    def line(name: str, rate: NDArray[np.float64], colour: str) -> dict[str, Any]:
-        return _line(middle, rate, name, {"color": colour, "width": 1.5})
+    return rate_panels(
+        Rate("output tokens", BLUE, middle_s, output),
+        Rate("input tokens", PURPLE, middle_s, input_),
+        Rate("arrivals", ORANGE, middle_s, arrivals),
+        Rate("finished", GREEN, middle_s, finished),
+    )
 
-    return {
-        "output tokens/s": [line("output tokens", output, BLUE)],
-        "input tokens/s": [line("input tokens", input_, PURPLE)],
-        "requests/s": [line("arrivals", arrivals, ORANGE), line("finished", finished, GREEN)],
-    }
+
+def rate_panels(output: Rate, input_: Rate, arrivals: Rate, finished: Rate) -> dict[str, list[Rate]]:
+    """Returns the lines of the rate panels by title."""
+    return {"output tokens/s": [output], "input tokens/s": [input_], "requests/s": [arrivals, finished]}
 
 
 def _by_replica(records: RunRecords) -> list[pd.DataFrame]:

@@ -12,7 +12,7 @@ from sim.metrics.folds.run import RunFold
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.utilisation import PoolHardware
 from sim.records.chunk import GROUP_ROWS, RecordChunk
-from sim.records.run import PoolRecord
+from sim.records.run import PoolRecord, RunRecords
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 from sim.workload.own_figures import own_folds
@@ -86,9 +86,12 @@ class StreamedRun:
         )
         self.fold = RunFold(fold_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
 
+    end: RunRecords
+    """The records of the run with tables without rows, once it has ended."""
+
     def run(self, report: Callable[[float, int], None] | None = None) -> dict[str, Any]:
         """Runs to the end; returns the summary. report: see `Simulation.run`."""
-        end = self._simulation.run(report)
+        self.end = end = self._simulation.run(report)
         summary = self.fold.summary(end)
         summary["memory"] = asdict(next(iter(self._scenario.pools_by_name.values())).plan_memory())
         self._scenario.describe(summary, self._source.notes, self._hardware)

@@ -13,6 +13,7 @@ from sim.metrics.fleet import add_requests_by_pool
 from sim.metrics.folds.classes import MAX_FOLDED, ClassesFold
 from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.measured import MeasuredFold
+from sim.metrics.folds.plots import Plots, PlotsFold
 from sim.metrics.folds.sections import SectionFolds
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import PERCENTILE_ERROR
@@ -50,6 +51,7 @@ class RunFold:
         self.whole = ExactTotals()
         self.measured = MeasuredFold(len(setting.pools), setting.metrics.known_warmup_s)
         self.classes = {kind: ClassesFold(kind) for kind in KINDS}
+        self.more_plots = PlotsFold(setting.metrics.known_warmup_s)
         self.sections = SectionFolds(setting.new_sections())
         self.thinned = None if setting.thinned is None else ThinnedFold(setting.num_replicas)
 
@@ -69,6 +71,7 @@ class RunFold:
         self.measured.add(chunk, table, setting)
         for fold in self.classes.values():
             fold.add(table, window, setting.slo)
+        self.more_plots.add(chunk, table, window, setting)
         self.sections.add(chunk, window)
         if self.thinned is not None:
             self.thinned.add(table, window)
@@ -83,9 +86,16 @@ class RunFold:
         self.measured.merge(other.measured)
         for kind, fold in self.classes.items():
             fold.merge(other.classes[kind])
+        self.more_plots.merge(other.more_plots)
         self.sections.merge(other.sections)
         if self.thinned is not None and other.thinned is not None:
             self.thinned.merge(other.thinned)
+
+    @property
+    def plots(self) -> Plots:
+        """What the plots of the page show."""
+        sketches = {name: self.measured.sketches[name] for name in ("ttft", "tpot", "itl", "e2e")}
+        return Plots(sketches, self.measured.rates, self.more_plots)
 
     def summary(self, end: RunRecords) -> dict[str, Any]:
         """Returns the summary. end: the records of the whole run, whose tables may have no rows.

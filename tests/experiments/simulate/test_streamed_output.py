@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,10 @@ def simulate(folder, *arguments):
     return main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments])
 
 
+def titles_of(page):
+    return re.findall(r"<section><h2>(.*?)</h2>", page)
+
+
 def test_rows_and_counts_are_those_of_a_whole_run(tmp_path, capsys):
     whole, streamed = tmp_path / "whole", tmp_path / "streamed"
     assert simulate(whole, "output.report=false") == 0
@@ -43,9 +48,21 @@ def test_rows_and_counts_are_those_of_a_whole_run(tmp_path, capsys):
     assert summaries[0]["throughput"] == pytest.approx(summaries[1]["throughput"], rel=1e-9)
     assert {file.name for file in streamed.iterdir()} == {
         *("config.yaml", "summary.json", "records.json", "report.html"),
-        *("requests.parquet", "replicas.parquet", "series.parquet"),
+        *("requests.parquet", "replicas.parquet", "series.parquet", "plots.bin"),
     }
     capsys.readouterr()
+    drawn = (streamed / "report.html").read_text()
+    (streamed / "report.html").unlink()
+    assert main(["report", f"run={streamed}"]) == 0
+    again = (streamed / "report.html").read_text()
+    assert titles_of(again) == titles_of(drawn)
+    assert {"SLO attainment", "TTFT against prompt length", "Over time", "Iterations"} <= set(
+        titles_of(again)
+    )
+    (streamed / "plots.bin").write_bytes((streamed / "plots.bin").read_bytes()[:100])
+    assert main(["report", f"run={streamed}"]) == 2
+    assert "plots.bin is damaged or cut short" in capsys.readouterr().err
+    (streamed / "plots.bin").unlink()
     assert main(["report", f"run={streamed}"]) == 2
     assert (
         "the run has streamed its tables; simulate it again with output.tables=true"
