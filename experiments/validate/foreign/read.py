@@ -22,6 +22,8 @@ KNOWN = (
     f"{', '.join(request_tables.NEEDED)}; requests.parquet of windtunnel observe or simulate, or its folder; "
     "the JSON of vllm bench serve --save-detailed; aiperf's profile_export.jsonl"
 )
+PARTS = "part-*.parquet"
+"""Files of a table that a run has streamed: see `sim.report.streamed_tables`."""
 INSIDE = ("requests.parquet", "profile_export.jsonl", "requests.csv", "requests.csv.gz")
 """Files that are looked for in a folder, in this order."""
 
@@ -61,12 +63,12 @@ def _json(file: Path, prefix: Prefix) -> Measured:
 
 
 def _file(path: Path) -> Path:
-    if path.is_dir():
+    if path.is_dir() and not any(path.glob(PARTS)):
         for name in INSIDE:
-            if (path / name).is_file():
+            if (path / name).is_file() or any((path / name).glob(PARTS)):
                 return path / name
         raise ConfigError(f"against={path}: the folder has none of {', '.join(INSIDE)}; {KNOWN}")
-    if not path.is_file():
+    if not path.exists():
         if not path.parent.is_dir():
             raise ConfigError(f"against={path}: no such file; the folder {path.parent} does not exist either")
         close = nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))

@@ -234,7 +234,7 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 def _beside(file: Path, name: str) -> pd.DataFrame | None:
     other = file.with_name(name)
-    return _parquet(other) if other.is_file() else None
+    return _parquet(other) if other.exists() else None
 
 
 def _summary(folder: Path) -> dict[str, Any]:

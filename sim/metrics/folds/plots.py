@@ -1,4 +1,4 @@
-"""What the plots of report.html show, from parts of the records of a run."""
+"""Adds up what the plots of report.html show, from parts of the records of a run."""
 
 from __future__ import annotations
 

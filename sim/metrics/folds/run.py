@@ -93,7 +93,7 @@ class RunFold:
 
     @property
     def plots(self) -> Plots:
-        """What the plots of the page show."""
+        """Returns what the plots of the page show."""
         sketches = {name: self.measured.sketches[name] for name in ("ttft", "tpot", "itl", "e2e")}
         return Plots(sketches, self.measured.rates, self.more_plots)
 
