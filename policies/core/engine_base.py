@@ -364,7 +364,7 @@ class EngineBase:
         """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
 
         KV that the cache has here is not transferred; if the cache has all of it, there is no transfer. With
-        tier="live" the cache is not asked, as the other engine goes on decoding: see `extend_load`.
+        tier="live" the cache is not asked, as the other engine decodes on: see policies/core/live_load.py.
         Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
         first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
         be served.
@@ -376,24 +376,6 @@ class EngineBase:
             seq.num_swapped = migrant.num_computed
             seq.swap_tier = tier
         return seq
-
-    def extend_load(self, request_id: int, num_known: int, num_computed: int) -> bool:
-        """Extends a sequence whose KV another engine copies here while it goes on decoding it there.
-
-        num_known, num_computed: its tokens there, num_computed of which have KV that is copied or being
-        copied. Must be called between commit and plan. Returns false, and changes nothing, if there are no
-        blocks for them.
-        """
-        self._check_at_rest("extend_load")
-        seq, pool = self.loading[request_id], self.block_pool
-        num_before = seq.stored_computed
-        if pool.blocks_to_grow(seq, num_before, num_computed) > pool.num_free:
-            return False
-        seq.num_loading += num_computed - num_before
-        pool.grow(seq, num_before, num_computed)
-        seq.stored_computed = seq.num_found = seq.num_swapped = num_computed
-        seq.stored_known = num_known
-        return True
 
     def contain_errors(self, report: Report) -> None:
         """Has errors that policies raise about one sequence reported from now on, in place of raised.

@@ -7,8 +7,9 @@
 
 The source is asked for the state of the sequence at the end of an iteration (`Replica.at_boundary`). Then the
 target reserves a slot and blocks in its next plan, as for any sequence whose KV another engine has, and the
-full blocks are copied. What was written meanwhile is the next stage, and so on, until a stage is short enough
-for the sequence to stop. It keeps slot and blocks on the source until the last byte has arrived.
+full blocks are copied. What was written meanwhile is the next stage, the blocks of which are reserved at
+once, and so on, until a stage is short enough for the sequence to stop. It keeps slot and blocks on the
+source until the last byte has arrived.
 
 A migration ends without effect, and the request stays where it is, for the reasons of
 `sim.records.migrations.Outcome`. Blocks are copied whole or, in the last stage, as far as they are filled. A
@@ -17,12 +18,14 @@ copy does not slow iterations down: Llumnix's authors measured at most 1 %.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, nextafter
 
 from policies.core.limits import RejectedError
+from policies.core.live_load import extend_load, has_room
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import DECODING, LEAVING, Sequence
@@ -165,8 +168,10 @@ class LiveMigrations(GatewayAttachment):
         elif migration.stage >= self._policy.max_stages:
             self._give_up(migration, Outcome.too_long)
             return
-        reserve = self._adopt if migration.stage == 1 else self._extend
-        migration.target.at_boundary(partial(reserve, migration, num_known, num_tokens))
+        if migration.stage == 1:
+            migration.target.at_boundary(partial(self._adopt, migration, num_known, num_tokens))
+        else:
+            self._extend(migration, num_known, num_tokens)
 
     def _stop(self, migration: LiveMigration, seq: Sequence) -> None:
         """Stops a sequence on the source; it keeps slot and blocks."""
@@ -209,10 +214,13 @@ class LiveMigrations(GatewayAttachment):
             self._give_up(migration, Outcome.no_room)
 
     def _extend(self, migration: LiveMigration, num_known: int, num_tokens: int) -> None:
-        """Reserves the blocks of a later stage, between two steps of the target, and copies it."""
-        if migration.is_over:
-            return
-        if migration.target.core.extend_load(migration.request.request_id, num_known, num_tokens):
+        """Reserves the blocks of a later stage, also during an iteration of the target, and copies it."""
+        request_id, target = migration.request.request_id, migration.target
+        core, step, num_due_blocks = target.core, target.step, 0
+        if step is not None and (num_ended := bisect_left(step.ends_s, self._clock.now)):
+            num_due_blocks = core.blocks_of_repeats(step.plan, num_ended)
+        if has_room(core, request_id, num_tokens, num_due_blocks):
+            target.at_boundary(partial(extend_load, core, request_id, num_known, num_tokens))
             self._send(migration, num_tokens)
         else:
             self._give_up(migration, Outcome.no_room)
@@ -256,7 +264,7 @@ class LiveMigrations(GatewayAttachment):
         moves.num_preemptions = stays.num_preemptions
         target.recorder.events.has_live(request_id, migration.stopped_s)
         self._sides[target.index].received(request_id)
-        target.loaded(request_id)
+        target.at_boundary(partial(target.loaded, request_id))  # after the blocks were taken
         source.release_migrated(request_id, partial(self._released, migration))
 
     def _released(self, migration: LiveMigration, seq: Sequence) -> None:

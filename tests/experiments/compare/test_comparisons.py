@@ -30,6 +30,7 @@ def test_the_comparisons_that_the_field_knows_are_shipped():
         "rag_prefix_sharing",
         "agent_tasks",
         "model_turns",
+        "live_migration",
     } <= SHIPPED.keys()
 
 
@@ -76,6 +77,8 @@ EVENTS = [
     ("agent_tasks", "fcfs", "waiting.by_cause_s.slot"),
     ("agent_tasks", "progress", "by_priority.-9.requests.finished"),
     ("model_turns", "turns_level_1", "waiting.by_cause_s.gateway"),
+    pytest.param("live_migration", "freest", "preemptions", marks=pytest.mark.slow),
+    pytest.param("live_migration", "llumnix", "migrations.count", marks=pytest.mark.slow),
     pytest.param("retry_storm", "immediate", "retries.retries", marks=pytest.mark.slow),
     pytest.param("retry_storm", "budget_and_bound", "requests.rejected", marks=pytest.mark.slow),
     pytest.param("autoscaling_day", "utilisation", "scaling.starts", marks=pytest.mark.slow),

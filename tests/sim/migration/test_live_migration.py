@@ -73,18 +73,17 @@ def test_stages_and_downtime_by_hand(run, ask):
     assert figures["duration"]["mean_s"] == 4 * TICK_S
 
 
-def test_a_busy_replica_reserves_and_resumes_at_its_boundaries(run, ask):
+def test_a_busy_replica_resumes_at_its_next_boundary(run, ask):
     """The other replica has iterations from 0.25 on: it reserves 2 blocks at 4.25, sent until 6.25.
 
-    At 7 a third full block is to be sent, reserved at 7.25, sent until 8.25. At 9, of 16 tokens the last 4
-    are left: they fill a block, which may still be written to. It stops, the block is reserved at 9.25, sent
-    until 10.25, and the iteration that begins then has the request.
+    At 7 a third full block is reserved at once, and sent until 8. At 8, of 15 tokens the last 3 are left: it
+    stops, they are sent until 8.75, and the iteration that begins at 9.25 has the request.
     """
     records = run([ask(0.0, 8, 20), ask(0.25 * TICK_S, 8, 20)], (3.5, Move(0, 0, 1)))
     (one,) = records.migrations
-    assert [time_s / TICK_S for time_s in (one.stopped_s, one.ended_s, one.resumed_s)] == [9, 10.25, 10.25]
-    assert (one.num_stages, one.num_bytes) == (3, 16)
-    assert ticks(records, 0)[8:10] == [9, 11.25]
+    assert [time_s / TICK_S for time_s in (one.stopped_s, one.ended_s, one.resumed_s)] == [8, 8.75, 9.25]
+    assert (one.num_stages, one.num_bytes) == (3, 15)
+    assert ticks(records, 0)[7:9] == [8, 10.25]
     assert ticks(records, 1) == [n + 0.25 for n in range(1, 21)]
 
 
@@ -116,17 +115,16 @@ def test_without_room_the_request_stays(run, ask):
 
 
 def test_without_room_for_the_last_stage_the_request_goes_on_where_it_was(run, ask):
-    """Of 12 blocks, the other request has 8 at 4.25 and takes a ninth at 6.25; 3 are reserved by 7.25.
+    """Of 12 blocks, the other request has 8 at 4.25 and takes a ninth at 6.25; 3 are reserved by 7.
 
-    The last 4 of 16 tokens need one more at 9.25, and none is free: the request, which stands still from 9
-    on, goes on where it was. Its next token is out at 10.25.
+    The last 3 of 15 tokens need one more at 8, and none is free: the request goes on where it was.
     """
     asks = [ask(0.0, 8, 12), ask(0.25 * TICK_S, 27, 12)]
     records = run(asks, (3.5, Move(0, 0, 1)), num_blocks=12, last_stage_tokens=4)
     (one,) = records.migrations
-    assert (one.outcome, one.num_bytes, one.stopped_s) == (Outcome.no_room, 12, 9 * TICK_S)
+    assert (one.outcome, one.num_bytes, one.stopped_s) == (Outcome.no_room, 12, 8 * TICK_S)
     assert records.requests.replica.tolist() == [0, 1]
-    assert ticks(records, 0) == [*range(1, 10), 10.25, 11.25, 12.25]
+    assert ticks(records, 0) == [*range(1, 13)]
     assert ticks(records, 1) == [n + 0.25 for n in range(1, 13)]
 
 
