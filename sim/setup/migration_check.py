@@ -45,8 +45,6 @@ def _of_run(cluster: ClusterSettings, sim: SimSettings) -> Iterator[tuple[str, s
 
 def _of_pools(pools: Mapping[str, PoolSettings]) -> Iterator[tuple[str, str]]:
     """Yields settings of pools that exclude migration, and what can be set instead."""
-    if all(pool.replicas == 1 and pool.scaling is None for pool in pools.values()):
-        yield "replicas=1: no pool has another replica to which a request could move", "set replicas >= 2"
     for name, pool in pools.items():
         where = f"pools.{name}." if name else ""
         if pool.role != "mixed":
@@ -72,3 +70,5 @@ def _of_pools(pools: Mapping[str, PoolSettings]) -> Iterator[tuple[str, str]]:
                 "block, or drops a part of it",
                 f"choose {where}caching=paged, prefix or radix",
             )
+    if all(pool.replicas == 1 and pool.scaling is None for pool in pools.values()):
+        yield "replicas=1: no pool has another replica to which a request could move", "set replicas >= 2"

@@ -175,7 +175,7 @@ def _event(row: Any, story: RequestStory) -> str:
         "arrive": f"arrived with {row.tokens:,} prompt tokens",
         "first_token": "first token",
         "loaded": "loading has finished",
-        "hand_over": f"prefill finished{at}; KV of {row.tokens:,} of {of} is kept until its transfer",
+        "hand_over": _handed_over(row, story, at),
         "adopt": f"continues{at}: KV of {row.tokens:,} of {of} has arrived",
         "admit": f"admitted{at}: {row.tokens:,} of {of} found in the cache",
         "resume": f"admitted again{at}: {row.tokens:,} of {of} found in the cache",
@@ -183,3 +183,11 @@ def _event(row: Any, story: RequestStory) -> str:
         "prefilled": "first token after the preemption",
         "unserved": "left the queue without being served" if story.request["status"] == "aborted" else "",
     }.get(event, "")
+
+
+def _handed_over(row: Any, story: RequestStory, at: str) -> str:
+    """Describes the stop of a sequence that another replica continues: after its prefill, or a migration."""
+    if any(r.event == "first_token" and r.time_s < row.time_s for r in story.rows):
+        return f"stands still{at} for its live migration, in which the rest of its KV is copied"
+    of = wording.plural(row.of_tokens, "token")
+    return f"prefill finished{at}; KV of {row.tokens:,} of {of} is kept until its transfer"
