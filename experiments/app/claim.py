@@ -28,7 +28,7 @@ TABLES = (
 RESULTS = (
     *("config.yaml", "multirun.yaml", "summary.json", "records.json", "timeline.json", "vllm_bench.json"),
     *("recording.json", "events.jsonl", "steps.parquet", "tokens.parquet"),
-    *("requests.csv.gz", "error.txt"),
+    *("requests.csv.gz", "error.txt", "plots.bin"),
     *("simulated_*.parquet", "measured_*.parquet", ".*.part"),
     *(f"{name}.{kind}" for name in STUDIES for kind in ("json", "html")),
     *(f"{name}.parquet" for name in TABLES),

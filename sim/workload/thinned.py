@@ -104,6 +104,7 @@ class ThinnedSource:
         )
         self.has_turns = first is not None and _shows_turns(first)
         """Whether requests of a session, as far as the first request shows, share their prompts."""
+        self._is_taken = False
         self._keeps_one_in = keeps_one_in
         self._seed = seed
         self._by_family = by_family
@@ -118,7 +119,16 @@ class ThinnedSource:
         return self._source.notes
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the kept requests as columns."""
+        """Yields the kept requests as columns.
+
+        Raises RuntimeError at the second call if the other source has no columns: it makes its requests once.
+        """
+        if self._once is not None and self._is_taken:
+            raise RuntimeError(
+                "the requests of this source are made once, as it has no columns, and have been taken; "
+                "create the source again"
+            )
+        self._is_taken = True
         self._num_created, self._owed_2 = 0, np.zeros(2)
         whole = chunks_of(self._source) if self._once is None else self._once
         for number, chunk in enumerate(whole):

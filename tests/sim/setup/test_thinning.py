@@ -195,3 +195,10 @@ def test_intervals_of_random_fleets_hold():
         for _, true, found in checked(*random_fleet(draw))
     ]
     assert np.mean(held) > 0.9
+
+
+def test_requests_that_are_made_once_are_not_given_twice():
+    thinned = ThinnedSource(source_of([None] * 64), 2, seed=0, by_family=False)
+    assert len(list(thinned.arrivals())) == 32
+    with pytest.raises(RuntimeError, match=r"have been taken; create the source again"):
+        list(thinned.arrivals())
