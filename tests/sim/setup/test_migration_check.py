@@ -1,5 +1,8 @@
 """Settings with which running requests cannot move between replicas."""
 
+import subprocess
+import sys
+
 import pytest
 
 from sim import simulate
@@ -37,3 +40,11 @@ def test_a_run_with_a_policy_has_figures_and_others_have_none():
     found = simulate(**USUAL).summary
     assert found["migrations"]["count"] == 0
     assert "migrations" not in simulate(**USUAL | {"migration": "none"}).summary
+
+
+def test_a_plain_run_does_not_import_the_mechanism():
+    code = (
+        "import sys; from sim import simulate; simulate(workload='poisson', workload__num_requests=5); "
+        "assert not [name for name in sys.modules if name.startswith('sim.migration')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
