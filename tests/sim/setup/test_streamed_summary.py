@@ -119,7 +119,12 @@ def test_every_trace(name, tmp_path, monkeypatch):
     check([f"workload={name}", f"workload.path={tmp_path / 'trace'}"], monkeypatch)
 
 
-@pytest.mark.parametrize("name", MORE)
+SLOW = {"tasks and clients in a mix", "clients with several samples", "classes", "clients with speculation"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MORE]
+)
 def test_other_features(name, monkeypatch):
     overrides = MORE[name]
     if "workload=poisson" in overrides:
