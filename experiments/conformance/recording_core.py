@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from policies.caching.group_pool import GroupPool
 from policies.caching.pool import BlockPool
 from policies.caching.prefix_pool import PrefixPool
 from policies.core.async_engine import AsyncEngineCore
@@ -72,7 +73,10 @@ class Recorded(Engine):
                 [seq.request_id for seq in plan.preempted],
                 0,
             )
-            self._check_block_ids(plan)
+            if not isinstance(
+                self.block_pool, GroupPool
+            ):  # its blocks have no ids: the engine refuses KV groups
+                self._check_block_ids(plan)
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:

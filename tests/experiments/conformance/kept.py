@@ -1,6 +1,7 @@
 """Counts of the worlds in which a claim was checked, so that a test sees that it was."""
 
 from dataclasses import replace
+from functools import wraps
 
 from experiments.conformance.claims import Claim
 
@@ -12,6 +13,7 @@ def num_kept(claim: Claim, num_worlds: int) -> int:
     """
     kept = []
 
+    @wraps(claim.promise)  # a broken promise is told by its docstring
     def promise(world):
         claim.promise(world)
         kept.append(world)
