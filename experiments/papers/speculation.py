@@ -20,7 +20,8 @@ from statistics import median
 from typing import NamedTuple
 
 from experiments.papers.constant_passes import ConstantPasses
-from experiments.papers.speculation_rows import COMPARISONS, Comparison, Row
+from experiments.papers.published_speedups import Comparison, Row
+from experiments.papers.speculation_rows import COMPARISONS
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.speculation.model import decodes_with_drafts

@@ -252,7 +252,7 @@ class LiveMigrations(GatewayAttachment):
         """Lets the target continue a sequence all KV of which it has, and frees it on the source."""
         migration.is_over = True
         request, source, target = migration.request, migration.source, migration.target
-        request_id, _now = request.request_id, self._clock.now
+        request_id = request.request_id
         del self._in_progress[request_id]
         self._moved[request_id] = self._record(migration, Outcome.moved)
         attempt = self._gateway.attempts[request_id]

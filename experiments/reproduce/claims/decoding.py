@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from experiments.papers.published_speedups import Comparison, mean_tokens
+from experiments.papers.published_speedups import Row as Draft
 from experiments.papers.speculation import speedup
-from experiments.papers.speculation_rows import Comparison, mean_tokens
-from experiments.papers.speculation_rows import Row as Draft
 from experiments.reproduce.claims.built import decode
 from experiments.reproduce.claims.sources import BOOK
 from experiments.reproduce.rows import Computed, Family, Row, Source

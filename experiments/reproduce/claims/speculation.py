@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from experiments.papers.published_speedups import Comparison, mean_tokens
+from experiments.papers.published_speedups import Row as Draft
 from experiments.papers.speculation import simulated, speedup
-from experiments.papers.speculation_rows import (
-    CHINCHILLA,
-    LEVIATHAN,
-    MEDUSA,
-    SPEC_BENCH,
-    Comparison,
-    mean_tokens,
-)
-from experiments.papers.speculation_rows import Row as Draft
+from experiments.papers.speculation_rows import CHINCHILLA, LEVIATHAN, MEDUSA, SPEC_BENCH
 from experiments.reproduce.claims.built import decode
 from experiments.reproduce.claims.sources import BOOK
 from experiments.reproduce.rows import EXACT, Computed, Family, Row, Sampled, Source

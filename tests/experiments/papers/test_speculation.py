@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.papers.published_speedups import Comparison, Row, mean_tokens
 from experiments.papers.speculation import engines, kinds, median_error, report, results, simulated, speedup
-from experiments.papers.speculation_rows import COMPARISONS, Comparison, Row, mean_tokens
+from experiments.papers.speculation_rows import COMPARISONS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "published_effects.md"
 MARK = "<!-- printed by: python -m experiments.papers.speculation -->\n```\n"
