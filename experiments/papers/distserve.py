@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,15 +141,16 @@ SUMMARIES = Application(
 APPLICATIONS = (CHAT, CODE, SUMMARIES)
 
 
-def largest_attained(
+@contextmanager
+def attainment(
     application: Application,
     engine: Engine,
     num_seeds: int,
     *,
     priced_as: Engine | None = None,
     num_runs: int = 1,
-) -> float:
-    """Returns the largest requests/s per GPU with TARGET of the requests within both limits.
+) -> Iterator[Callable[[float], float]]:
+    """Yields a function of the requests/s per GPU: the share of the requests within both limits.
 
     priced_as: engine whose measured times are used; None: our roofline. num_runs: factor on the number of
     requests.
@@ -163,7 +165,7 @@ def largest_attained(
             _write_requests(path, application, num_requests, seed)
         config = source.compose([*COMMON, f"workload.path={paths[0]}", *application.overrides(engine)])
 
-        def attained(rate: float) -> bool:
+        def share(rate: float) -> float:
             config.load = rate * num_gpus
             shares = []
             for path in paths:
@@ -173,15 +175,38 @@ def largest_attained(
                     pools = {name: replace(pool, latency=profiled) for name, pool in scenario.pools.items()}
                     scenario = replace(scenario, latency=profiled, pools=pools)
                 shares.append(scenario.run().summary["goodput"]["share"])
-            return bool(np.mean(shares) >= TARGET)
+            return float(np.mean(shares))
 
-        return largest_rate(attained, start=application.start, ratio=SEARCH_RATIO)
+        yield share
+
+
+def largest_attained(
+    application: Application,
+    engine: Engine,
+    num_seeds: int,
+    *,
+    priced_as: Engine | None = None,
+    num_runs: int = 1,
+) -> float:
+    """Returns the largest requests/s per GPU with TARGET of the requests within both limits.
+
+    priced_as, num_runs: as for `attainment`.
+    """
+    with attainment(application, engine, num_seeds, priced_as=priced_as, num_runs=num_runs) as share:
+        return largest_rate(lambda rate: share(rate) >= TARGET, start=application.start, ratio=SEARCH_RATIO)
 
 
 def gain(application: Application, num_seeds: int = NUM_SEEDS) -> float:
     """Returns DistServe's largest rate per GPU over vLLM's, each with its own measured times."""
     ours, other = (largest_attained(application, engine, num_seeds, priced_as=engine) for engine in ENGINES)
     return ours / other
+
+
+def attained_as_published(application: Application, engine: Engine) -> float:
+    """Returns the share of the requests within both limits at the engine's published rate, with its times."""
+    rate = application.published[ENGINES.index(engine)]
+    with attainment(application, engine, NUM_SEEDS, priced_as=engine) as share:
+        return share(rate)
 
 
 def _write_requests(path: Path, application: Application, num_requests: int, seed: int) -> None:

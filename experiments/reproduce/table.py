@@ -16,7 +16,7 @@ from sim.metrics.summary import plain_json
 from sim.report.wording import plural
 
 HEADINGS = ("", "published", "ours", "ratio", "")
-VERBS = {State.HOLDS: "hold", State.DIFFERS: "differ", State.FELL_OUT: "fell out", State.MISSING: "not run"}
+PLURALS = {State.HOLDS: "hold", State.DIFFERS: "differ"}
 COLOURS = {State.HOLDS: "green", State.DIFFERS: "yellow", State.FELL_OUT: "bold red", State.MISSING: "dim"}
 
 
@@ -41,7 +41,11 @@ def print_gallery(judged: Sequence[Judged], console: Console) -> None:
 def count_line(judged: Sequence[Judged]) -> str:
     """Returns the numbers of rows by state, as a sentence."""
     counts = {state: len(of_state(judged, state)) for state in State}
-    words = [f"{count} {VERBS[state]}" for state, count in counts.items() if count]
+    words = [
+        f"{count} {state.value if count == 1 else PLURALS.get(state, state.value)}"
+        for state, count in counts.items()
+        if count
+    ]
     return f"{plural(sum(counts.values()), 'row')}: {', '.join(words)}."
 
 

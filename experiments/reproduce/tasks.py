@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.app.output_file import file_errors_reported
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
 from experiments.reproduce.rows import Compared, Computed, Row, Sampled, Searched
@@ -29,6 +30,7 @@ from sim.settings.json_files import read_json_object
 
 OWN_CODE = ("reproduce", "papers")
 """Folders of `experiments` that the functions of rows are in."""
+CURE = "choose another folder with cache=, or cache=null"
 VALUE = "value"
 NAN = math.nan
 
@@ -124,19 +126,23 @@ def done(
     """Does all tasks of the plan; returns their results by key, and whether Ctrl-C ended it early.
 
     cache: folder of the results of earlier commands with the same code and settings; None: nothing is kept.
+    Raises CannotWriteError if it cannot be made or written.
     """
     tasks = plan.tasks()
     files = {} if cache is None else _files(tasks, cache, dirs)
     results = {key: kept for key, file in files.items() if (kept := _read(file)) is not None}
     left = [key for key in tasks if key not in results]
+    if cache is not None and left:
+        with file_errors_reported(cache, CURE):
+            cache.mkdir(parents=True, exist_ok=True)  # before the runs, which take minutes
     with ctrl_c_noted() as interrupt:
         outcomes = in_turn(_result, [tasks[key] for key in left], max(min(jobs, len(left)), 1), interrupt)
         for index, result in outcomes:
             key = left[index]
             results[key] = result
-            if key in files:
-                files[key].parent.mkdir(parents=True, exist_ok=True)
-                write_whole(files[key], json.dumps(result))
+            if cache is not None:
+                with file_errors_reported(cache, CURE):
+                    write_whole(files[key], json.dumps(result))
             report(len(results), len(tasks))
         return results, interrupt.noted and len(results) < len(tasks)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.papers.distserve import APPLICATIONS, CHAT, SUMMARIES, largest_attained
+from experiments.papers.distserve import APPLICATIONS, CHAT, SUMMARIES, attainment, largest_attained
 from experiments.papers.distserve_lengths import (
     MAX_LENGTH,
     humaneval,
@@ -95,6 +95,18 @@ def test_all_layouts_of_the_applications_were_measured():
 
 def test_gpus_of_the_chatbot():
     assert (CHAT.num_gpus("vllm"), CHAT.num_gpus("distserve")) == (1, 3)
+
+
+def test_an_idle_vllm_misses_the_limit_with_the_long_prompts_only():
+    """So at most 89 to 93 % of 100 chats are within the limits, whatever the rate."""
+    rng = np.random.default_rng(0)
+    rng.exponential(size=100)  # the arrivals, which are drawn first
+    prompts, _ = sharegpt(rng, 100)
+    start, per_token, per_square = TIMES["vllm", "opt-13b", 1].prompts
+    in_time = start + per_token * prompts + per_square * prompts**2 <= 1e3 * CHAT.ttft_s
+    with attainment(CHAT, "vllm", 1, priced_as="vllm") as share:
+        assert share(1e-3) == in_time.mean() == 0.89
+        assert share(0.5) < 0.89
 
 
 @pytest.mark.slow

@@ -138,6 +138,11 @@ def toy_search() -> float:
     return 10.0
 
 
+def toy_fail() -> float:
+    """Stands for a function that must not be called."""
+    raise AssertionError("the run began")
+
+
 def toy_sample(seed: int) -> float:
     """Stands for a function of the seed that simulates."""
     return 9.0 + seed
@@ -153,7 +158,7 @@ def test_a_row_that_falls_out_of_its_band_gives_exit_code_3(tmp_path, monkeypatc
     assert reproduce(tmp_path) == 3
     printed = capsys.readouterr()
     assert printed.err == "windtunnel: 1 row fell out of the band: toy\n"
-    assert "2 rows: 1 hold, 1 fell out." in printed.out
+    assert "2 rows: 1 holds, 1 fell out." in printed.out
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
     assert [row["state"] for row in rows] == ["fell out", "holds"]
     assert "Toy et al., 2024 (not read here)" in (tmp_path / "out" / "gallery.html").read_text()
@@ -215,6 +220,14 @@ def test_a_function_of_the_seed_has_an_interval_over_all_seeds(tmp_path, monkeyp
     half = 4.303 / math.sqrt(3)  # Student's t with two degrees of freedom, standard deviation 1
     assert row["ours"] == pytest.approx({"mean": 10.0, "low": 10.0 - half, "high": 10.0 + half}, rel=1e-3)
     assert len(list((tmp_path / "kept").iterdir())) == 3
+
+
+def test_a_cache_that_cannot_be_made_is_reported_before_the_runs(tmp_path, monkeypatch, capsys):
+    use(monkeypatch, make_row(ours=Searched(function=toy_fail)))
+    (tmp_path / "file").touch()
+    settings = [f"cache={tmp_path}/file/kept", f"hydra.run.dir={tmp_path}/out", "jobs=1"]
+    assert main(["reproduce", *settings]) == 1
+    assert "choose another folder with cache=, or cache=null" in capsys.readouterr().err
 
 
 def test_a_damaged_kept_result_is_computed_again(tmp_path, monkeypatch):
