@@ -1,4 +1,4 @@
-"""Page gallery.html: a figure, a table and the sources of every family."""
+"""Page gallery.html: a figure, a table, settings and sources of every family."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from experiments.reproduce.rows import Row
 from experiments.reproduce.table import count_line, source_text
 from experiments.reproduce.verdicts import Judged, State, Verdict
 from experiments.study.verdicts import LEVEL
 from sim.report.look import GREEN, GREY, ORANGE, RED, log_axis, styled
-from sim.report.plain_page import drawn, listed, table, write_page
+from sim.report.plain_page import drawn, table, write_page
 
 COLOURS = {State.HOLDS: GREEN, State.DIFFERS: ORANGE, State.FELL_OUT: RED, State.MISSING: GREY}
 ROW_PX = 26
@@ -39,29 +40,21 @@ def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) ->
 
 
 def _section(part: Judged) -> str:
-    rows = [["claim", "row", "published", "ours", "ratio", "", "setting"]]
+    rows = [["claim", "published", "ours", "ratio", ""]]
     for verdict in part.verdicts:
         row = verdict.row
-        rows.append(
-            [
-                row.claim,
-                row.name,
-                row.published_text,
-                verdict.ours_text,
-                verdict.ratio_text,
-                verdict.state.value,
-                row.setting,
-            ]
-        )
-    reasons = [f"{verdict.row.name}: {verdict.row.why}" for verdict in part.verdicts if verdict.row.why]
-    return "".join(
-        [
-            drawn(figure(part.verdicts)),
-            table(rows),
-            listed(reasons),
-            f"<p>Sources</p><ul>{''.join(f'<li>{line}</li>' for line in _sources(part.verdicts))}</ul>",
-        ]
-    )
+        claim = f"{row.claim} [{row.name}]"
+        rows.append([claim, row.published_text, verdict.ours_text, verdict.ratio_text, verdict.state.value])
+    notes = "".join(f"<li>{_note(verdict.row)}</li>" for verdict in part.verdicts)
+    return f"{drawn(figure(part.verdicts))}{table(rows)}<ul>{notes}</ul>"
+
+
+def _note(row: Row) -> str:
+    """Returns the setting of a row, its source with a link, and the sentence on a difference, as HTML."""
+    source = html.escape(source_text(row.source))
+    if row.source.url:
+        source = f'<a href="{html.escape(row.source.url)}" rel="noreferrer">{source}</a>'
+    return f"{row.name}: {html.escape(row.setting)}. From: {source}. {html.escape(row.why)}".rstrip()
 
 
 def figure(verdicts: Sequence[Verdict]) -> go.Figure:
@@ -118,15 +111,3 @@ def _ends(verdict: Verdict) -> tuple[float, float, float]:
     if low == 0:
         return high / OPEN_END, high, high
     return low, high, math.sqrt(low * high)
-
-
-def _sources(verdicts: Sequence[Verdict]) -> list[str]:
-    lines: dict[str, None] = {}
-    for verdict in verdicts:
-        source = verdict.row.source
-        text = html.escape(source_text(source))
-        if source.url:
-            link = html.escape(source.url, quote=True)
-            text += f' <a href="{link}" rel="noreferrer">{link}</a>'
-        lines[text] = None
-    return list(lines)

@@ -181,6 +181,16 @@ def test_a_row_that_is_known_to_differ_gives_exit_code_0(tmp_path, monkeypatch, 
     assert not (tmp_path / "out" / "gallery.html").exists()
 
 
+def test_the_page_has_setting_source_and_reason_of_each_row(tmp_path, monkeypatch):
+    source = Source("Toy et al., 2024", "https://toy.example/?a=1&b=2", was_read=True)
+    use(monkeypatch, make_row(13.0, differs=True, why="A & B.", source=source))
+    assert reproduce(tmp_path) == 0
+    link = '<a href="https://toy.example/?a=1&amp;b=2" rel="noreferrer">Toy et al., 2024</a>'
+    page = (tmp_path / "out" / "gallery.html").read_text()
+    assert f"<li>toy: none. From: {link}. A &amp; B.</li>" in page
+    assert "<th>a toy [toy]</th><td>10 times</td><td>13 times</td><td>1.30</td><td>differs</td>" in page
+
+
 def test_a_row_without_a_known_cause_is_named(tmp_path, monkeypatch, capsys):
     use(monkeypatch, make_row(13.0))
     assert reproduce(tmp_path, "report=false") == 3
