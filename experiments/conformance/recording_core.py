@@ -73,9 +73,8 @@ class Recorded(Engine):
                 [seq.request_id for seq in plan.preempted],
                 0,
             )
-            if not isinstance(
-                self.block_pool, GroupPool
-            ):  # its blocks have no ids: the engine refuses KV groups
+            # Blocks of a pool with KV groups have no ids, as the engine refuses them.
+            if not isinstance(self.block_pool, GroupPool):
                 self._check_block_ids(plan)
         return plan
 
