@@ -21,7 +21,7 @@ from sim.settings.scenario import run
 from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 from sim.workload.listed import ListedSource, busiest_window, listed
 
 KEPT = 6
@@ -100,7 +100,7 @@ class Probe:
         source: Source | None = sessions_of(replace(scenario, load=1.0))
         if source is None:
             source, _ = traffic(self.scenario, seed, self.window_s)
-        result = run(scenario, source if self.load == 1 else FasterSource(source, self.load))
+        result = run(scenario, source if self.load == 1 else faster(source, self.load))
         if result.records.interrupted:
             raise KeyboardInterrupt  # an incomplete run has no figures
         return _measured(result, self.replicas * self.scenario.layout.num_devices)

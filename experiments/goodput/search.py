@@ -23,7 +23,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 
 FINER = 1.25
 """Factor between rates if the highest rate is already known roughly from shorter runs."""
@@ -91,7 +91,7 @@ class Arm:
             raise ConfigError(
                 f"workload: {num_requests} requests have no rate; use a workload with more requests"
             )
-        result = run(scenario, FasterSource(source, rate / own_rate))
+        result = run(scenario, faster(source, rate / own_rate))
         if result.records.interrupted:
             raise KeyboardInterrupt  # an incomplete run has no figures
         return self._measured(result, rate)

@@ -39,7 +39,7 @@ from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, wor
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
 from sim.workload.base import Source, Workload, WorkloadNotes
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 from sim.workload.longer import LongerSource
 from sim.workload.marked import answers_of, branching_key
 from sim.workload.own_figures import own_figures, own_latencies
@@ -237,7 +237,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 prompt_scale=self.prompt_scale,
                 output_scale=self.output_scale,
             )
-        return source if self.load == 1 else FasterSource(source, self.load)
+        return source if self.load == 1 else faster(source, self.load)
 
     def future(self) -> FutureUses | None:
         """Returns the future requests, for a cache that is an offline bound; None for all other caches."""

@@ -99,7 +99,7 @@ def assign(
 
 def _chunks(source: Source, until_s: float) -> Iterator[Chunk]:
     """Yields the requests, up to the first that arrives after until_s."""
-    for chunk in chunks_of(source):
+    for chunk in chunks_of(source, until_s):
         num_due = int(np.searchsorted(chunk.at_s, until_s, side="right"))
         if num_due < len(chunk):  # a run reads one request ahead, which the notes of its traffic count
             yield chunk.where(slice(num_due + 1))

@@ -137,7 +137,7 @@ class WindowGateway:
         """
         ahead: list[int] = []
         until_s, next_s = -inf, -inf
-        for arrival in arrivals_of(chunks_of(self._source)):
+        for arrival in arrivals_of(chunks_of(self._source, self._until_s)):
             at_s = arrival.at_s
             if at_s > self._until_s:
                 ahead.append(0)  # it will not arrive, but the run has more requests

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice, repeat
-from math import isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -154,12 +154,15 @@ class ChunkedSource(Protocol):
         ...
 
 
-def chunks_of(source: Source) -> Iterator[Chunk]:
+def chunks_of(source: Source, until_s: float = inf) -> Iterator[Chunk]:
     """Returns the open-loop requests of any source as chunks.
 
-    A source without columns makes all of its requests first, one chunk after the other.
+    A source without columns makes all of its requests first, one chunk after the other. until_s: end of the
+    run; such a source makes one request that arrives later, as in a run of one process, and no more.
     """
-    return source.chunks() if isinstance(source, ChunkedSource) else _chunks_of_made(source.arrivals())
+    if isinstance(source, ChunkedSource):
+        return source.chunks()
+    return _chunks_of_made(_up_to(until_s, source.arrivals()))
 
 
 class PartOfSource:
@@ -226,6 +229,14 @@ def rows_where(columns: Columns, rows: BoolArray | IntArray | slice) -> Columns:
 def objects(values: Sequence[Any]) -> ObjectArray:
     """Returns an array [N] of Python objects, also of tuples."""
     return np.fromiter(values, np.object_, len(values))
+
+
+def _up_to(until_s: float, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+    """Yields the arrivals up to the first that is later than until_s."""
+    for arrival in arrivals:
+        yield arrival
+        if arrival.at_s > until_s:
+            return
 
 
 def _chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:

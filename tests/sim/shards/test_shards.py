@@ -53,6 +53,9 @@ WORLDS = {
     "a limit of time": (*FEW, "sim.until_s=1.5"),
     "predictions": (*FEW, "scheduling=shortest_job_first", "prediction=histogram"),
     "load": (*FEW, "prompt_scale=2", "output_scale=0.5"),
+    "prompts cut to the context": (
+        *FEW, "prompt_scale=2", "engine.max_model_len=512", "sim.until_s=1.5",
+    ),
     "two models": (
         "++pools={a: {replicas: 3}, b: {model: llama3_2_1b, replicas: 2, hardware: l40s}}",
         "workload=callers", "++workload.models={smollm2-135m: 2, llama-3.2-1b: 1}",

@@ -12,7 +12,7 @@ from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Poisson
 from sim.workload.base import WorkloadNotes
 from sim.workload.chunks import ROWS, PartOfSource, arrivals_of, chunks_of
 from sim.workload.distributions import Exponential, Lognormal
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 from sim.workload.lengths import Lengths
 from sim.workload.marked import WithCallers
 from sim.workload.streams import stream
@@ -58,11 +58,9 @@ def make_table(num=9_000):
         lambda: source_of(make_synthetic(arrivals=AllAtOnce())),
         lambda: source_of(WithCallers(of=make_synthetic(), tenants={"a": 1.0, "b": 2.0}, models={"m": 1.0})),
         make_table,
-        lambda: FasterSource(make_table(), 1.7),
-        lambda: FasterSource(
-            source_of(make_synthetic(priority_shares=(0.5, 0.5), deadlines_s=(3.3, None))), 0.3
-        ),
-        lambda: FasterSource(source_of(WithCallers(of=make_synthetic(), tenants={"a": 1.0})), 3.0),
+        lambda: faster(make_table(), 1.7),
+        lambda: faster(source_of(make_synthetic(priority_shares=(0.5, 0.5), deadlines_s=(3.3, None))), 0.3),
+        lambda: faster(source_of(WithCallers(of=make_synthetic(), tenants={"a": 1.0})), 3.0),
     ],
     ids=["plain", "exact", "samples", "batch", "callers", "table", "faster", "deadlines", "objects"],
 )

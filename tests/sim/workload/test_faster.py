@@ -5,7 +5,7 @@ import pytest
 
 from policies.core.request import Prompt, Request
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 
 
 class ThreeRequests:
@@ -22,7 +22,7 @@ class ThreeRequests:
 
 @pytest.mark.parametrize("load", [2.0, 0.5])
 def test_arrivals_are_scaled_and_nothing_else(load):
-    source = FasterSource(ThreeRequests(), load)
+    source = faster(ThreeRequests(), load)
     given, made = list(ThreeRequests().arrivals()), list(source.arrivals())
     assert [one.at_s for one in made] == pytest.approx(np.array([1.0, 4.0, 9.0]) / load)
     assert [one.request.arrival_s for one in made] == pytest.approx(np.array([1.0, 3.0, 9.0]) / load)
@@ -36,5 +36,5 @@ def test_arrivals_are_scaled_and_nothing_else(load):
 
 
 def test_what_follows_from_an_answer_does_so_as_fast_as_before():
-    (follow_up,) = FasterSource(ThreeRequests(), 4.0).follow_ups(Request(0, 1.0, Prompt(5)), 100.0, 7)
+    (follow_up,) = faster(ThreeRequests(), 4.0).follow_ups(Request(0, 1.0, Prompt(5)), 100.0, 7)
     assert follow_up.request.arrival_s == 120.0

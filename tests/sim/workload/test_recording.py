@@ -7,7 +7,7 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
 from sim.workload.base import Arrival
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 from sim.workload.recording import Recording
 from sim.workload.traffic_log import FILE, TrafficLog
 
@@ -60,7 +60,7 @@ def test_prompts_are_clipped_to_the_context_and_keep_their_beginning(recorded):
 
 
 def test_at_twice_the_load_clients_are_as_patient_as_before(recorded):
-    source = FasterSource(Recording(path=recorded()).source(seed=0, max_model_len=100), 2.0)
+    source = faster(Recording(path=recorded()).source(seed=0, max_model_len=100), 2.0)
     *_, last = source.arrivals()
     assert (last.at_s, last.gives_up_s) == (1.0, 1.5)
 

@@ -9,7 +9,7 @@ import zstandard
 
 from policies.core.request import Segment
 from sim.workload.csv_traces import AzureCsv, BurstGptCsv, PlainCsv, VidurCsv
-from sim.workload.faster import FasterSource
+from sim.workload.faster import faster
 from sim.workload.mooncake import BailianJsonl, MooncakeJsonl
 from sim.workload.traces import Trace
 
@@ -174,9 +174,9 @@ def test_each_seed_replays_a_window_of_its_own(tmp_path):
 
 def test_load_compresses_the_window(tmp_path):
     trace = PlainCsv(path=write(tmp_path, PLAIN), start_s=2.0)
-    faster = FasterSource(trace.source(seed=0, max_model_len=99), 2.0)
+    quick = faster(trace.source(seed=0, max_model_len=99), 2.0)
     assert [
-        (a.request.arrival_s, a.request.prompt.num_tokens, a.num_output_tokens) for a in faster.arrivals()
+        (a.request.arrival_s, a.request.prompt.num_tokens, a.num_output_tokens) for a in quick.arrivals()
     ] == [
         (0.25, 20, 2),
         (1.25, 30, 3),
