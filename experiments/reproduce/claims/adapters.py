@@ -33,7 +33,7 @@ FAMILY = Family(
                 over="merged",
                 at=1000,
             ),
-            why="Its engine reaches 1,044 tokens/s, our roofline 1,310; adapter kernels are not calibrated.",
+            why="Its engine reaches 1,044 tokens/s, our roofline 1,330; adapter kernels are not calibrated.",
         ),
         Row(
             name="slora",

@@ -140,8 +140,8 @@ FAMILY = Family(
             BILL,
             TURNS,
             why=(
-                "Another setting, which is not published: with the writes at 1.25 times the price and the "
-                "outputs, both of which ours has, the next two rows give 53 and 55 %."
+                "The lengths and times of the turns are not published. The next two rows have settings that "
+                "would give the figure: longer answers, or two turns for which the cache has expired."
             ),
         ),
         Row(
