@@ -52,7 +52,7 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
     folder's config may name any class that can be imported; see `check_recorded`. Raises ConfigError for a
     folder that lacks files.
     """
-    is_streamed = (folder / PLOTS).is_file() and not (folder / "iterations.parquet").exists()
+    is_streamed = (folder / "requests.parquet").is_dir() and not (folder / "iterations.parquet").exists()
     check_run_folder(folder, STREAMED if is_streamed else NEEDED)
     config = read_yaml(folder / "config.yaml")
     if not isinstance(config, dict):
@@ -108,7 +108,7 @@ def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]
         return streamed_sections(plots, read_records_without_rows(plain), summary, scenario.slo)
     except DamagedShardError as error:
         raise ConfigError(
-            f"run={folder}: {PLOTS} is damaged or cut short; simulate it again with output.tables=stream"
+            f"run={folder}: {PLOTS} is damaged or cut short; simulate it again with output.report=true"
         ) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise _of_other_version(folder, error) from error

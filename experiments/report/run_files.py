@@ -11,10 +11,8 @@ import pandas as pd
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 
-STREAMED_AGAIN = (
-    "the run has streamed its tables; simulate it again with output.tables=true, or with "
-    "output.tables=stream_all for its iterations and gaps"
-)
+STREAM_ALL = {"iterations.parquet", "gaps.parquet", "itl.parquet"}
+"""Files that a run with output.tables=stream_all has, and one with output.tables=stream lacks."""
 TABLES_AGAIN = "simulate it again with output.tables=true (in a sweep: sweep.tables=true)"
 
 
@@ -32,8 +30,19 @@ def check_run_folder(folder: Path, needed: Sequence[str]) -> None:
         raise ConfigError(f"run={folder}: contains several runs; choose one, such as run={inner[0]}")
     if len(missing) == len(needed):
         raise ConfigError(f"run={folder}: contains no run; give the folder that windtunnel simulate printed")
-    again = STREAMED_AGAIN if (folder / "requests.parquet").is_dir() else TABLES_AGAIN
+    again = _streamed_again(missing) if (folder / "requests.parquet").is_dir() else TABLES_AGAIN
     raise ConfigError(f"run={folder}: contains no {', '.join(missing)}; {again}")
+
+
+def _streamed_again(missing: Sequence[str]) -> str:
+    """Returns how a run that has streamed its tables gets the files that it lacks."""
+    if "plots.bin" in missing:
+        settings = "output.report=true"
+    elif STREAM_ALL.issuperset(missing):
+        settings = "output.tables=stream_all, or output.tables=true"
+    else:
+        settings = "output.tables=true, which keeps all tables in memory"
+    return f"the run has streamed its tables; simulate it again with {settings}"
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

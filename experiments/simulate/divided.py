@@ -60,6 +60,7 @@ def divided(
             config=config,
             launcher=built,
             progress=output.progress,
+            plots=output.report,
         )
     return ShardedRun(
         scenario=scenario,
@@ -70,4 +71,5 @@ def divided(
         num_requests=source.num_requests,
         progress=output.progress,
         streams=streams,
+        plots=streams and output.report,
     )

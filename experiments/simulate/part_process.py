@@ -35,12 +35,14 @@ class PartTask:
     """A part of the fleet that a process simulates.
 
     config: the resolved config of the run, as JSON. bounds: the replicas. rows: the file to which the rows of
-    requests are streamed; None: the process returns all tables at the end.
+    requests are streamed; None: the process returns all tables at the end. plots: whether what the plots show
+    is added up when rows are streamed.
     """
 
     config: str
     bounds: Bounds
     rows: Path | None = None
+    plots: bool = True
 
     @property
     def name(self) -> str:
@@ -154,7 +156,7 @@ def new_part(scenario: Scenario, source: Source, task: PartTask) -> PartHere | S
     }
     if task.rows is None:
         return PartHere(**settings)
-    new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
+    new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=task.plots)
     return StreamedPart(**settings, new_setting=new_setting, rows=task.rows)
 
 

@@ -62,6 +62,8 @@ class ShardTask:
     """The traces that the command has checked: see `sim.workload.checked_traces`."""
     streams: bool = False
     """Returns accumulators of the figures and the rows of requests instead of all tables."""
+    plots: bool = False
+    """Whether the accumulators have what the plots show."""
 
     @property
     def name(self) -> str:
@@ -88,7 +90,7 @@ class ShardTask:
         if shard.records.interrupted:
             raise KeyboardInterrupt  # a part of a shard is no result
         if self.streams:
-            setting = partial(fold_setting, scenario, scenario.pool_hardware())
+            setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
             content = streamed_shard_bytes(shard, own, assignment.notes, setting)
         else:
             content = shard_bytes(shard, assignment.notes)

@@ -53,11 +53,11 @@ def run_sharded_streamed(
                     add_exact_percentiles(summary, folder / REQUESTS)
             finally:
                 print_summary(summary, console)
-            write_whole(folder / PLOTS, accumulator_bytes(run.fold.plots))
             write_whole(folder / "summary.json", summary_json(summary))
             if output.report:
-                page = folder / "report.html"
-                write_streamed_report(page, run.fold.plots, run.end, summary, config, scenario.slo)
+                page, plots = folder / "report.html", run.fold.plots
+                write_whole(folder / PLOTS, accumulator_bytes(plots))
+                write_streamed_report(page, plots, run.end, summary, config, scenario.slo)
         shards.remove()
     for figure, reason in summary["not_computed"].items():
         console.print(f"{figure} is not computed: {reason}.", style="yellow", highlight=False)

@@ -68,6 +68,8 @@ class ShardedRun:
     progress: bool
     streams: bool = False
     """Adds up figures and rows of requests, in memory that does not grow with the run."""
+    plots: bool = False
+    """Whether a run that streams adds up what its plots show."""
 
     @contextmanager
     def simulated(self, folder: Path, console: Console) -> Iterator[ShardFolder]:
@@ -84,7 +86,7 @@ class ShardedRun:
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder, self.num_requests, streams=self.streams)
         code, command = code_of_windtunnel(), self._command(folder)
-        config = self.config | {"streams": self.streams}
+        config = self.config | {"streams": self.streams, "plots": self.plots}
         with ShardFolder.opened(folder, config, len(bounds), code, command) as shards:
             self._run_missing(shards, console)
             yield shards
@@ -99,7 +101,7 @@ class ShardedRun:
     def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
         """Returns the whole run without its tables, from the files of all shards."""
         scenario = self.scenario
-        new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
+        new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
         return merged_files(files, new_setting, scenario.sim.until_s)
 
     def _command(self, folder: Path, *, here: bool = False) -> str:
@@ -177,6 +179,7 @@ class ShardedRun:
                 code=code,
                 checks=tuple(checks),
                 streams=self.streams,
+                plots=self.plots,
             )
             for index in missing
         ]

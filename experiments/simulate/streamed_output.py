@@ -57,18 +57,18 @@ def run_streamed(
         errors_of_user(scenario),
         simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report,
     ):
-        run = StreamedRun(scenario, source, tables)
+        run = StreamedRun(scenario, source, tables, plots=output.report)
         summary = run.run(report)
     if run.error is None and scenario.metrics.percentiles == "exact":
         add_exact_percentiles(summary, folder / REQUESTS)
     print_summary(summary, console)
     if run.error is not None:
         raise run.error
-    write_whole(folder / PLOTS, accumulator_bytes(run.fold.plots))
     write_whole(folder / "summary.json", summary_json(summary))
     if output.report:
-        page = folder / "report.html"
-        write_streamed_report(page, run.fold.plots, run.end, summary, config, scenario.slo)
+        page, plots = folder / "report.html", run.fold.plots
+        write_whole(folder / PLOTS, accumulator_bytes(plots))
+        write_streamed_report(page, plots, run.end, summary, config, scenario.slo)
     for figure, reason in summary["not_computed"].items():
         _note(console, f"{figure} is not computed: {reason}.")
     print_folder(folder, console)

@@ -72,6 +72,8 @@ class WindowedRun:
     config: dict[str, Any]
     launcher: Local
     progress: bool = False
+    plots: bool = True
+    """Whether a run that streams adds up what its plots show."""
 
     def result(self, folder: Path, console: Console) -> tuple[RunResult, None]:
         """Simulates; returns the result of the whole run. No parts are kept on disk.
@@ -105,7 +107,7 @@ class WindowedRun:
     def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
         """Returns the whole run without its tables, from the files of all parts."""
         scenario = self.scenario
-        new_setting = partial(fold_setting, scenario, scenario.pool_hardware())
+        new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
         run = merged_files(files, new_setting, scenario.sim.until_s)
         return run._replace(notes=self.source.notes)
 
@@ -116,7 +118,12 @@ class WindowedRun:
         bounds = part_bounds(scenario.sim.shards or 1, scenario.num_replicas, num_processes)
         config = json.dumps(self.config)
         tasks = [
-            PartTask(config=config, bounds=own, rows=None if rows is None else rows_of(rows, index))
+            PartTask(
+                config=config,
+                bounds=own,
+                rows=None if rows is None else rows_of(rows, index),
+                plots=self.plots,
+            )
             for index, own in enumerate(bounds)
         ]
         progress = lasting_progress(

@@ -78,11 +78,16 @@ def thinned(values: Times, *, max_points: int) -> NDArray[np.int64]:
     return np.union1d(largest, even)
 
 
+def octave_of(lengths: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Returns the octave k of each length, from 2^k to 2^(k+1) - 1; lengths below 1 count as 1."""
+    exponent: NDArray[np.int8] = (np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1).astype(np.int8)
+    return exponent
+
+
 def octaves(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Groups lengths by octaves [1, 2), [2, 4), [4, 8)...
 
     Returns the lower ends of the octaves that occur and, for each length, the index of its octave.
     """
-    exponent = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
-    occurring, index = np.unique(exponent, return_inverse=True)
+    occurring, index = np.unique(octave_of(lengths), return_inverse=True)
     return np.left_shift(np.int64(1), occurring.astype(np.int64)), index

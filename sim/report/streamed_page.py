@@ -73,7 +73,7 @@ def streamed_sections(
     sections.append(Section("Over time", over_time_caption(end, window), over_time(plots, end, window)))
     if (figure := replicas_over_time(end)) is not None:
         sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
-    points = [(x, 1e3 * y) for x, y in (kind.drawn() for kind in more.iterations)]
+    points = [(x, 1e3 * y) for x, y in (kind.drawn() for kind in more.iterations.kinds)]
     tokens, duration_ms = (np.concatenate([pair[place] for pair in points]) for place in range(2))
     sections.append(Section("Iterations", ITERATIONS_CAPTION, drawn_iterations(points, tokens, duration_ms)))
     return sections

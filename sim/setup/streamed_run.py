@@ -35,12 +35,16 @@ def check_streamed(scenario: Scenario) -> None:
 
 
 def fold_setting(
-    scenario: Scenario, hardware: Sequence[PoolHardware], pool_records: Sequence[PoolRecord]
+    scenario: Scenario,
+    hardware: Sequence[PoolHardware],
+    pool_records: Sequence[PoolRecord],
+    *,
+    plots: bool = True,
 ) -> FoldSetting:
     """Returns the setting of the accumulators of a scenario's figures.
 
-    hardware: see `Scenario.pool_hardware`. pool_records: those of the run. Raises ValueError: see
-    `FoldSetting`.
+    hardware: see `Scenario.pool_hardware`. pool_records: those of the run. plots: see `FoldSetting`. Raises
+    ValueError: see `FoldSetting`.
     """
     return FoldSetting(
         pools=hardware,
@@ -54,19 +58,26 @@ def fold_setting(
         ),
         thinned=scenario.workload if isinstance(scenario.workload, ThinnedWorkload) else None,
         num_replicas=scenario.num_replicas,
+        plots=plots,
     )
 
 
 class StreamedRun:
     """One run of a scenario, whose records go to `tables` and to the accumulators of its summary.
 
-    fold: the accumulators of its figures. error: why the tables could not be written, such as a full disk;
-    the run ends there, and its summary is that of the run up to then. None: they are complete. Raises
-    ValueError: see `check_streamed`.
+    plots: whether the accumulators have what the plots show. fold: the accumulators of its figures.
+    error: why the tables could not be written, such as a full disk; the run ends there, and its summary is
+    that of the run up to then. None: they are complete. Raises ValueError: see `check_streamed`.
     """
 
     def __init__(
-        self, scenario: Scenario, source: Source, tables: Tables, *, group_rows: int = GROUP_ROWS
+        self,
+        scenario: Scenario,
+        source: Source,
+        tables: Tables,
+        *,
+        plots: bool = True,
+        group_rows: int = GROUP_ROWS,
     ) -> None:
         if scenario.sim.shards is not None:
             raise ValueError(
@@ -84,7 +95,8 @@ class StreamedRun:
             take=self._take,
             group_rows=group_rows,
         )
-        self.fold = RunFold(fold_setting(scenario, self._hardware, simulation.fleet.records(0.0)[0]))
+        pools = simulation.fleet.records(0.0)[0]
+        self.fold = RunFold(fold_setting(scenario, self._hardware, pools, plots=plots))
 
     end: RunRecords
     """The records of the run with tables without rows, once it has ended."""

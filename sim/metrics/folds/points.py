@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any], Floats]
+"""Kinds, numbers, x and y of points."""
+_MAX_WAITING: Final = 8192
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -24,8 +30,17 @@ class Points:
 
     def add(self, number: NDArray[np.int64], x: Floats, y: Floats) -> None:
         """Adds points; their numbers differ from those of all others."""
-        order = number.astype(np.uint64) * _FACTOR
-        self._take(order, x, y)
+        self._take(place_of(number), x, y)
+
+    @property
+    def limits(self) -> tuple[np.uint64, float]:
+        """Returns the largest place and the smallest y with which a point may still be chosen."""
+        place, y = np.uint64(2**64 - 1), -np.inf
+        if len(self._even[0]) == self._num_even:
+            place = self._even[0][-1]
+        if len(self._largest[0]) == self._num_largest:
+            y = float(self._largest[2][-1])
+        return place, y
 
     def merge(self, other: Points) -> None:
         """Adds the points of other, which is not changed."""
@@ -41,6 +56,50 @@ class Points:
     def _take(self, order: NDArray[np.uint64], x: Floats, y: Floats) -> None:
         self._even = _least(self._even, (order, x, y), 0, self._num_even)
         self._largest = _least(self._largest, (order, x, y), 2, self._num_largest)
+
+
+class PointsByKind:
+    """Samples of points of several kinds, which are added together; max_points: of each kind."""
+
+    def __init__(self, num_kinds: int, max_points: int) -> None:
+        self.kinds = [Points(max_points) for _ in range(num_kinds)]
+
+    def add(self, blocks: Iterable[Block]) -> None:
+        """Adds points in blocks of any length."""
+        waiting: list[Block] = []
+        places, least_y = self._limits()
+        for kind, number, x, y in blocks:
+            may_be_chosen = (place_of(number) <= places[kind]) | (y >= least_y[kind])
+            rows = np.flatnonzero(may_be_chosen)
+            waiting.append((kind[rows], number[rows], x[rows], y[rows]))
+            if sum(len(block[0]) for block in waiting) > _MAX_WAITING:
+                self._take(waiting)
+                waiting = []
+                places, least_y = self._limits()
+        if waiting:
+            self._take(waiting)
+
+    def merge(self, other: PointsByKind) -> None:
+        """Adds the points of other, which is not changed."""
+        for mine, theirs in zip(self.kinds, other.kinds, strict=True):
+            mine.merge(theirs)
+
+    def _limits(self) -> tuple[NDArray[np.uint64], Floats]:
+        """Returns `Points.limits` of all kinds."""
+        places, least_y = zip(*(points.limits for points in self.kinds), strict=True)
+        return np.array(places, np.uint64), np.array(least_y)
+
+    def _take(self, blocks: Sequence[Block]) -> None:
+        kind, number, x, y = (np.concatenate(each) for each in zip(*blocks, strict=True))
+        for index, points in enumerate(self.kinds):
+            rows = np.flatnonzero(kind == index)
+            if len(rows):
+                points.add(number[rows], x[rows].astype(np.float64), y[rows])
+
+
+def place_of(number: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Returns the places of points in the order in which they are chosen."""
+    return number.astype(np.uint64) * _FACTOR
 
 
 Columns = tuple[NDArray[np.uint64], Floats, Floats]

@@ -51,7 +51,7 @@ class RunFold:
         self.whole = ExactTotals()
         self.measured = MeasuredFold(len(setting.pools), setting.metrics.known_warmup_s)
         self.classes = {kind: ClassesFold(kind) for kind in KINDS}
-        self.more_plots = PlotsFold(setting.metrics.known_warmup_s)
+        self.more_plots = PlotsFold(setting.metrics.known_warmup_s) if setting.plots else None
         self.sections = SectionFolds(setting.new_sections())
         self.thinned = None if setting.thinned is None else ThinnedFold(setting.num_replicas)
 
@@ -71,7 +71,8 @@ class RunFold:
         self.measured.add(chunk, table, setting)
         for fold in self.classes.values():
             fold.add(table, window, setting.slo)
-        self.more_plots.add(chunk, table, window, setting)
+        if self.more_plots is not None:
+            self.more_plots.add(chunk, table, window, setting)
         self.sections.add(chunk, window)
         if self.thinned is not None:
             self.thinned.add(table, window)
@@ -86,14 +87,16 @@ class RunFold:
         self.measured.merge(other.measured)
         for kind, fold in self.classes.items():
             fold.merge(other.classes[kind])
-        self.more_plots.merge(other.more_plots)
+        if self.more_plots is not None and other.more_plots is not None:
+            self.more_plots.merge(other.more_plots)
         self.sections.merge(other.sections)
         if self.thinned is not None and other.thinned is not None:
             self.thinned.merge(other.thinned)
 
     @property
     def plots(self) -> Plots:
-        """Returns what the plots of the page show."""
+        """Returns what the plots of the page show; the setting has `plots`."""
+        assert self.more_plots is not None
         sketches = {name: self.measured.sketches[name] for name in ("ttft", "tpot", "itl", "e2e")}
         return Plots(sketches, self.measured.rates, self.more_plots)
 

@@ -35,6 +35,8 @@ class FoldSetting:
     """Makes the accumulators of the sections that the workload adds."""
     num_replicas: int = 0
     """Replicas of a thinned fleet."""
+    plots: bool = True
+    """Whether what the plots show is added up as well."""
 
     def __post_init__(self) -> None:
         metrics, way = self.metrics, "streamed tables"

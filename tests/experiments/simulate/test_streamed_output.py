@@ -18,6 +18,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.simulate import output
 from sim.cluster import simulation
+from sim.metrics.folds.plots import PlotsFold
 from sim.report import streamed_tables
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -65,9 +66,24 @@ def test_rows_and_counts_are_those_of_a_whole_run(tmp_path, capsys):
     (streamed / "plots.bin").unlink()
     assert main(["report", f"run={streamed}"]) == 2
     assert (
-        "the run has streamed its tables; simulate it again with output.tables=true"
+        "contains no plots.bin; the run has streamed its tables; simulate it again with output.report=true"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("shards", ["sim.shards=null", "sim.shards=2"])
+def test_a_run_without_a_page_adds_up_nothing_for_its_plots(tmp_path, monkeypatch, shards):
+    def add(*_):
+        raise AssertionError("what the plots show was added up")
+
+    monkeypatch.setattr(PlotsFold, "add", add)
+    others = (shards, "launcher=local", "launcher.jobs=1") if shards != "sim.shards=null" else ()
+    assert simulate(tmp_path / "run", "output.tables=stream", "output.report=false", *others) == 0
+    names = {file.name for file in (tmp_path / "run").iterdir()}
+    assert "requests.parquet" in names
+    assert not {"plots.bin", "report.html"} & names
+    with pytest.raises(AssertionError, match="what the plots show"):
+        simulate(tmp_path / "drawn", "output.tables=stream", *others)
 
 
 def test_a_run_that_streams_all_can_be_drawn_again(tmp_path):
