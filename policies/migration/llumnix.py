@@ -72,7 +72,9 @@ class Llumnix:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1 token")
         if self.max_stages < 2:
-            raise ValueError(f"max_stages={self.max_stages}: must be >= 2, one stage while the request runs")
+            raise ValueError(
+                f"max_stages={self.max_stages}: must be >= 2, as the first does not stop a request"
+            )
 
     def freeness(self, replica: ReplicaLoad) -> float:
         """Computes the freeness of a replica in tokens per request; infinite without requests."""
