@@ -47,8 +47,16 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         """Returns a class of accumulators or arrays. Raises DamagedShardError for any other."""
-        if module_name.startswith(FOLDS) or (module_name, global_name) in ALLOWED:
+        if (module_name, global_name) in ALLOWED:
             return super().find_class(module_name, global_name)
+        if module_name.startswith(FOLDS):
+            found = super().find_class(module_name, global_name)
+            # A module also has what it imports, such as all of numpy under the name `np`.
+            if isinstance(found, type) and (found.__module__, found.__qualname__) == (
+                module_name,
+                global_name,
+            ):
+                return found
         raise DamagedShardError(f"{module_name}.{global_name} is no part of an accumulator")
 
 

@@ -79,3 +79,11 @@ def test_a_file_with_foreign_classes_is_not_read():
         read_accumulator(content[:100], RunFold)
     with pytest.raises(DamagedShardError, match=r"posix\.system is no part of an accumulator"):
         read_accumulator(b"cposix\nsystem\n(S'true'\ntR.", RunFold)
+
+
+@pytest.mark.parametrize("name", ["np.load", "np.ctypeslib.ctypes.CDLL", "isin", "Protocol"])
+def test_what_a_module_of_accumulators_imports_is_not_read(name):
+    module = "sim.metrics.folds.batches"
+    texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
+    with pytest.raises(DamagedShardError):
+        read_accumulator(b"\x80\x04" + texts + b"\x93\x8c\x04true\x85R.", RunFold)
