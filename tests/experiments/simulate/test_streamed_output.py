@@ -86,6 +86,32 @@ def test_a_run_without_a_page_adds_up_nothing_for_its_plots(tmp_path, monkeypatc
         simulate(tmp_path / "drawn", "output.tables=stream", *others)
 
 
+@pytest.mark.parametrize(
+    ("tables", "command", "message"),
+    [
+        ("stream", ["explain", "request=0"], "contains no events.parquet; {}output.tables=true, which keeps"),
+        ("stream_all", ["explain", "request=0"], "contains no events.parquet; {}output.tables=true, which"),
+        (
+            "stream",
+            ["dialects"],
+            "contains no iterations.parquet, gaps.parquet; {}output.tables=stream_all, or",
+        ),
+        ("stream", ["simulate", "workload=plain_csv"], "requests.parquet: is a folder; name a trace file"),
+    ],
+)
+def test_commands_that_read_a_run_name_the_setting_that_writes_what_they_lack(
+    tmp_path, capsys, tables, command, message
+):
+    run = tmp_path / "run"
+    assert simulate(run, f"output.tables={tables}", "output.report=false") == 0
+    capsys.readouterr()
+    path = f"workload.path={run / 'requests.parquet'}" if command[0] == "simulate" else f"run={run}"
+    assert main([*command, path]) == 2
+    error = capsys.readouterr().err
+    assert message.format("the run has streamed its tables; simulate it again with ") in error
+    assert len(error.splitlines()) == 1
+
+
 def test_a_run_that_streams_all_can_be_drawn_again(tmp_path):
     assert simulate(tmp_path / "run", "output.tables=stream_all") == 0
     assert main(["report", f"run={tmp_path / 'run'}"]) == 0
