@@ -19,6 +19,8 @@ _LOG_WIDTH: Final = 17
 class States:
     """Integrals and maxima of quantities that are constant during an iteration, and 0 between iterations.
 
+    Integrals depend on how the iterations were divided, by rounding errors only.
+
     Arrays are [quantities, groups of replicas, bins]. A mean over time is an integral by the width of a bin.
     """
 
