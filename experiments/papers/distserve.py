@@ -26,6 +26,7 @@ import numpy as np
 from experiments.papers.distserve_lengths import Draw, humaneval, longbench, sharegpt, with_lognormal_outputs
 from experiments.papers.distserve_prices import Profiled
 from experiments.papers.phase_layouts import SEARCH_RATIO, Layout, Placement, largest_rate, pool_overrides
+from experiments.study.workers import whole
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
@@ -174,7 +175,7 @@ def attainment(
                 if profiled is not None:
                     pools = {name: replace(pool, latency=profiled) for name, pool in scenario.pools.items()}
                     scenario = replace(scenario, latency=profiled, pools=pools)
-                shares.append(scenario.run().summary["goodput"]["share"])
+                shares.append(whole(scenario.run()).summary["goodput"]["share"])
             return float(np.mean(shares))
 
         yield share

@@ -17,6 +17,7 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
+from experiments.study.workers import whole
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
@@ -130,7 +131,7 @@ class Search:
             num_requests = max(self._num_requests, int(rate_per_s * MIN_RUN_S))
             traffic = [f"workload.arrivals.rate_per_s={rate_per_s}", f"workload.num_requests={num_requests}"]
             scenario = build_scenario(self._source.compose([*self._common, *overrides, *traffic]))
-            return bool(scenario.run().summary["goodput"]["attained"])
+            return bool(whole(scenario.run()).summary["goodput"]["attained"])
 
         try:
             return largest_rate(holds)

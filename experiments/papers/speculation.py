@@ -22,6 +22,7 @@ from typing import NamedTuple
 from experiments.papers.constant_passes import ConstantPasses
 from experiments.papers.published_speedups import Comparison, Row
 from experiments.papers.speculation_rows import COMPARISONS
+from experiments.study.workers import whole
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.speculation.model import decodes_with_drafts
@@ -136,7 +137,7 @@ def simulated(comparison: Comparison, row: Row, *, seed: int = 0) -> float:
         drafting += (f"+speculation.draft.start_s={row.draft_steps}",)
     latency = ConstantPasses() if is_constant else None
     alone_s, drafting_s = (
-        scenario((*settings, *workload), latency).run().summary["tpot"]["mean_s"]
+        whole(scenario((*settings, *workload), latency).run()).summary["tpot"]["mean_s"]
         for settings in (alone, drafting)
     )
     return float(alone_s / drafting_s)

@@ -225,7 +225,10 @@ class Trial:
         batching = [] if design.token else self._batching
         config = self._source.compose([*self._common, *batching, *design.overrides, *overrides])
         scenario = self._priced(build_scenario(config))
-        return request_metrics(scenario.simulate(scenario.source()).requests, None)
+        records = scenario.simulate(scenario.source())
+        if records.interrupted:
+            raise KeyboardInterrupt  # an incomplete run has no figures
+        return request_metrics(records.requests, None)
 
     def _priced(self, scenario: Scenario) -> Scenario:
         if self._prices is None:

@@ -68,6 +68,13 @@ def simulate_config(config: dict[str, Any]) -> RunResult:
     return run(*build_run(resolved(config)))
 
 
+def whole(result: RunResult) -> RunResult:
+    """Returns the result of a whole run. Raises KeyboardInterrupt if Ctrl-C cut it short."""
+    if result.summary["interrupted"]:
+        raise KeyboardInterrupt
+    return result
+
+
 @contextmanager
 def progress_of(console: Console, *, enabled: bool, what: str = "runs") -> Iterator[Report]:
     """Yields a progress callback: a bar on a terminal, nothing elsewhere."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.app.cli import main
-from experiments.reproduce import command
+from experiments.reproduce import command, tasks
 from experiments.reproduce.claims import FAMILIES
 from experiments.reproduce.rows import Compared, Computed, Family, Row, Sampled, Searched, Source
 from experiments.reproduce.tasks import planned
@@ -238,6 +239,16 @@ def test_a_cache_that_cannot_be_made_is_reported_before_the_runs(tmp_path, monke
     settings = [f"cache={tmp_path}/file/kept", f"hydra.run.dir={tmp_path}/out", "jobs=1"]
     assert main(["reproduce", *settings]) == 1
     assert "choose another folder with cache=, or cache=null" in capsys.readouterr().err
+
+
+def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path, monkeypatch, capsys):
+    cut_short = SimpleNamespace(summary={"interrupted": True, "kv": {"wasted_share": 0.5}})
+    monkeypatch.setattr(tasks, "simulate_config", lambda config: cut_short)
+    ours = Compared(experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="paged", shown="percent")
+    use(monkeypatch, make_row(ours=ours))
+    assert reproduce(tmp_path, "report=false", "seeds=[0]", "jobs=1") == 130
+    assert "1 row: 1 not run." in capsys.readouterr().out
+    assert not any((tmp_path / "kept").iterdir())
 
 
 def test_a_damaged_kept_result_is_computed_again(tmp_path, monkeypatch):
