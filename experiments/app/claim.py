@@ -2,7 +2,8 @@
 
 A folder whose name comes from the clock is made anew; where another run of the same second has it, `-2`,
 `-3` and so on are appended. A folder that the user names must be new or empty, unless `overwrite=true` is
-given: then what an earlier run has left in it is removed first.
+given: then what an earlier run has left in it is removed first. A run in shards may also take a folder with
+shards of a run that has not ended, which it continues if it is the same.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ def overwrite_of(overrides: Sequence[str]) -> tuple[bool, list[str]]:
     return bool(given) and given[-1] == f"{OVERWRITE}=true", rest
 
 
-def claim(cfg: DictConfig, key: str, *, overwrite: bool) -> Path:
+def claim(cfg: DictConfig, key: str, *, overwrite: bool, continues: bool = False) -> Path:
     """Makes the folder that a key of `hydra` names (`run.dir`, `sweep.dir`), and returns it.
 
-    The config then names the folder that was made. Raises ConfigError for a folder with results of another
-    run, and OSError if the folder cannot be made.
+    continues: whether the command continues a run in shards. The config then names the folder that was made.
+    Raises ConfigError for a folder with results of another run, and OSError if the folder cannot be made.
     """
     section, name = key.split(".")
     node = cfg.hydra[section]
@@ -62,7 +63,7 @@ def claim(cfg: DictConfig, key: str, *, overwrite: bool) -> Path:
     if written[name] == "." and not given:  # a command that has no folder of results
         return folder
     if "${now:" not in str(written[name]):
-        _take(folder, f"hydra.{key}", overwrite=overwrite)
+        _take(folder, f"hydra.{key}", overwrite=overwrite, continues=continues)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
@@ -84,7 +85,7 @@ def set_folder(cfg: DictConfig, key: str, folder: Path) -> None:
         node[name] = str(folder)
 
 
-def _take(folder: Path, key: str, *, overwrite: bool) -> None:
+def _take(folder: Path, key: str, *, overwrite: bool, continues: bool) -> None:
     """Makes a folder that the user has named, or clears what an earlier run has left in it."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "sweep.json").exists():
@@ -93,8 +94,13 @@ def _take(folder: Path, key: str, *, overwrite: bool) -> None:
         )
     if all(file.name == LOCK for file in folder.iterdir()):
         return
-    if not overwrite and (folder / UNFINISHED).exists():  # the command continues the run if it is the same
-        return
+    if not overwrite and (folder / UNFINISHED).exists():
+        if continues:
+            return
+        raise ConfigError(
+            f"{key}={folder}: holds shards of a run that has not ended, which only the same command "
+            "continues; choose another folder, or add overwrite=true to remove them"
+        )
     if not overwrite:
         raise ConfigError(f"{key}={folder}: is not empty; choose another folder, or add overwrite=true")
     if (folder / "sweep.json").exists():

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Job(Protocol):
-    """A run whose settings have been checked and whose parts have been built."""
+    """A run whose settings have been checked and whose parts have been built.
+
+    A job with an attribute `continues` that is true takes a folder with shards of a run that has not ended.
+    """
 
     def run(self, folder: Path) -> None:
         """Runs the command, writes its results into the folder, and prints them.

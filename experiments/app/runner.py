@@ -65,7 +65,7 @@ def run_command(
     cfg = composed(source, [*overrides, "hydra.mode=RUN"], with_hydra=True)
     job = _prepared(_point(source, cfg, ""), module)
     begin_collection()
-    folder = _claimed(cfg, "run.dir", overwrite)
+    folder = _claimed(cfg, "run.dir", overwrite, continues=getattr(job, "continues", False))
     if cfg.hydra.callbacks:
         own = [*overrides, f"hydra.run.dir={quoted(folder)}"]
         _hydra(source).run(source.config_name, HydraTask(source, module), own)
@@ -107,10 +107,10 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overw
         raise UnsuccessfulError("; ".join(filter(None, unsuccessful)))
 
 
-def _claimed(cfg: DictConfig, key: str, overwrite: bool) -> Path:
+def _claimed(cfg: DictConfig, key: str, overwrite: bool, *, continues: bool = False) -> Path:
     """Makes the folder of the results; see `claim`. Raises CannotWriteError where it cannot be made."""
     with file_errors_reported(Path(str(cfg.hydra[key.partition(".")[0]].dir))):
-        return claim(cfg, key, overwrite=overwrite)
+        return claim(cfg, key, overwrite=overwrite, continues=continues)
 
 
 def quoted(folder: Path) -> str:

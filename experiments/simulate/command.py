@@ -41,6 +41,11 @@ class SimulateJob:
     sharded: ShardedRun | WindowedRun | None = None
     """How the parts of the run are simulated; None: it is not divided."""
 
+    @property
+    def continues(self) -> bool:
+        """Returns whether the folder may hold shards of the same run, which are used."""
+        return self.sharded is not None and self.sharded.continues
+
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
         output, console = self.output, terminal_console()

@@ -43,21 +43,23 @@ class ShardFolder:
     ) -> Iterator[ShardFolder]:
         """Yields the folder, which no other process has meanwhile.
 
-        num_shards: of a new run; a run that is continued keeps its own. Raises ConfigError for shards of
-        another run, and OSError if the folder cannot be written.
+        num_shards: of a new run; a run that is continued keeps its own. The folder is removed if no shard is
+        in it at the end. Raises ConfigError for shards of another run, and OSError if the folder cannot be
+        written.
         """
         about_file = run_folder / UNFINISHED
         path = about_file.parent
         path.mkdir(parents=True, exist_ok=True)
-        own = {name: value for name, value in config.items() if name not in NOT_OF_THE_RUN}
-        about: dict[str, Any] = {"run": config_digest(own), "code": code, "num_shards": num_shards}
+        run = {
+            name: config_digest({name: value}) for name, value in config.items() if name not in NOT_OF_THE_RUN
+        }
+        about: dict[str, Any] = {"run": run, "code": code, "num_shards": num_shards}
         with lock_folder(path):
             if about_file.exists():
                 found = read_json_object(about_file)
-                if (found.get("run"), found.get("code")) != (about["run"], code):
-                    what = "settings" if found.get("run") != about["run"] else "code of windtunnel"
+                if other := _other(found, about):
                     raise ConfigError(
-                        f"{path}: holds shards of a run with other {what}; choose another hydra.run.dir, or "
+                        f"{path}: holds shards of a run with other {other}; choose another hydra.run.dir, or "
                         "add overwrite=true to begin anew"
                     )
                 about = found
@@ -67,7 +69,12 @@ class ShardFolder:
                 write_whole(about_file, f"{json.dumps(about)}\n")
             for part in run_folder.glob(".*.part"):  # a command was killed while it wrote the result
                 part.unlink()
-            yield cls(path=path, num_shards=int(about["num_shards"]), command=command)
+            folder = cls(path=path, num_shards=int(about["num_shards"]), command=command)
+            try:
+                yield folder
+            finally:
+                if len(folder.missing()) == folder.num_shards:
+                    folder.remove()
 
     def missing(self) -> list[int]:
         """Returns the shards that have not been simulated, or whose file is damaged."""
@@ -114,3 +121,11 @@ class ShardFolder:
 
     def _file(self, index: int) -> Path:
         return self.path / f"{index}.zip"
+
+
+def _other(found: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """Returns what the run of the shards has otherwise than this one, such as the names of settings."""
+    if found.get("code") != about["code"]:
+        return "code of windtunnel"
+    theirs, own = found["run"], about["run"]
+    return ", ".join(name for name in {**own, **theirs} if own.get(name) != theirs.get(name))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.text import Text
@@ -70,6 +70,8 @@ class ShardedRun:
     """Adds up figures and rows of requests, in memory that does not grow with the run."""
     plots: bool = False
     """Whether a run that streams adds up what its plots show."""
+    continues: ClassVar[bool] = True
+    """Whether finished shards of the same run that its folder holds are used."""
 
     @contextmanager
     def simulated(self, folder: Path, console: Console) -> Iterator[ShardFolder]:
@@ -86,7 +88,8 @@ class ShardedRun:
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder, self.num_requests, streams=self.streams)
         code, command = code_of_windtunnel(), self._command(folder)
-        config = self.config | {"streams": self.streams, "plots": self.plots}
+        # The files of shards depend on these settings of the output.
+        config = self.config | {"output.tables": self.streams, "output.report": self.plots}
         with ShardFolder.opened(folder, config, len(bounds), code, command) as shards:
             self._run_missing(shards, console)
             yield shards

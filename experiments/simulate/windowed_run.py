@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -74,6 +74,8 @@ class WindowedRun:
     progress: bool = False
     plots: bool = True
     """Whether a run that streams adds up what its plots show."""
+    continues: ClassVar[bool] = False
+    """Whether the run uses what an earlier one has left in its folder."""
 
     def result(self, folder: Path, console: Console) -> tuple[RunResult, None]:
         """Simulates; returns the result of the whole run. No parts are kept on disk.

@@ -10,12 +10,15 @@ import experiments.simulate.shard_folder
 import experiments.simulate.shard_task
 import experiments.simulate.sharded_run
 import sim.report.streamed_tables
+from experiments.app.cli import main
 from experiments.app.job import CannotWriteError
 from experiments.simulate.shard_task import ShardTask
 from experiments.simulate.sharded_run import MAX_TRIES
 from experiments.study.launchers.outcome import Outcome, WorkerDiedError, attempt
 from sim.settings.errors import ConfigError
-from tests.experiments.simulate.runs_in_shards import RUNS, expected, run, run_streamed
+from tests.experiments.simulate.runs_in_shards import RUNS, SETTINGS, expected, run, run_streamed
+
+SIGNALS = ("routing=join_shortest_kv", "routing.ties=index")
 
 
 class Losing:
@@ -116,12 +119,30 @@ def test_shards_of_another_run_are_not_used(tmp_path, monkeypatch):
         run(tmp_path, Losing(*range(2, 30)))
     about = tmp_path / "shards" / "shards.json"
     found = json.loads(about.read_text())
-    about.write_text(json.dumps(found | {"run": "another"}))
-    with pytest.raises(ConfigError, match=r"holds shards of a run with other settings; .*overwrite=true"):
+    about.write_text(json.dumps(found | {"run": found["run"] | {"seed": "another", "load": "another"}}))
+    with pytest.raises(ConfigError, match=r"a run with other seed, load; .*overwrite=true"):
         run(tmp_path)
+    about.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=r"holds shards of a run with other output\.tables; "):
+        run_streamed(tmp_path)
     about.write_text(json.dumps(found | {"code": "0.0.9"}))
     with pytest.raises(ConfigError, match=r"holds shards of a run with other code of windtunnel"):
         run(tmp_path)
+
+
+def test_nothing_is_left_of_a_run_without_a_finished_shard(tmp_path):
+    with pytest.raises(ConfigError, match="6 shards of 6 lost"):
+        run(tmp_path, Losing(*range(1, 30)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_same_run_in_shards_takes_a_folder_with_shards(tmp_path, capsys):
+    with pytest.raises(ConfigError):
+        run(tmp_path, Losing(*range(2, 30)))
+    for words in (["simulate", *SETTINGS, "sim.shards=null"], ["simulate", *SETTINGS, *SIGNALS], ["compare"]):
+        assert main([*words, f"hydra.run.dir={tmp_path}"]) == 2
+        assert "holds shards of a run that has not ended" in capsys.readouterr().err
+        assert [file.name for file in tmp_path.iterdir()] == ["shards"]
 
 
 def test_a_worker_with_other_code_is_an_error():
