@@ -87,3 +87,15 @@ def test_what_a_module_of_accumulators_imports_is_not_read(name):
     texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
     with pytest.raises(DamagedShardError):
         read_accumulator(b"\x80\x04" + texts + b"\x93\x8c\x04true\x85R.", RunFold)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"csim.metrics.folds.of_another_version\nFold\n.",  # no such module
+        b"\x80\x05\x96" + b"\xff" * 8,  # a length that no memory has
+    ],
+)
+def test_damage_that_is_no_error_of_pickle_is_reported_as_damage(content):
+    with pytest.raises(DamagedShardError):
+        read_accumulator(content, RunFold)
