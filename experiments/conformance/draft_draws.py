@@ -12,6 +12,7 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import World
 from policies.batching.chunked import Chunked
+from policies.batching.sglang import Sglang
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
@@ -102,12 +103,17 @@ def draw_proposer(draw: st.DrawFn) -> ToyProposer:
     return ToyProposer(num_speculative_tokens=num_tokens, tree=tree, rules=rules)
 
 
-def with_room(batching: Any, proposer: ToyProposer) -> Any:
-    """Returns a batching policy as `sim.setup` allows: its limits hold the pass of a sequence."""
+def with_room(batching: Any, proposer: ToyProposer, max_num_seqs: int) -> Any:
+    """Returns a batching policy as `sim.setup` allows: its limits hold the pass of a sequence.
+
+    Those of `Sglang`, which limit prompts only, hold the passes of all sequences.
+    """
     if isinstance(batching, SplitFuse):
         return Chunked(max_num_batched_tokens=batching.max_num_batched_tokens + 8)
     num_rows = 1 + proposer.num_speculative_tokens
     needed = num_rows + proposer.rules.num_input_slots
+    if isinstance(batching, Sglang):
+        needed *= max_num_seqs
     given = {name: getattr(batching, name, None) for name in LIMITS}
     raised = {name: value + needed for name, value in given.items() if value and value < needed}
     return replace(batching, **raised)
@@ -130,7 +136,7 @@ def draw_speculating_worlds(draw: st.DrawFn, draft_length: Any = None) -> Specul
     proposer = draw(draw_proposer())
     plain = {each.name: getattr(world, each.name) for each in fields(World) if each.name != "engine"}
     return SpeculatingWorld(
-        **plain | {"batching": with_room(world.batching, proposer)},
+        **plain | {"batching": with_room(world.batching, proposer, world.max_num_seqs)},
         draft_length=draw(draw_draft_length(tick_s)) if draft_length is None else draft_length,
         proposer=proposer,
         acceptance=draw(st.builds(Iid, rate=RATES) | st.builds(PartlyFound, rate=RATES)),
