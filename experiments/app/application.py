@@ -35,10 +35,17 @@ class Application:
     names_setting: str | None = None  # gets the words that are no overrides as a list; None: they are errors
 
     def overrides(self, words: Sequence[str]) -> list[str]:
-        """Returns the words as overrides: those that are names become one override of `names_setting`."""
+        """Returns the words as overrides: those that are names become one override of `names_setting`.
+
+        Raises ConfigError for an empty name, and for names beside that setting.
+        """
         if self.names_setting is None:
             return list(words)
         names = [word for word in words if "=" not in word and not word.startswith("~")]
+        if "" in names:
+            raise ConfigError("'': a name is empty; leave it out, or give a name")
+        if names and any(word.startswith(f"{self.names_setting}=") for word in words):
+            raise ConfigError(f"{names[0]}: give names as words or by {self.names_setting}=, not both")
         others = [word for word in words if word not in names]
         return [*others, f"{self.names_setting}=[{','.join(names)}]"] if names else others
 

@@ -289,6 +289,8 @@ def test_a_folder_may_have_the_name_of_a_family(arguments, tmp_path, monkeypatch
         (["jobs=0"], "jobs=0: must be >= 1"),
         (["seeds=[]"], "seeds=[]: must contain at least one seed"),
         (["cache=pyproject.toml"], "cache=pyproject.toml: must be a folder"),
+        (["kv_token", "only=[mqa]"], "kv_token: give names as words or by only=, not both"),
+        ([""], "'': a name is empty; leave it out, or give a name"),
     ],
 )
 def test_wrong_settings_are_refused(arguments, message, tmp_path, capsys):
