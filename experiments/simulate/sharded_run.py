@@ -39,14 +39,18 @@ SHARD_BYTES = 600
 """Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""
 STREAMED_BYTES = 250
 """Bytes of the file of a shard of a run that streams, and of its tables, for each of its requests, about."""
+ACCUMULATOR_BYTES = 700_000
+"""Bytes of the accumulators of a shard of a run that streams, about: 500,000 to 700,000 were seen."""
 MAX_TRIES = 3
 """How often a shard is begun whose worker dies."""
 
 
-def check_room(folder: Path, num_requests: int | None, *, streams: bool) -> None:
+def check_room(folder: Path, num_requests: int | None, num_shards: int, *, streams: bool) -> None:
     """Raises ConfigError if the shards of so many requests would not fit on the disk of the results."""
-    each_bytes = STREAMED_BYTES if streams else SHARD_BYTES
-    needed, free = each_bytes * (num_requests or 0), disk_usage(folder).free
+    needed = (STREAMED_BYTES if streams else SHARD_BYTES) * (num_requests or 0)
+    if streams:
+        needed += ACCUMULATOR_BYTES * num_shards
+    free = disk_usage(folder).free
     if needed > free:
         raise ConfigError(
             f"hydra.run.dir={seen_from_here(folder)}: {number(needed / 1e6)} MB are needed for the "
@@ -86,7 +90,7 @@ class ShardedRun:
             getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
         )
         folder.mkdir(parents=True, exist_ok=True)
-        check_room(folder, self.num_requests, streams=self.streams)
+        check_room(folder, self.num_requests, len(bounds), streams=self.streams)
         code, command = code_of_windtunnel(), self._command(folder)
         # The files of shards depend on these settings of the output.
         config = self.config | {"output.tables": self.streams, "output.report": self.plots}

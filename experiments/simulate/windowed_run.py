@@ -96,7 +96,7 @@ class WindowedRun:
         Raises what `result` raises, and OSError if rows could not be written.
         """
         rows = folder / ROWS
-        check_room(folder, self.source.num_requests, streams=True)
+        check_room(folder, self.source.num_requests, 0, streams=True)
         shutil.rmtree(rows, ignore_errors=True)  # of a run that was killed
         rows.mkdir(parents=True)
         found = PartFiles(path=rows, contents=())

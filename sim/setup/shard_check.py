@@ -24,7 +24,8 @@ def check_shards(cluster: ClusterSettings, pools: Mapping[str, PoolSettings], si
     key = f"sim.shards={sim.shards}"
     num_replicas = sum(pool.replicas for pool in pools.values())
     if isinstance(sim.shards, int) and sim.shards > num_replicas:
-        raise ValueError(f"{key}: must be <= {num_replicas}, the number of replicas, or auto")
+        left = "" if sim.thin == 1 else f" that sim.thin={sim.thin} leaves"
+        raise ValueError(f"{key}: must be <= {num_replicas}, the number of replicas{left}, or auto")
     for found, instead in (*_of_routing(cluster), *_of_cluster(cluster), *_of_sim(sim), *_of_pools(pools)):
         raise ValueError(f"{key}, {found}; {instead}, {ONE_PROCESS}")
 
