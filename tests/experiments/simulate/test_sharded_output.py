@@ -73,19 +73,19 @@ def test_rows_that_were_damaged_before_the_merge_are_simulated_again(tmp_path, c
 
 @pytest.fixture
 def few_open_files(monkeypatch):
-    """Lets this process open 24 files more, and the merge 8 of them."""
-    monkeypatch.setattr(sim.shards.request_windows, "MAX_OPEN", 8)
+    """Lets this process open 16 files more, and the merge 6 of them."""
+    monkeypatch.setattr(sim.shards.request_windows, "MAX_OPEN", 6)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 24, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 16, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="open files are counted in /proc")
-@pytest.mark.parametrize("tables", ["stream", "true"])
+@pytest.mark.parametrize("tables", ["stream", pytest.param("true", marks=pytest.mark.slow)])
 def test_there_may_be_more_shards_than_open_files(tmp_path, few_open_files, tables):
-    own = ("replicas=60", f"output.tables={tables}", "output.report=false")
-    assert simulate(tmp_path / "run", *own, "sim.shards=60", "launcher.jobs=1") == 0
+    own = ("replicas=30", f"output.tables={tables}", "output.report=false")
+    assert simulate(tmp_path / "run", *own, "sim.shards=30", "launcher.jobs=1") == 0
     assert simulate(tmp_path / "one", *own) == 0
     read = [pd.read_parquet(tmp_path / name / "requests.parquet") for name in ("run", "one")]
     pd.testing.assert_frame_equal(*read, check_exact=True)
