@@ -50,7 +50,8 @@ def run_shard(
 ) -> ShardRecords:
     """Simulates the replicas bounds[0] to bounds[1] - 1. source: the traffic of the shard."""
     # The objects of the last shard refer to each other, and the collector, paused in runs, comes too rarely.
-    gc.collect()
+    # They are young, so those of the process that have survived a full collection need not be walked.
+    gc.collect(1)
     simulation = ShardSimulation(
         source=source,
         assignment=assignment,
