@@ -44,7 +44,7 @@ def sharegpt(rng: np.random.Generator, num: int) -> Lengths:
 
 
 def humaneval(rng: np.random.Generator, num: int) -> Lengths:
-    """Draws code completions."""
+    """Draws the prompt and output lengths of num code completions, tokens."""
     return _drawn(rng, num, HUMANEVAL_PROMPTS), _drawn(rng, num, HUMANEVAL_OUTPUTS)
 
 

@@ -103,9 +103,9 @@ class Profiled:
     """Latency level of these times."""
 
     engine: str
-    """vllm or distserve."""
+    """Engine that was measured: vllm or distserve."""
     model: str
-    """opt-13b or opt-66b."""
+    """Model that was measured: opt-13b or opt-66b."""
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the times of the replica's layout. Raises ValueError for one that was not measured."""

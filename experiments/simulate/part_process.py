@@ -46,7 +46,7 @@ class PartTask:
 
     @property
     def name(self) -> str:
-        """Name in messages."""
+        """Returns the replicas of the part in words, for messages."""
         first, end = self.bounds
         return f"replica {first}" if end == first + 1 else f"replicas {first} to {end - 1}"
 
@@ -133,14 +133,11 @@ def answers_at_end(parts: Sequence[PartElsewhere], report: Callable[[], None]) -
     report is called from time to time. Raises what `PartElsewhere.received` raises.
     """
     found: dict[PartElsewhere, Any] = {}
-    by_pipe = {part.pipe: part for part in parts}
-    while by_pipe:
-        for pipe in wait(list(by_pipe)):
-            part = by_pipe[pipe]  # type: ignore[index]
-            answer = part.received()
-            if answer.is_done:
+    while running := [part for part in parts if part not in found]:
+        ready = wait([part.pipe for part in running])
+        for part in running:
+            if part.pipe in ready and (answer := part.received()).is_done:
                 found[part] = answer.value
-                del by_pipe[pipe]  # type: ignore[arg-type]
         report()
     return [found[part] for part in parts]
 

@@ -28,5 +28,5 @@ class Stay:
         return 0
 
     def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:
-        """Returns no moves."""
+        """Returns an empty sequence: running requests stay where they are."""
         return ()

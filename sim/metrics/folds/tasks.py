@@ -47,7 +47,7 @@ class TasksFold:
         self._num_finished[:size] += other._num_finished
 
     def figures(self, window: Window) -> Mapping[str, Any]:
-        """Returns the section."""
+        """Returns the section `tasks` of the summary, with durations in s."""
         num_calls = self._new_num_calls()
         number = np.flatnonzero(np.isfinite(self._begun_s))
         tasks = Tasks(

@@ -97,7 +97,7 @@ def check(seed, tally):
 
 
 def count(tally, scenario, records):
-    """Counts a world."""
+    """Adds 1 to the tally for each feature that a checked world has."""
     requests = records.requests
     for name, is_so in {
         "checked": True,
