@@ -76,7 +76,7 @@ def test_hostile_traces(make, tmp_path):
     assert (code, error.count("\n")) == (2, 1)
     assert name in error
     assert message in error
-    assert seconds < 3
+    assert seconds < 10
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_hostile_model_configs(changes, message, tmp_path):
     code, error, seconds = simulate(tmp_path, "model=hf", "model.path=config.json")
     assert (code, error.count("\n")) == (2, 1)
     assert message in error
-    assert seconds < 3
+    assert seconds < 10
 
 
 def test_a_config_that_stands_for_billions_of_values(tmp_path):
@@ -117,13 +117,13 @@ def test_a_config_that_stands_for_billions_of_values(tmp_path):
     code, error, seconds = simulate(tmp_path, "--config-dir", "mine", "batching=laughs")
     assert (code, error.count("\n")) == (2, 1)
     assert "laughs.yaml: must have at most 100,000 values" in error
-    assert seconds < 3
+    assert seconds < 10
 
 
 def test_a_model_config_that_never_ends_is_refused(tmp_path):
     code, error, seconds = simulate(tmp_path, "model=hf", "model.path=/dev/zero")
     assert (code, error) == (2, "windtunnel: model: /dev/zero: must be a file\n")
-    assert seconds < 3
+    assert seconds < 10
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from experiments.app.cli import main  # noqa: E402
-from experiments.calibrate.engine import gpu_sections, pace, run  # noqa: E402
+from experiments.calibrate.engine import gpu_sections, host_time, pace, run  # noqa: E402
 from experiments.calibrate.engine.collectives import SIZES, link_of, measure_link  # noqa: E402
 from experiments.calibrate.engine.draft_host import (  # noqa: E402
     Measured,
@@ -418,9 +419,32 @@ def test_block_tables_of_different_slots_share_nothing_while_blocks_last():
     assert Tables.drawn(3, 5, 4, seed=0).ids_SM.max() == 5
 
 
-def test_the_host_needs_longer_for_more_sequences():
-    host = measure_host(64, 16)
-    assert 0 < host.by_batch[1] < host.by_batch[64] < 10e-3
+def test_the_host_time_of_a_step_is_fitted_by_its_sequences(monkeypatch):
+    monkeypatch.setattr(host_time, "_step_s", lambda count, *_: 20e-6 + 0.5e-6 * count)
+    host = measure_host(256, 16)
+    assert min(host.by_batch) == 1
+    assert max(host.by_batch) == 256
+    assert host.by_batch[256] == 148e-6
+    assert (host.iteration_s, host.sequence_s) == (pytest.approx(20e-6), pytest.approx(0.5e-6))
+
+
+def test_the_host_needs_longer_for_more_sequences(monkeypatch):
+    """Time is counted in executed lines of Python here, so that the machine's pace does not matter."""
+    lines = 0
+
+    def count(frame, event, arg):
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    monkeypatch.setattr(time, "thread_time", lambda: lines * 1e-6)
+    traced = sys.gettrace()
+    sys.settrace(count)
+    try:
+        host = measure_host(64, 16)
+    finally:
+        sys.settrace(traced)
+    assert 0 < host.by_batch[1] < host.by_batch[64]
     assert host.iteration_s + 64 * host.sequence_s == pytest.approx(host.by_batch[64], rel=0.5)
 
 
@@ -436,9 +460,9 @@ def test_the_host_is_measured_without_the_executor_that_works_in_between(served,
     monkeypatch.setattr(served.plain, "run", slow)
     host = measure_host(2, 16, served)
     assert set(host.by_batch) == {1, 2}
-    assert 0 < host.by_batch[1] < 10e-3
-    halved = measure_host(2, 16, served, usual_s=10e-3)  # the reference step takes at least 20 ms
-    assert 0 < halved.by_batch[1] < 0.8 * host.by_batch[1]
+    assert 0 < host.by_batch[1] < 20e-3
+    corrected = measure_host(2, 16, served, usual_s=1e-3)  # the reference step takes at least 20 ms
+    assert 0 < corrected.by_batch[1] < 0.25 * host.by_batch[1]
 
 
 def test_draft_tokens_take_the_host_longer_and_searches_the_longest():
