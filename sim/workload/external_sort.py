@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from sim.workload.trace_blocks import Block, joined
 
 RUN_VALUES = 1 << 21
 """Numbers of a run, which is sorted in memory: half a million rows without contents."""
-ROWS_AT_ONCE = 2048
-"""Rows of each run in memory while runs are merged."""
+VALUES_AT_ONCE = 1 << 13
+"""Numbers of each run in memory while runs are merged: 2,048 rows without contents."""
+MAX_RUNS = 64
+"""Runs that are merged at once; of more, so many become one in a new file."""
 
 SCHEMA = pa.schema(
     [
@@ -37,6 +40,7 @@ SCHEMA = pa.schema(
         ("content_ids", pa.utf8()),  # a JSON list: the ids may have more than 64 bits
         ("skip_reason", pa.utf8()),
         ("tenant", pa.utf8()),
+        ("session_id", pa.int64()),
     ]
 )
 TEXTS = ("content_ids", "skip_reason", "tenant")
@@ -62,9 +66,9 @@ class SortedRows:
             is_done = True
         except OSError as error:
             raise ValueError(
-                f"sort=true: sorted rows cannot be written to the temporary folder {tempfile.gettempdir()}: "
-                f"{error.strerror or error}; free space in it, or name another one in the environment "
-                "variable TMPDIR"
+                "the sorted rows of a trace cannot be written to the temporary folder "
+                f"{tempfile.gettempdir()}: {error.strerror or error}; free space in it, or name another "
+                "one in the environment variable TMPDIR"
             ) from None
         finally:
             if self._folder is not None and not is_done:
@@ -94,7 +98,8 @@ class SortedRows:
     def blocks(self) -> Iterator[Block]:
         """Yields the rows; every call begins anew. The first block has the remarks of all."""
         remarks = self._remarks
-        for block in self._merged() if self._runs else filter(None, [self._in_memory]):
+        merged = _merged(self._path, self._runs) if self._runs else filter(None, [self._in_memory])
+        for block in merged:
             arrival_s = block.arrival_s - self._first_s if self._first_s < 0 else block.arrival_s
             yield replace(block, arrival_s=arrival_s, remarks=remarks)
             remarks = ()
@@ -108,7 +113,7 @@ class SortedRows:
                 self._remarks += block.remarks
                 self._first_s = min(self._first_s, float(block.arrival_s.min()))
                 gathered.append(block)
-                num_values += block.num_values
+                num_values += int(block.num_values().sum())
                 if num_values >= RUN_VALUES:
                     writer = writer or stack.enter_context(self._new_file())
                     self._write(writer, gathered)
@@ -117,6 +122,8 @@ class SortedRows:
                 self._in_memory = _in_order(gathered)
             elif writer is not None and gathered:
                 self._write(writer, gathered)
+        while len(self._runs) > MAX_RUNS:
+            self._merge_runs()
 
     def _new_file(self) -> pa.ipc.RecordBatchFileWriter:
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-sort-")
@@ -125,25 +132,43 @@ class SortedRows:
 
     def _write(self, writer: pa.ipc.RecordBatchFileWriter, blocks: Sequence[Block]) -> None:
         """Writes a sorted run."""
-        run = _in_order(blocks)
-        starts = range(0, len(run), ROWS_AT_ONCE)
-        for start in starts:
-            writer.write_batch(_to_batch(run.where(slice(start, start + ROWS_AT_ONCE))))
-        first = self._runs[-1].stop if self._runs else 0
-        self._runs.append(range(first, first + len(starts)))
+        self._write_run(writer, [_in_order(blocks)])
 
-    def _merged(self) -> Iterator[Block]:
-        """Merges the runs; yields sorted blocks.
+    def _write_run(self, writer: pa.ipc.RecordBatchFileWriter, blocks: Iterable[Block]) -> None:
+        """Writes the sorted blocks of a run in batches of some `VALUES_AT_ONCE` numbers."""
+        first = num_batches = self._runs[-1].stop if self._runs else 0
+        for block in blocks:
+            values = block.num_values()
+            batch = (np.cumsum(values) - values) // VALUES_AT_ONCE
+            cuts = [*np.flatnonzero(np.diff(batch, prepend=-1)).tolist(), len(block)]
+            for start, end in pairwise(cuts):
+                writer.write_batch(_to_batch(block.where(slice(start, end))))
+            num_batches += len(cuts) - 1
+        self._runs.append(range(first, num_batches))
 
-        In each step, the rows up to the smallest last row of all buffers are in memory, whatever follows.
-        """
-        with pa.OSFile(str(self._path)) as file:
-            reader = pa.ipc.open_file(file)
-            buffers = [_Buffer(reader, run) for run in self._runs]
-            while buffers:
-                limits = [buffer.last for buffer in buffers if buffer.rest]
-                yield _in_order([buffer.take(min(limits, default=None)) for buffer in buffers])
-                buffers = [buffer for buffer in buffers if len(buffer.block)]
+    def _merge_runs(self) -> None:
+        """Writes a file in which each `MAX_RUNS` runs have become one, in place of the old file."""
+        runs, self._runs = self._runs, []
+        file = self._path.with_suffix(".merged")
+        with pa.ipc.new_file(str(file), SCHEMA) as writer:
+            for start in range(0, len(runs), MAX_RUNS):
+                self._write_run(writer, _merged(self._path, runs[start : start + MAX_RUNS]))
+        file.replace(self._path)
+
+
+def _merged(path: Path, runs: Sequence[range]) -> Iterator[Block]:
+    """Merges runs of a file; yields sorted blocks.
+
+    In each step, the rows up to the smallest last row of all buffers are in memory, whatever follows.
+    """
+    with pa.OSFile(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        buffers = [_Buffer(reader, run) for run in runs]
+        while buffers:
+            limit = min((buffer.last for buffer in buffers if buffer.rest), default=None)
+            due = [buffer for buffer in buffers if limit is None or buffer.first_s <= limit[0]]
+            yield _in_order([buffer.take(limit) for buffer in due])
+            buffers = [buffer for buffer in buffers if len(buffer.block)]
 
 
 @dataclass(slots=True)
@@ -158,6 +183,11 @@ class _Buffer:
     def __init__(self, reader: pa.ipc.RecordBatchFileReader, run: range) -> None:
         self.reader, self.rest = reader, run
         self._read()
+
+    @property
+    def first_s(self) -> float:
+        """Time of the first row in memory."""
+        return float(self.block.arrival_s[0])
 
     @property
     def last(self) -> tuple[float, int]:
@@ -195,7 +225,9 @@ def _to_batch(block: Block) -> pa.RecordBatch:
     if block.content_ids is not None:
         texts["content_ids"] = [json.dumps(ids) for ids in block.content_ids]
     columns: list[Any] = [block.line, block.arrival_s, block.prompt_tokens, block.output_tokens]
-    columns += [[None] * len(block) if texts[name] is None else texts[name] for name in TEXTS]
+    columns += [texts[name] for name in TEXTS]
+    columns.append(block.session_id)
+    columns = [[None] * len(block) if column is None else column for column in columns]
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
     )
@@ -211,10 +243,12 @@ def _to_block(batch: pa.RecordBatch) -> Block:
         texts[name] = None if column.null_count else objects(column.to_pylist())
     if texts["content_ids"] is not None:
         texts["content_ids"] = objects([tuple(json.loads(ids)) for ids in texts["content_ids"]])
+    has_session = not batch.column("session_id").null_count
     return Block(
         line=numbers("line"),
         arrival_s=numbers("arrival_s"),
         prompt_tokens=numbers("prompt_tokens"),
         output_tokens=numbers("output_tokens"),
+        session_id=numbers("session_id") if has_session else None,
         **texts,
     )

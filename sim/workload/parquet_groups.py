@@ -1,7 +1,8 @@
-"""Row groups of a Parquet trace that lie before a window of time, found by their statistics."""
+"""Metadata of a Parquet trace: which row groups lie before a window of time, and how long lists are."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,19 @@ def start_of(file: pq.ParquetFile, column: str, clock: ArrivalClock, start_s: fl
             return Start(group, row)
         row += file.metadata.row_group(group).num_rows
     return Start(file.num_row_groups - 1, row)
+
+
+def longest_lists(file: pq.ParquetFile, columns: Collection[str]) -> float:
+    """Returns the mean length of a row's lists in the row group where it is largest; 0 without lists."""
+
+    def values_per_row(group: int) -> float:
+        metadata = file.metadata.row_group(group)
+        found = [metadata.column(i) for i in range(metadata.num_columns)]
+        names = (column.path_in_schema.partition(".") for column in found)
+        lists = (one for one, (name, dot, _) in zip(found, names, strict=True) if dot and name in columns)
+        return float(sum(one.num_values for one in lists) / max(metadata.num_rows, 1))
+
+    return max(map(values_per_row, range(file.num_row_groups)), default=0.0)
 
 
 def with_plain_times(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:

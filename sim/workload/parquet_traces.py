@@ -16,14 +16,15 @@ from sim.workload.chunks import ObjectArray, objects
 from sim.workload.distributions import IntArray
 from sim.workload.json_pieces import tuples_of
 from sim.workload.lengths import BoolArray
-from sim.workload.parquet_groups import start_of, with_plain_times
+from sim.workload.parquet_groups import longest_lists, start_of, with_plain_times
 from sim.workload.table import block_segments
-from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
+from sim.workload.trace_blocks import MAX_VALUES, Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import UnusualTextError
 from sim.workload.traces import Trace
 from sim.workload.unix_times import ArrivalClock
 
 ROWS_AT_ONCE = 8192
+"""Rows of a batch, fewer if their lists have more than `MAX_VALUES` numbers."""
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at once: row groups may be larger than the memory."""
 NO_TOKENS = "no input or no output tokens"
@@ -145,7 +146,8 @@ class ParquetTrace(Trace):
                 if self.start_s and not self.sort:
                     group, number = start_of(file, time, clock, self.start_s)
                 groups = range(group, file.num_row_groups)
-                for batch in file.iter_batches(ROWS_AT_ONCE, groups, columns, use_threads=False):
+                num_rows = int(MAX_VALUES / max(longest_lists(file, columns), MAX_VALUES / ROWS_AT_ONCE))
+                for batch in file.iter_batches(max(num_rows, 1), groups, columns, use_threads=False):
                     if len(batch):
                         yield number, with_plain_times(batch, time)
                     number += len(batch)

@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.workload.chunks import ROWS, ObjectArray, objects, rows_where
+from sim.workload.chunks import NO_SESSION, ROWS, ObjectArray, objects, rows_where
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray
+
+NUMBERS = 4
+"""Numbers of a row without contents."""
+MAX_VALUES = 1 << 19
+"""Numbers of a block from which on it gets no more rows, however few they are: some 20 MB."""
 
 
 class TraceRow(NamedTuple):
@@ -25,6 +30,7 @@ class TraceRow(NamedTuple):
     remark: str = ""  # note for the user on how the times were read; at most one row has it
     skip_reason: str = ""  # reason why the row is counted but not replayed; its lengths are not checked
     tenant: str = ""
+    session_id: int = NO_SESSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +47,18 @@ class Block:
     """Texts; None: all rows are replayed."""
     tenant: ObjectArray | None = None
     """Texts; None: all are empty."""
+    session_id: IntArray | None = None
+    """None: no row has one."""
     remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.line)
 
-    @property
-    def num_values(self) -> int:
-        """Number of numbers in the block, a measure of its memory."""
+    def num_values(self) -> IntArray:
+        """Returns the number of numbers of each row, a measure of its memory, [N]."""
         ids = () if self.content_ids is None else self.content_ids
-        return 4 * len(self) + sum(map(len, ids))
+        values = np.full(len(self), NUMBERS)
+        return values + np.fromiter(map(len, ids), np.int64) if len(ids) else values
 
     def where(self, rows: BoolArray | IntArray | slice) -> Block:
         """Returns the block of the selected rows: a mask [N], row numbers or a slice."""
@@ -68,10 +76,12 @@ def blocks_of_rows(rows: Iterator[TraceRow]) -> Iterator[Block]:
     while True:
         gathered: list[TraceRow] = []
         failure = None
+        num_values, has_more = 0, False
         try:
             for row in rows:
                 gathered.append(row)
-                if len(gathered) == ROWS:
+                num_values += NUMBERS + len(row.content_ids)
+                if has_more := len(gathered) == ROWS or num_values >= MAX_VALUES:
                     break
         except ValueError as error:
             failure = error
@@ -79,19 +89,19 @@ def blocks_of_rows(rows: Iterator[TraceRow]) -> Iterator[Block]:
             yield _block(gathered)
         if failure is not None:
             raise failure
-        if len(gathered) < ROWS:
+        if not has_more:
             return
 
 
 def joined(blocks: Sequence[Block]) -> Block:
     """Returns the rows of several blocks as one block without remarks."""
 
-    def column(name: str, empty: object) -> ObjectArray | None:
+    def column(name: str, empty: object, kind: type = np.object_) -> npt.NDArray[Any] | None:
         columns = [getattr(block, name) for block in blocks]
         if all(one is None for one in columns):
             return None
         filled = [
-            objects([empty] * len(block)) if one is None else one
+            np.fromiter([empty] * len(block), kind) if one is None else one
             for one, block in zip(columns, blocks, strict=True)
         ]
         return np.concatenate(filled)
@@ -107,11 +117,15 @@ def joined(blocks: Sequence[Block]) -> Block:
         content_ids=column("content_ids", ()),
         skip_reason=column("skip_reason", ""),
         tenant=column("tenant", ""),
+        session_id=column("session_id", NO_SESSION, np.int64),
     )
 
 
 def _block(rows: Sequence[TraceRow]) -> Block:
-    lines, arrival_s, prompts, outputs, contents, remarks, reasons, tenants = zip(*rows, strict=True)
+    lines, arrival_s, prompts, outputs, contents, remarks, reasons, tenants, sessions = zip(
+        *rows, strict=True
+    )
+    session_id = np.array(sessions, np.int64)
 
     def checked(lengths: Iterable[int]) -> IntArray:
         """Returns lengths; those of skipped rows, which may be anything, as 0."""
@@ -126,6 +140,7 @@ def _block(rows: Sequence[TraceRow]) -> Block:
         content_ids=_unless_empty(contents),
         skip_reason=_unless_empty(reasons),
         tenant=_unless_empty(tenants),
+        session_id=session_id if (session_id != NO_SESSION).any() else None,
         remarks=tuple(filter(None, remarks)),
     )
 

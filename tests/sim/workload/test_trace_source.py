@@ -35,7 +35,7 @@ def small_limits(monkeypatch):
     monkeypatch.setattr(trace_blocks, "ROWS", 3)
     monkeypatch.setattr(trace_source, "KEPT_VALUES", -1)
     monkeypatch.setattr(external_sort, "RUN_VALUES", 24)
-    monkeypatch.setattr(external_sort, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(external_sort, "VALUES_AT_ONCE", 8)
 
 
 def replayed(rows, *, start_s, duration_s, max_requests, sort):
@@ -78,11 +78,12 @@ def tables(draw):
     sort=st.booleans(),
     rows_at_once=st.integers(1, 9),
     run_values=st.integers(1, 80),
+    max_runs=st.integers(2, 5),
     keeps=st.booleans(),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_blocks_give_the_requests_of_the_rows_one_by_one(
-    tmp_path_factory, rows, start_s, duration_s, max_requests, sort, rows_at_once, run_values, keeps
+    tmp_path_factory, rows, start_s, duration_s, max_requests, sort, rows_at_once, run_values, max_runs, keeps
 ):
     path = tmp_path_factory.mktemp("trace") / "t.csv"
     path.write_text(BURSTGPT + "".join(f"{r.arrival_s},{r.prompt_tokens},{r.output_tokens}\n" for r in rows))
@@ -92,7 +93,8 @@ def test_blocks_give_the_requests_of_the_rows_one_by_one(
         patch.setattr(trace_blocks, "ROWS", rows_at_once)
         patch.setattr(trace_source, "KEPT_VALUES", 1000 if keeps else -1)
         patch.setattr(external_sort, "RUN_VALUES", run_values)
-        patch.setattr(external_sort, "ROWS_AT_ONCE", 2)
+        patch.setattr(external_sort, "MAX_RUNS", max_runs)
+        patch.setattr(external_sort, "VALUES_AT_ONCE", 8)
         trace = BurstGptCsv(path=path, **window)
         if not isinstance(wanted, tuple):
             with pytest.raises(ValueError, match=rf"t.csv:{wanted}:1: expected an arrival at or after"):
@@ -132,6 +134,37 @@ def test_sorting_keeps_contents_tenants_and_remarks(monkeypatch, run_values):
         assert one.content_ids.tolist() == [(), (7,), (1 << 70, 3), ()]
         assert one.tenant.tolist() == ["a", "b", "", ""]
         assert one.skip_reason.tolist() == ["", "", "", "canceled"]
+
+
+def test_bulky_rows_are_read_and_merged_few_at_a_time(monkeypatch, temporary):
+    """A run of 500 numbers is merged with 60 in memory; at most three runs are merged at once."""
+    monkeypatch.setattr(trace_blocks, "MAX_VALUES", 200)
+    monkeypatch.setattr(external_sort, "RUN_VALUES", 500)
+    monkeypatch.setattr(external_sort, "VALUES_AT_ONCE", 60)
+    monkeypatch.setattr(external_sort, "MAX_RUNS", 3)
+    rows = [
+        TraceRow(line, 7.0 * line % 101, 10, 1, tuple(range(line % 50)), session_id=line)
+        for line in range(300)
+    ]
+    blocks = list(blocks_of_rows(iter(rows)))
+    assert max(int(block.num_values().sum()) for block in blocks) < 200 + 4 + 50
+    opened = []
+    merged = external_sort._merged
+    monkeypatch.setattr(
+        external_sort, "_merged", lambda path, runs: (opened.append(len(runs)), merged(path, runs))[1]
+    )
+    sorted_rows = SortedRows(blocks)
+    for _ in range(2):
+        found = list(sorted_rows.blocks())
+        assert max(int(block.num_values().sum()) for block in found) < 3 * (60 + 4 + 50)
+        one = trace_blocks.joined(found)
+        wanted = sorted(rows, key=lambda row: row.arrival_s)
+        assert one.line.tolist() == one.session_id.tolist() == [row.line for row in wanted]
+        assert one.content_ids.tolist() == [row.content_ids for row in wanted]
+    assert max(opened) <= 3
+    assert len(opened) > 4
+    assert len(list(temporary.iterdir())) == 1
+    assert len(list(*map(Path.iterdir, temporary.iterdir()))) == 1
 
 
 @pytest.fixture
@@ -209,7 +242,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, temporary):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # writing more fails, as on a full disk
     try:
-        with pytest.raises(ValueError, match=r"sort=true: sorted rows cannot be written .*TMPDIR"):
+        with pytest.raises(ValueError, match=r"the sorted rows of a trace cannot be written .*TMPDIR"):
             BurstGptCsv(path=path, sort=True).source(seed=0, max_model_len=100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
