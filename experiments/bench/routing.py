@@ -44,6 +44,7 @@ READS = {  # choice of `routing` -> the state of the fleet that a decision reads
     "slo_aware": "one count per replica",
     "cost_aware": "one count per replica",
     "join_shortest_kv": "signals of every replica",
+    "freest": "signals of every replica",
     "prefix_index": "caches of every replica",
     "weighted_score": "signals and caches of every replica",
     "length_aware": "2 replicas",
