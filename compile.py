@@ -40,8 +40,8 @@ COPY = ROOT / "build" / "compiled"
 
 ATTRIBUTES = "@mypyc_attr(allow_interpreted_subclasses=True, serializable=True)\n"
 EXTENDED = (
-    *("EngineBase", "EngineCore", "AsyncEngineCore", "EngineState", "BlockPool", "PrefixPool"),
-    "RequestLog",
+    *("EngineBase", "TransferringEngine", "EngineCore", "AsyncEngineCore"),
+    *("EngineState", "BlockPool", "PrefixPool", "RequestLog"),
 )
 """Classes that interpreted classes extend. Their methods are looked up at every call, which would cost a
 tenth of a run for all classes. mypyc skips the `__init__` of a class that is only serializable."""

@@ -17,7 +17,8 @@ from hwmodels.exact import smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Operator, PassLines, Per, independent_of_context, per_token
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
-from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
+from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention, VerifyAttention

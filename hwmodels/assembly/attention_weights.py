@@ -28,7 +28,8 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import Num, larger, smaller
 from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
 from hwmodels.iterations.windows import within_window
-from hwmodels.model.attention import GroupedQueryAttention, LinearAttention
+from hwmodels.model.attention import GroupedQueryAttention
+from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.operators.stream import stream_seconds
 
 MATRIX_PASSES = 5

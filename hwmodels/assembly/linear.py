@@ -9,7 +9,7 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, PassLines, Per, Quantity, independent_of_context
-from hwmodels.model.attention import LinearAttention
+from hwmodels.model.linear_attention import LinearAttention
 
 DELTA_NET_CHUNK = 64
 """Tokens that the chunked form of the delta rule processes at once (Yang et al., 2024)."""

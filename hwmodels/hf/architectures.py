@@ -12,7 +12,8 @@ from typing import Any
 
 from hwmodels.hf import mlp
 from hwmodels.hf.fields import Fields, wrong
-from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, LinearAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
+from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.mlp import Mlp
 
 REQUIRED = (

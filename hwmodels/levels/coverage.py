@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from hwmodels.iterations.ops import Operator
 from hwmodels.levels.profile import Profile
 from hwmodels.levels.readers import DENSE_MLP, Layers
-from hwmodels.model.attention import LatentAttention, LinearAttention
+from hwmodels.model.attention import LatentAttention
+from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.moe_routing import ExpertLayer, Routing, rank_loads

@@ -6,13 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hwmodels.checks import check_whole
-from hwmodels.model.attention import (
-    Attention,
-    GroupedQueryAttention,
-    LatentAttention,
-    LinearAttention,
-)
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
 from hwmodels.model.block import Block
+from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
 from hwmodels.model.quantization import KV_BYTES, weight_format

@@ -21,24 +21,16 @@ from math import inf
 from typing import NoReturn
 
 from policies.batching import supports_mixed_role
-from policies.core.engine_base import EngineBase
+from policies.core.engine_transfers import TransferringEngine
 from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.livelock import MAX_STEPS, MAX_WAITS
-from policies.core.plan import (
-    AdapterLoad,
-    Cause,
-    Chunk,
-    Progress,
-    StepOutcome,
-    StepPlan,
-    Transfer,
-)
+from policies.core.plan import Cause, Chunk, Progress, StepOutcome, StepPlan
 from policies.core.policy_names import name_of
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 from policies.user_code.decisions import WrongDecisionError
 
 
-class EngineCore(EngineBase):
+class EngineCore(TransferringEngine):
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
     batching, scheduling, predictor: the engine uses its own copies, so that the state of a policy is never
@@ -293,60 +285,6 @@ class EngineCore(EngineBase):
             raise ValueError(f"reserve: {self._num_reserved} iterations of this plan are reserved already")
         self.block_pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
         self._num_reserved = num_iterations
-
-    def take_transfers(self) -> list[Transfer]:
-        """Returns the transfers that plans have requested since the last call, in order.
-
-        The caller runs them. The stores of the last plan must be read before the plan is run, because it
-        reuses their blocks. See `Transfer`.
-        """
-        return self.transfers.take()
-
-    def take_adapter_loads(self) -> list[AdapterLoad]:
-        """Returns the adapter loads that plans have requested since the last call, in order.
-
-        The caller runs them after every plan, and calls `adapter_loaded` at the end of each.
-        """
-        return [] if self.residents is None else self.residents.take_loads()
-
-    def loaded(self, request_id: int) -> None:
-        """Records a finished transfer that a sequence waits for; after the last one the sequence continues.
-
-        Does nothing if the sequence was aborted meanwhile. While a plan is in flight, this takes effect with
-        its commit.
-        """
-        if self._in_flight is not None:
-            self._loaded_in_flight.append(request_id)
-            return
-        seq = self.loading.get(request_id)
-        if seq is not None:
-            self._note_load(seq)
-
-    def adapter_loaded(self, name: str) -> None:
-        """Records that an adapter is on the GPU; sequences that waited only for it continue.
-
-        While a plan is in flight, this takes effect with its commit.
-        """
-        if self._in_flight is not None:
-            self._adapters_in_flight.append(name)
-            return
-        assert self.residents is not None
-        for seq in self.residents.loaded(name):
-            self._note_load(seq)
-
-    def _note_load(self, seq: Sequence) -> None:
-        if self.transfers.is_loaded(seq):
-            self.running_set.finish_loading(seq)
-            self._arrived.append(seq)
-
-    def _take_loaded(self) -> None:
-        """Applies the loads that were reported while a plan was in flight."""
-        loaded, self._loaded_in_flight = self._loaded_in_flight, []
-        for request_id in loaded:
-            self.loaded(request_id)
-        adapters, self._adapters_in_flight = self._adapters_in_flight, []
-        for name in adapters:
-            self.adapter_loaded(name)
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Returns the physical ids of the blocks of a running sequence's first num_tokens tokens.

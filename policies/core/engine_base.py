@@ -14,13 +14,9 @@ from policies.batching import Batching, max_unasked_of
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.containment import Report, contain, weakly
-from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
+from policies.core.limits import Bounds, Limits, StopAfter
 from policies.core.livelock import PreemptionWatch, WaitWatch
-from policies.core.plan import (
-    Cause,
-    Migrant,
-    StepPlan,
-)
+from policies.core.plan import Cause, StepPlan
 from policies.core.policy_names import name_of
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
@@ -39,7 +35,7 @@ from policies.user_code.decisions import checked_prediction, checked_rank
 class EngineBase:
     """The part of an engine outside its loop: its components, adding and removing requests, and its state.
 
-    The arguments are those of `EngineCore`, which adds the loop.
+    The arguments are those of `EngineCore`, which adds the loop; `TransferringEngine` adds the transfers.
     """
 
     def __init__(
@@ -321,60 +317,6 @@ class EngineBase:
             self._state.withdraw(seq, reason)
         else:
             self._state.finish(seq, reason)
-        return seq
-
-    def export(self, request_id: int) -> Migrant | None:
-        """Exports a running sequence to another engine and ends it here; None if it has no KV to copy.
-
-        Must be called between commit and plan. The blocks of the sequence are free at once: the caller must
-        copy them before the next step and its transfers. Blocks are named as in `Transfer`.
-        """
-        self._check_at_rest("export")
-        migrant = self._state.migrant(request_id)
-        if migrant is not None:
-            self._state.finish(self.running[request_id], FinishReason.migrated)
-        return migrant
-
-    def begin_kv_transfer(self, request_id: int) -> Migrant | None:
-        """Exports a sequence that keeps slot and blocks, in state leaving, until its KV has been copied.
-
-        Only for a sequence that decodes or is paused; None otherwise. `abort(request_id,
-        FinishReason.migrated)` ends it here when the copy is complete; `cancel_kv_transfer` lets it continue
-        to decode here.
-        """
-        self._check_at_rest("begin_kv_transfer")
-        migrant = None if request_id in self.prefilling else self._state.migrant(request_id)
-        if migrant is not None:
-            self.running_set.begin_kv_transfer(self.running[request_id])
-        return migrant
-
-    def cancel_kv_transfer(self, request_id: int) -> None:
-        """Lets a leaving sequence continue to decode here. Raises KeyError if it is not leaving."""
-        self._check_at_rest("cancel_kv_transfer")
-        self.running_set.cancel_kv_transfer(self.leaving[request_id])
-
-    def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
-        """Raises RejectedError if a sequence of num_known known tokens cannot continue here."""
-        self._state.limits.check_resident(num_known)
-        end_known, _, _ = self.bounds_of(request, stop_after)
-        if num_known >= end_known:
-            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended at {end_known} here")
-
-    def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
-        """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
-
-        KV that the cache has here is not transferred; if the cache has all of it, there is no transfer. With
-        tier="live" the cache is not asked, as the other engine decodes on: see policies/core/live_load.py.
-        Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
-        first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
-        be served.
-        """
-        self.check_migrant(migrant.request, migrant.num_known, stop_after)
-        seq = self.add(migrant.request, stop_after)
-        seq.stored_known = migrant.num_known
-        if migrant.num_computed:
-            seq.num_swapped = migrant.num_computed
-            seq.swap_tier = tier
         return seq
 
     def contain_errors(self, report: Report) -> None:

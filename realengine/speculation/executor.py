@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from kernels.sampling import DraftRows
 from policies.speculation import DraftLength, Proposer
 from policies.speculation.engine.drafts import Shapes
 from policies.speculation.fixed import Fixed
@@ -31,6 +30,7 @@ from realengine.runner.logprobs import logprobs_of
 from realengine.runner.work import Draw, Padding, RowSettings, ScoredRows, Work
 from realengine.speculation.completed import CompletedPass
 from realengine.speculation.drafter import Drafter, Start
+from realengine.speculation.drawn_drafts import drawn_drafts
 from realengine.speculation.graphs import PassGraphs, captured_levels, drafts_in_graph
 from realengine.speculation.passed_rows import passed_rows
 from realengine.speculation.tree_rows import TreeShape
@@ -272,30 +272,8 @@ class SpeculativeExecutor(Executor):
             slots_R = views.slots_T.long()[views.rows_R.long()]
             logits_RV = self._allowed(logits_RV, slots_R, positions_R)
             penalties = settings.penalties(counts_RV, torch.arange(len(logits_RV), device=self.device))
-        drafts = self._drawn_drafts(drafts_T, views, shape)
+        drafts = None if self._probs_SKV is None else drawn_drafts(self._probs_SKV, drafts_T, views, shape)
         return self._backend.sample(logits_RV, sampling, penalties, drafts=drafts)
-
-    def _drawn_drafts(
-        self, drafts_T: torch.Tensor, views: VerifyWords, shape: VerifyShape
-    ) -> DraftRows | None:
-        """Returns the draft tokens after each verified row, if they were drawn from a distribution."""
-        if self._probs_SKV is None:
-            return None
-        num_ours, num_others = shape.num_decode_tokens, shape.num_verified - shape.num_decode_tokens
-        sequences = views.sequences_R[:num_ours]
-        following = torch.cat([drafts_T[1:], drafts_T[:1]])[:num_ours]
-        is_last = torch.ones_like(sequences, dtype=torch.bool)
-        is_last[:-1] = sequences[1:] != sequences[:-1]
-        num_places = self._probs_SKV.shape[1]
-        rows = views.slots_T[:num_ours].long() * num_places + views.places_T[:num_ours].clamp(
-            max=num_places - 1
-        )
-        none = sequences.new_zeros(num_others, dtype=torch.int64)
-        return DraftRows(
-            tokens=torch.cat([torch.where(is_last, -1, following), none - 1]),
-            row=torch.cat([rows.long(), none]),
-            probs=self._probs_SKV.flatten(0, 1),
-        )
 
     def _row_counts(self, batch: Batch, views: VerifyWords, shape: VerifyShape) -> torch.Tensor:
         """Returns the token counts [R, V] at each verified row, its draft tokens included."""

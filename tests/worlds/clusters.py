@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from experiments.conformance.draws import draw_routing, draw_worlds
+from experiments.conformance.draws import draw_worlds
+from experiments.conformance.policy_draws import draw_routing
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TICK_S, ToyModel
 from experiments.conformance.worlds import Traffic, World

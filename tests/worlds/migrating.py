@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from experiments.conformance.draws import draw_routing
+from experiments.conformance.policy_draws import draw_routing
 from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory
 from policies.migration import Move, ReplicaLoad

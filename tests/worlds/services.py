@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from experiments.conformance.adapting import draw_adapters
-from experiments.conformance.draws import draw_batching, draw_routing, draw_worlds
+from experiments.conformance.draws import draw_worlds
+from experiments.conformance.policy_draws import draw_batching, draw_routing
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.batching.decode_only import DecodeOnly

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.conformance.draws import draw_routing
+from experiments.conformance.policy_draws import draw_routing
 from experiments.conformance.promises import leap_equals_step
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
