@@ -5,28 +5,32 @@ The calls of a session are replayed at their recorded times after its start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, ClassVar, NamedTuple
 
 from policies.core.request import Segment
-from sim.workload.arrivals import ArrivalProcess, ClosedLoop
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
+from sim.workload.base import Source
+from sim.workload.checked_traces import checked_once
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
+from sim.workload.external_sort import SortedRows
 from sim.workload.json_lines import COUNT, IDS, TEXT, Line, Rule, objects_of
-from sim.workload.lengths import clip_to_context
 from sim.workload.streams import stream
-from sim.workload.table import TableSource, block_segments
-from sim.workload.trace_blocks import TraceRow
+from sim.workload.table import block_segments
+from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import require_file
+from sim.workload.trace_source import TraceSource, Window
 from sim.workload.traces import Trace
 
 MAX_SESSION_S = 1e8
+MAX_SESSIONS = 1 << 40
+"""Sessions for which times can be drawn: more than any file has."""
 
 
 def _is_time(value: Any) -> bool:
@@ -79,41 +83,51 @@ class WekaJsonl:
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the calls of all sessions, in order of time; session_id is the number of the session."""
-        sessions = list(self._sessions())
-        start_s = self.arrivals.times_s(stream(seed, "arrivals"), num_requests=len(sessions), duration_s=None)
-        numbers, contents = count(), dict[tuple[int | None, int], int]()
-        rows = []
-        for session, (at_s, (block_size, is_local, calls)) in enumerate(
-            zip(start_s.tolist(), sessions, strict=True)
-        ):
+        return checked_once(
+            self.path,
+            (self, seed, max_model_len),
+            lambda: TraceSource(
+                self.path,
+                SortedRows(blocks_of_rows(self._rows(seed))),
+                window=Window(0.0, None, None, 0.0),
+                segments=_segments,
+                max_model_len=max_model_len,
+                patience_s=self.patience_s,
+                time_digits=None,
+            ),
+        )
+
+    def _rows(self, seed: int) -> Iterator[TraceRow]:
+        """Yields the calls in the order of the file; before the content ids is their block size."""
+        begin_s = self._begin_s(seed)
+        numbers, places, of_all = count(), count(1), dict[int, int]()
+        for session, (block_size, is_local, calls) in enumerate(self._sessions()):
+            at_s = next(begin_s, None)
+            if at_s is None:
+                raise ValueError(f"arrivals: must have a time for each session, and ends after {session}")
+            contents = dict[int, int]() if is_local else of_all
             for call in calls:
-                keys = ((session if is_local else None, one) for one in call.hash_ids)
-                ids = tuple(
+                ids = (
                     contents[key] if key in contents else contents.setdefault(key, next(numbers))
-                    for key in keys
+                    for key in call.hash_ids
                 )
-                rows.append(
-                    (at_s + call.at_s, session, block_size, call.prompt_tokens, call.output_tokens, ids)
+                yield TraceRow(
+                    next(places),
+                    at_s + call.at_s,
+                    call.prompt_tokens,
+                    call.output_tokens,
+                    (block_size, *ids),
+                    session_id=session,
                 )
-        rows.sort(key=lambda row: row[0])
-        prompts, outputs, clipped = clip_to_context(
-            np.array([row[3] for row in rows], np.int64),
-            np.array([row[4] for row in rows], np.int64),
-            max_model_len,
-        )
 
-        def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
-            return block_segments(rows[row][5], num_tokens, rows[row][2])
-
-        return TableSource(
-            arrival_s=np.array([row[0] for row in rows]),
-            prompt_tokens=prompts,
-            output_tokens=outputs,
-            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
-            segments=segments,
-            patience_s=self.patience_s,
-            session_ids=np.array([row[1] for row in rows], np.int64),
-        )
+    def _begin_s(self, seed: int) -> Iterator[float]:
+        """Yields the times at which sessions begin, which need not be counted before if they are drawn."""
+        num_sessions = MAX_SESSIONS
+        if not hasattr(self.arrivals, "chunks_s"):
+            num_sessions = sum(1 for _ in self._sessions())
+        rng = stream(seed, "arrivals")
+        chunks_s = arrival_chunks_s(self.arrivals, rng, num_requests=num_sessions, duration_s=None)
+        return chain.from_iterable(chunk_s.tolist() for chunk_s in chunks_s)
 
     def _sessions(self) -> Iterator[tuple[int, bool, list[_Call]]]:
         """Yields block size, whether the scope is local, and the calls of each session with calls."""
@@ -128,6 +142,11 @@ class WekaJsonl:
                 return
         if not num_sessions:
             raise ValueError(f"{self.path}:1:1: expected at least one session with requests, found none")
+
+
+def _segments(content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
+    """Returns the content of a prompt. content_ids: the tokens of a block, then the ids of the blocks."""
+    return block_segments(content_ids[1:], num_tokens, content_ids[0])
 
 
 def _calls(line: Line, requests: list[dict[str, Any]], from_s: float) -> Iterator[_Call]:
@@ -176,6 +195,7 @@ class TraceLabJsonl(Trace):
     `reasoning_output_tokens`, if any, are part of the output.
     """
 
+    has_any_order: ClassVar[bool] = True
     tokens_per_hash: int = 64
 
     def __post_init__(self) -> None:
@@ -183,33 +203,76 @@ class TraceLabJsonl(Trace):
         require_positive(self, "tokens_per_hash")
 
     def rows(self) -> Iterator[TraceRow]:
-        rounds = []
+        """Yields the rounds in the order of the file, at Unix times.
+
+        In place of contents, which follow from the order of time, they have their prefix tokens, and in place
+        of a tenant their session, as JSON: its name may have characters that no text can have.
+        """
         for line in objects_of(self.path, ROUND_RULES):
             line.check(ROUND_RULES)
-            if line.row.get(REASONING) is not None:
+            row = line.row
+            if row.get(REASONING) is not None:
                 line.check({REASONING: TOKENS})
-            rounds.append((_sent_s(line), line.number, line.row))
-        rounds.sort(key=lambda one: one[:2])
-        previous: dict[str, tuple[int, ...]] = {}
-        numbers = count()
-        for sent_s, number, row in rounds:
-            if sent_s - rounds[0][0] > MAX_ARRIVAL_S:
+            yield TraceRow(
+                line.number,
+                _sent_s(line),
+                row["input_tokens_total"],
+                row["output_tokens"] + (row.get(REASONING) or 0),
+                (row["prefix_tokens"],),
+                tenant=json.dumps(row["session_id"]),
+            )
+
+    def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+        return blocks_of_rows(self._finished_rows(blocks))
+
+    def _finished_rows(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[TraceRow]:
+        """Yields the rounds at seconds after the earliest, with the content ids of their prompts."""
+        num_left = Counter(session for *_, session in _columns_of(blocks()))  # rounds of each session
+        previous: dict[str, tuple[range, ...]] = {}  # session -> content ids of its latest prompt
+        first_s: float | None = None
+        num_ids = 0
+        for number, sent_s, total, output, (prefix,), session in _columns_of(blocks()):
+            first_s = sent_s if first_s is None else first_s
+            if sent_s - first_s > MAX_ARRIVAL_S:
                 raise ValueError(
                     f"{self.path}:{number}:1: timing_events: expected times at most {MAX_ARRIVAL_S:g} s "
-                    f"after the earliest round, found {sent_s - rounds[0][0]:g} s"
+                    f"after the earliest round, found {sent_s - first_s:g} s"
                 )
-            earlier = previous.get(row["session_id"], ())
-            total = row["input_tokens_total"]
             num_blocks = total // self.tokens_per_hash
-            num_kept = min(row["prefix_tokens"] // self.tokens_per_hash, len(earlier), num_blocks)
-            ids = earlier[:num_kept] + tuple(next(numbers) for _ in range(num_blocks - num_kept))
-            previous[row["session_id"]] = ids
-            output = row["output_tokens"] + (row.get(REASONING) or 0)
+            ids = _first_of(previous.pop(session, ()), min(prefix // self.tokens_per_hash, num_blocks))
+            if num_new := num_blocks - sum(map(len, ids)):
+                ids = (*ids, range(num_ids, num_ids + num_new))
+                num_ids += num_new
+            num_left[session] -= 1
+            if num_left[session]:
+                previous[session] = ids
             reason = "" if output else "no output tokens"
-            yield TraceRow(number, sent_s - rounds[0][0], total, output, ids, skip_reason=reason)
+            contents = tuple(chain.from_iterable(ids))
+            yield TraceRow(number, sent_s - first_s, total, output, contents, skip_reason=reason)
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         return block_segments(content_ids, num_tokens, self.tokens_per_hash)
+
+
+def _columns_of(blocks: Iterator[Block]) -> Iterator[tuple[int, float, int, int, tuple[int, ...], str]]:
+    """Yields the rows of `TraceLabJsonl.rows` as tuples of their values."""
+    for block in blocks:
+        columns = (block.line, block.arrival_s, block.prompt_tokens, block.output_tokens)
+        assert block.content_ids is not None
+        assert block.tenant is not None
+        yield from zip(
+            *(column.tolist() for column in (*columns, block.content_ids, block.tenant)), strict=True
+        )
+
+
+def _first_of(ids: tuple[range, ...], num_ids: int) -> tuple[range, ...]:
+    """Returns the first num_ids of consecutive content ids, all if there are fewer."""
+    kept = []
+    for one in ids:
+        if num_ids > 0:
+            kept.append(one[:num_ids])
+        num_ids -= len(one)
+    return tuple(kept)
 
 
 def _sent_s(line: Line) -> float:

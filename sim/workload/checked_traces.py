@@ -7,32 +7,45 @@ and time of change.
 from __future__ import annotations
 
 import pickle  # nosec B403
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sim.workload.trace_source import TraceSource
+from sim.workload.trace_source import TraceSource, version_of
 
+SETTLED_NS: Final = 1_000_000_000
+"""Age of a file from which its time of change identifies its content; file systems have coarse clocks."""
 MAX_CHECKED: Final = 4
 """Traces that are remembered; the requests of a short one are in memory, see `trace_source.KEPT_VALUES`."""
 
 
 class TraceKey(NamedTuple):
-    """A trace, and what else its check depends on. version: size and time of change of the file."""
+    """All on which a check depends. version: size and time of change of the file."""
 
-    trace: Hashable
-    start_s: float
-    max_model_len: int
+    settings: Hashable
     version: tuple[int, int]
 
 
 _checked: OrderedDict[TraceKey, TraceSource] = OrderedDict()  # the one used last at the end
 
 
-def checked_once(key: TraceKey, check: Callable[[], TraceSource]) -> TraceSource:
-    """Returns the traffic of a trace for one run; `check` is called if no check is known."""
+def checked_once(path: Path, settings: Hashable, check: Callable[[], TraceSource]) -> TraceSource:
+    """Returns the traffic of a trace for one run; `check` is called if no check is known.
+
+    settings: all on which the traffic depends, besides the content of the file. Without a hash, as those of
+    a user's own class may be, the file is checked by each run.
+    """
+    version = version_of(path)
+    try:
+        hash(settings)
+    except TypeError:
+        return check()
+    if version is None or time.time_ns() - version[1] < SETTLED_NS:
+        return check()
+    key = TraceKey(settings, version)
     if key not in _checked or not _checked[key].is_readable:
         _remember(key, check())
     _checked.move_to_end(key)

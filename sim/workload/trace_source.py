@@ -26,6 +26,8 @@ from sim.workload.trace_blocks import Block
 
 KEPT_VALUES = 1 << 20
 """Numbers of a trace up to which it is kept in memory: some 200,000 requests, fewer with contents."""
+TIME_DIGITS = 7
+"""Decimals of times in the files (Azure's have seven), which subtraction changes and rounding restores."""
 
 
 class Window(NamedTuple):
@@ -59,33 +61,38 @@ class TraceSource:
     def __init__(
         self,
         path: Path,
-        blocks: Callable[[], Iterator[Block]],
+        blocks: Callable[[], Iterator[Block]] | SortedRows,
         *,
         window: Window,
-        sort: bool,
         segments: Callable[[tuple[int, ...], int], tuple[Segment, ...]],
         max_model_len: int,
         patience_s: float | None,
+        sort: bool = False,
+        finish: Callable[[Callable[[], Iterator[Block]]], Iterator[Block]] | None = None,
+        time_digits: int | None = TIME_DIGITS,
     ) -> None:
         """Checks the trace.
 
-        blocks: reads the rows in the order of the file; every call begins anew. sort: sort rows that are out
-        of order. segments: see `Trace.segments`. Raises ValueError.
+        blocks: reads the rows in the order of the file, every call begins anew; or all rows, already sorted.
+        segments: see `Trace.segments`. sort: sort rows that are out of order. finish: see `Trace.finished`.
+        time_digits: decimals to which times are rounded; None: they stay as they are. Raises ValueError.
         """
         self.patience_s = patience_s
         self._path = path
-        self._blocks = blocks
+        self._sorted = blocks if isinstance(blocks, SortedRows) else None
+        self._blocks = blocks.blocks if isinstance(blocks, SortedRows) else blocks
+        self._finish = finish
         self._window = window
         self._segments = segments
         self._max_model_len = max_model_len
-        self._sorted: SortedRows | None = None
+        self._time_digits = time_digits
         self._version = version_of(path)
         try:
             self._check(to_the_end=sort)
         except OutOfOrderError:
             if not sort:
                 raise
-            self._sorted = SortedRows(blocks())
+            self._sorted = SortedRows(self._blocks())
             self._blocks = self._sorted.blocks
             self._check(to_the_end=False)
 
@@ -156,7 +163,7 @@ class TraceSource:
         previous_s, last_s = 0.0, 0.0
         has_rows = has_ended = False
         count = 0
-        for block in self._blocks():
+        for block in self._blocks() if self._finish is None else self._finish(self._blocks):
             has_rows = True
             times_s = block.arrival_s
             in_time = (times_s >= window.start_s) & (times_s < window.end_s)
@@ -207,12 +214,13 @@ class TraceSource:
             rows.prompt_tokens, rows.output_tokens, self._max_model_len
         )
         notes.num_clipped += int(np.count_nonzero(clipped))
+        at_s = rows.arrival_s - self._window.start_s
         return Chunk(
             request_id=np.arange(first_id, first_id + len(rows)),
-            # Rounding restores decimal times of up to seven digits (Azure's), which subtraction has changed.
-            at_s=np.round(rows.arrival_s - self._window.start_s, 7),
+            at_s=at_s if self._time_digits is None else np.round(at_s, self._time_digits),
             prompt_tokens=prompts,
             output_tokens=outputs,
+            session_id=rows.session_id,
             tenant=rows.tenant,
             content=rows.content_ids,
             common=Common(segments=self._segments),

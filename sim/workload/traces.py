@@ -6,23 +6,20 @@ own zero; its `start_s` is 0 s of the run.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from policies.core.request import Segment
 from sim.workload.base import Source
-from sim.workload.checked_traces import TraceKey, checked_once
+from sim.workload.checked_traces import checked_once
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
+from sim.workload.external_sort import SortedRows
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import require_file
-from sim.workload.trace_source import TraceSource, Window, version_of
+from sim.workload.trace_source import TraceSource, Window
 from sim.workload.unix_times import ArrivalClock
-
-SETTLED_NS = 1_000_000_000
-"""Age of a file from which its time of change identifies its content; file systems have coarse clocks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +34,8 @@ class Trace:
 
     time_exponent: ClassVar[int] = 0
     """Power of ten of the unit of arrival times that are numbers: 3 for milliseconds."""
+    has_any_order: ClassVar[bool] = False
+    """True: rows need not be in order of time, and are sorted without the setting `sort`."""
 
     path: Path
     start_s: float = 0.0
@@ -76,6 +75,10 @@ class Trace:
         """Yields the same rows one by one; a format defines this method or `blocks`."""
         return iter(())
 
+    def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+        """Yields the rows with what depends on other rows. blocks: yields all rows in order of time."""
+        return blocks()
+
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it."""
         return ()
@@ -83,20 +86,18 @@ class Trace:
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the window. The seed has no effect except with window_by_seed."""
         start_s = self.start_s + (seed * (self.duration_s or 0.0) if self.window_by_seed else 0.0)
-        version = version_of(self.path)
-        if version is None or time.time_ns() - version[1] < SETTLED_NS:
-            return _checked(self, start_s, max_model_len)
-        key = TraceKey(self, start_s, max_model_len, version)
-        return checked_once(key, lambda: _checked(self, start_s, max_model_len))
+        settings = (self, start_s, max_model_len)
+        return checked_once(self.path, settings, lambda: _checked(self, start_s, max_model_len))
 
 
 def _checked(trace: Trace, start_s: float, max_model_len: int) -> TraceSource:
     return TraceSource(
         trace.path,
-        trace.blocks,
+        SortedRows(trace.blocks()) if trace.has_any_order else trace.blocks,
         window=Window(start_s, trace.duration_s, trace.max_requests, trace.start_s),
-        sort=trace.sort,
         segments=trace.segments,
         max_model_len=max_model_len,
         patience_s=trace.patience_s,
+        sort=trace.sort,
+        finish=trace.finished,
     )
