@@ -13,7 +13,6 @@ from experiments.app.terminal import print_summary
 from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.simulate.windowed_run import WindowedRun
-from sim.metrics.measured import request_metrics
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import remove_folder_of_table, summary_json, write_table
@@ -23,7 +22,7 @@ from sim.report.streamed_tables import PLOTS, REPLICAS, REQUESTS, SERIES, TableF
 from sim.report.whole_file import write_whole
 from sim.shards.accumulators import accumulator_bytes
 from sim.shards.request_windows import merged_groups
-from sim.shards.streamed import StreamedShards
+from sim.shards.streamed import StreamedShards, measured_rows
 
 
 def run_sharded_streamed(
@@ -69,9 +68,9 @@ def _write_tables(sharded: ShardedRun | WindowedRun, run: StreamedShards, folder
     remove_folder_of_table(folder / REQUESTS)
     requests = TableFolder(folder / REQUESTS)
     for rows in merged_groups(run.rows):
-        requests.add(request_metrics(rows, sharded.scenario.slo))
+        requests.add(measured_rows(rows, sharded.scenario.slo))
     if requests.is_empty:
-        requests.add(request_metrics(run.end.requests, sharded.scenario.slo))
+        requests.add(measured_rows(run.end.requests, sharded.scenario.slo))
     write_table(run.replicas, folder / REPLICAS)
     write_table(run.series.table(), folder / SERIES)
     for name, content in saved_records(run.end):

@@ -64,6 +64,11 @@ class Slo:
         """Limits of latencies that every request has, in seconds: those of `TERMS` that are set."""
         return {term: limit_s for term, limit_s in self.limits_s.items() if term in TERMS}
 
+    @property
+    def workload_terms(self) -> tuple[str, ...]:
+        """Latencies that are limited and only some workloads know: those of `WORKLOAD_TERMS` that are set."""
+        return tuple(term for term in self.limits_s if term in WORKLOAD_TERMS)
+
     def met(self, requests: pd.DataFrame) -> NDArray[np.bool_]:
         """Returns which requests are good: finished within every limit. Reads the columns of `terms_met`."""
         finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)

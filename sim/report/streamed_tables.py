@@ -79,7 +79,7 @@ class StreamedTables:
 
     def add(self, chunk: RecordChunk) -> None:
         """Writes what a chunk has. Raises OSError."""
-        requests = request_metrics(chunk.requests, self._slo)
+        requests = request_metrics(chunk.requests, self._slo, chunk.own_s)
         self._replicas.add(requests, chunk.iterations)
         self._series.add(requests, chunk.iterations)
         group = requests["request_id"].to_numpy() // self._group_rows

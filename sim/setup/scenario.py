@@ -23,7 +23,6 @@ from sim.metrics.dialects import in_dialects
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.slo import WORKLOAD_TERMS
 from sim.metrics.summary import plain_json, summarise
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
@@ -363,12 +362,12 @@ class Scenario(PoolSettings, ClusterSettings):
 
     def _own_latencies(self, records: RunRecords) -> dict[str, NDArray[np.float64]]:
         """Returns those latencies of the workload that the SLO limits, in seconds."""
-        limited = WORKLOAD_TERMS.keys() & (self.slo.limits_s if self.slo else {})
+        limited = () if self.slo is None else self.slo.workload_terms
         if not limited:
             return {}
         whole = Window(0.0, records.end_s)
         found = own_latencies(self.workload, WorkloadRecords.of(records, whole), seed=self.seed)
-        return {term: seconds for term, seconds in found.items() if term in limited}
+        return {term: found[term] for term in limited}
 
     def add_dialects(self, summary: dict[str, Any], records: RunRecords) -> None:
         """Adds the figures in the definitions of other tools to a summary, as `metrics.dialect` says."""

@@ -10,7 +10,7 @@ from sim.workload.own_figures import own_slo_terms
 
 def check_slo(slo: Slo | None, workload: Workload) -> None:
     """Raises ValueError for a limit of a latency that no request of the workload has."""
-    limited = () if slo is None else tuple(term for term in WORKLOAD_TERMS if term in slo.limits_s)
+    limited = () if slo is None else slo.workload_terms
     for term in limited:
         assert slo is not None
         setting = f"slo.{term}_ms={slo.limits_s[term] * 1e3:g}"

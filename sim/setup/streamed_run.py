@@ -8,6 +8,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from sim.cluster.streamed import EARLY_STOPS, StreamedSimulation
+from sim.metrics.folds.clients import APART
+from sim.metrics.folds.latencies import LatencyFold, OwnLatencies
+from sim.metrics.folds.mixed import MixLatencies
 from sim.metrics.folds.run import RunFold
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.utilisation import PoolHardware
@@ -15,7 +18,9 @@ from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import PoolRecord, RunRecords
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
-from sim.workload.own_figures import own_folds
+from sim.workload.chunks import chunks_of
+from sim.workload.open_sessions import OpenSessions
+from sim.workload.own_figures import own_folds, own_latency_folds
 from sim.workload.thinned import ThinnedWorkload
 
 
@@ -31,7 +36,26 @@ def check_streamed(scenario: Scenario) -> None:
     for name in ("stop_overloaded", "stop_missed"):
         if getattr(scenario.sim, name):
             raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
-    fold_setting(scenario, [], ())
+    setting = fold_setting(scenario, [], ())
+    if setting.own_terms and scenario.sim.shards is not None:
+        _check_latencies_in_shards(scenario, setting)
+
+
+def _check_latencies_in_shards(scenario: Scenario, setting: FoldSetting) -> None:
+    """Raises ValueError for latencies that a shard cannot compute from the records of its own requests."""
+    if not any(fold.numbers_matter for fold in setting.new_latencies()):
+        return
+    is_mix = any(isinstance(fold, MixLatencies) for fold in setting.new_latencies())
+    if is_mix or _has_sessions(scenario.source()):
+        assert scenario.slo is not None
+        raise ValueError(f"slo.publish_ms={scenario.slo.publish_ms:g}: {APART}")
+
+
+def _has_sessions(source: Source) -> bool:
+    """Returns whether a request belongs to a session. Reads the traffic."""
+    return any(
+        chunk.session_id is not None and bool((chunk.session_id >= 0).any()) for chunk in chunks_of(source)
+    )
 
 
 def fold_setting(
@@ -56,9 +80,18 @@ def fold_setting(
         new_sections=partial(
             own_folds, scenario.workload, seed=scenario.seed, in_shards=scenario.sim.shards is not None
         ),
+        new_latencies=partial(_latency_folds, scenario),
         thinned=scenario.workload if isinstance(scenario.workload, ThinnedWorkload) else None,
         num_replicas=scenario.num_replicas,
         plots=plots,
+    )
+
+
+def _latency_folds(scenario: Scenario) -> list[LatencyFold]:
+    """Returns what computes the latencies that the SLO limits and only the workload knows."""
+    terms = () if scenario.slo is None else scenario.slo.workload_terms
+    return own_latency_folds(
+        scenario.workload, seed=scenario.seed, in_shards=scenario.sim.shards is not None, terms=terms
     )
 
 
@@ -86,9 +119,11 @@ class StreamedRun:
             )
         self.error: OSError | None = None
         self._scenario, self._source, self._tables = scenario, source, tables
+        traffic = OpenSessions(source)
+        has_own = scenario.slo is not None and bool(scenario.slo.workload_terms)
         self._hardware = scenario.pool_hardware()
         self._simulation = simulation = StreamedSimulation(
-            source=source,
+            source=traffic if has_own else source,
             pools=scenario.replica_pools(),
             cluster=scenario.for_a_run(),
             sim=scenario.sim,
@@ -96,7 +131,9 @@ class StreamedRun:
             group_rows=group_rows,
         )
         pools = simulation.fleet.records(0.0)[0]
-        self.fold = RunFold(fold_setting(scenario, self._hardware, pools, plots=plots))
+        setting = fold_setting(scenario, self._hardware, pools, plots=plots)
+        self.fold = RunFold(setting)
+        self._own = OwnLatencies(setting.new_latencies(), setting.own_terms, traffic.after, group_rows)
 
     end: RunRecords
     """The records of the run with tables without rows, once it has ended."""
@@ -110,6 +147,7 @@ class StreamedRun:
         return summary
 
     def _take(self, chunk: RecordChunk) -> None:
+        chunk = self._own.completed(chunk)
         self.fold.add(chunk)
         if self.error is not None:
             return

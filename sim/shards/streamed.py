@@ -11,13 +11,16 @@ from dataclasses import replace
 from io import BytesIO
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from sim.metrics.folds.latencies import OwnLatencies, taken_columns, with_columns
 from sim.metrics.folds.run import RunFold
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.load_series import LoadSeries
 from sim.metrics.measured import request_metrics
 from sim.metrics.replica_table import ReplicaTable
+from sim.metrics.slo import Slo
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
@@ -54,13 +57,16 @@ class ShardFigures:
 
     def __init__(self, setting: FoldSetting) -> None:
         self._fold, self._series, self._replicas = RunFold(setting), LoadSeries(), ReplicaTable()
+        self._own = OwnLatencies(setting.new_latencies(), setting.own_terms)
 
-    def add(self, chunk: RecordChunk) -> None:
-        """Adds a part of the records of the shard."""
+    def add(self, chunk: RecordChunk) -> pd.DataFrame:
+        """Adds a part of the records of the shard; returns its rows of requests, see `measured_rows`."""
+        chunk = self._own.completed(chunk)
         self._fold.add(chunk)
-        table = request_metrics(chunk.requests, self._fold.setting.slo)
+        table = request_metrics(chunk.requests, self._fold.setting.slo, chunk.own_s)
         self._series.add(table, chunk.iterations)
         self._replicas.add(table, chunk.iterations)
+        return with_columns(chunk.requests, chunk.own_s)
 
     def parts(self, records: RunRecords, bounds: Bounds) -> dict[str, bytes]:
         """Returns the parts of the file of the shard.
@@ -80,8 +86,8 @@ def streamed_shard_bytes(
     """Returns the content of the file of a shard. bounds: its replicas."""
     records = shard.records
     figures = ShardFigures(new_setting(records.pools))
-    figures.add(chunk_of(records))
-    parts = {ROWS: windowed_bytes(records.requests), **figures.parts(records, bounds)}
+    rows = figures.add(chunk_of(records))
+    parts = {ROWS: windowed_bytes(rows), **figures.parts(records, bounds)}
     return shard_bytes(replace(shard, records=without_rows(records)), notes, parts)
 
 
@@ -105,6 +111,14 @@ def merged_files(
     replicas = pd.concat(tables, ignore_index=True).assign(end_s=end.end_s)
     replicas["busy_share"] = (replicas["busy_s"] / (replicas["end_s"] - replicas["start_s"])).fillna(0.0)
     return StreamedShards(fold, end, notes, series, replicas, rows)
+
+
+def measured_rows(rows: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
+    """Returns the requests of shards with their `request_metrics`. rows: those of `ShardFigures.add`."""
+    requests, own_s = taken_columns(rows)
+    if slo is not None and rows.empty:  # of a run without requests
+        own_s = {term: np.zeros(0) for term in slo.workload_terms}
+    return request_metrics(requests, slo, own_s)
 
 
 def chunk_of(records: RunRecords) -> RecordChunk:

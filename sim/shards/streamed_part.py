@@ -143,9 +143,9 @@ class StreamedPart:
         return shard_bytes(shard, self._notes, self._figures.parts(shard.records, self._bounds))
 
     def _take(self, chunk: RecordChunk) -> None:
-        self._figures.add(chunk)
+        rows = self._figures.add(chunk)
         with self._named_in_errors():
-            self._writer.add(chunk.requests)
+            self._writer.add(rows)
 
     @contextmanager
     def _named_in_errors(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ the one before, the output, and all results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
-from sim.metrics.folds.tasks import TasksFold
+from sim.metrics.folds.tasks import TaskLatencies, TasksFold
 from sim.metrics.tasks import task_figures, task_times_s
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.agent_plan import AgentCall, Branch, PlanSettings, TaskPlan
@@ -80,6 +80,10 @@ class Agentic(PlanSettings):
     def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
         """Returns the latency of each call's whole task, in seconds; NaN if the task has not finished."""
         return {"task": task_times_s(records.requests, self._num_calls(seed))}
+
+    def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> TaskLatencies:
+        """Returns what computes the latencies of whole tasks from parts of the records."""
+        return TaskLatencies(partial(self._num_calls, seed))
 
     def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
         """Returns the section `tasks` of the summary: latency and makespan of whole tasks."""

@@ -10,7 +10,7 @@ The requests themselves are those of another workload and stay as they are; only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from policies.prediction.draws import uniform
 from sim.metrics.client_view import ClientView, client_figures, publish_times_s
-from sim.metrics.folds.clients import ClientsFold
+from sim.metrics.folds.clients import ClientsFold, PublishLatencies
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
@@ -90,14 +90,22 @@ class WithClients(OfWorkload):
         """Returns the time to publish of each request, in seconds."""
         return {"publish": publish_times_s(records, self._view(records, seed))}
 
+    def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> PublishLatencies:
+        """Returns what computes the time to publish from parts of the records."""
+        return PublishLatencies(partial(self._view_of, seed), in_shards=in_shards, draws=self._draws)
+
     def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
         """Returns the sections `publish` and `clients` of the summary."""
         return client_figures(records, self._view(records, seed))
 
     def new_fold(self, *, seed: int, in_shards: bool) -> ClientsFold:
         """Returns an accumulator of the sections `publish` and `clients`."""
-        draws = not isinstance(self.hidden_share, Fixed)
-        return ClientsFold(partial(self._view_of, seed), in_shards=in_shards, draws=draws)
+        return ClientsFold(partial(self._view_of, seed), in_shards=in_shards, draws=self._draws)
+
+    @property
+    def _draws(self) -> bool:
+        """Returns whether the hidden tokens of a request depend on its number."""
+        return not isinstance(self.hidden_share, Fixed)
 
     def _view(self, records: WorkloadRecords, seed: int) -> ClientView:
         return self._view_of(seed, records.requests, None)

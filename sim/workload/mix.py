@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,12 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
-from sim.metrics.folds.mixed import MixFold, PartFolds
+from sim.metrics.folds.mixed import MixFold, MixLatencies, PartFolds, PartLatencies
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.marked import answers_of
-from sim.workload.own_figures import own_figures, own_folds, own_latencies, own_slo_terms
+from sim.workload.own_figures import (
+    own_figures,
+    own_folds,
+    own_latencies,
+    own_latency_folds,
+    own_slo_terms,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +108,14 @@ class Mix:
             for term, seconds in own_latencies(part, own, seed=self._seed_of(i, seed)).items():
                 found[term][rows] = seconds
         return found
+
+    def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> MixLatencies:
+        """Returns what computes the latencies of all parts from parts of the records."""
+        parts = {}
+        for i, (name, part) in enumerate(self.parts.items()):
+            own = own_latency_folds(part, seed=self._seed_of(i, seed), in_shards=in_shards, terms=terms)
+            parts[name] = PartLatencies(i, own)
+        return MixLatencies(parts, len(self.parts), self._rows_of, sorted(self.slo_terms & set(terms)))
 
     def _seed_of(self, index: int, seed: int) -> int:
         """Returns the seed of a part, which has random numbers of its own."""

@@ -2,13 +2,13 @@
 
 A workload that adds sections has a method `figures`, and `new_fold` for runs without whole tables. One whose
 requests have latencies that the engine does not know, such as that of a whole task, has `latencies`, and
-names them in `slo_terms`. All are found in a workload and in those inside it: `of` of a workload around
-another one, and the parts of a mix.
+`new_latencies` for runs without whole tables, and names them in `slo_terms`. All are found in a workload and
+in those inside it: `of` of a workload around another one, and the parts of a mix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sim.metrics.workload_records import WorkloadRecords
 
 if TYPE_CHECKING:
+    from sim.metrics.folds.latencies import LatencyFold
     from sim.metrics.folds.sections import SectionFold  # of runs that stream
 
 
@@ -49,6 +50,13 @@ class HasLatencies(Protocol):
         """Returns, by name, the latency of each request in seconds; NaN: it has none."""
         ...
 
+    def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> LatencyFold:
+        """Returns what computes the same latencies from parts of the records.
+
+        in_shards: as for `HasFigures.new_fold`. terms: the latencies that are wanted.
+        """
+        ...
+
 
 def own_figures(workload: object, records: WorkloadRecords, *, seed: int) -> dict[str, Any]:
     """Returns the sections of a workload and of those inside it (`of`); the outer ones take precedence."""
@@ -78,6 +86,18 @@ def own_latencies(workload: object, records: WorkloadRecords, *, seed: int) -> d
     found = own_latencies(getattr(workload, "of", None), records, seed=seed)
     if isinstance(workload, HasLatencies):
         found |= workload.latencies(records, seed=seed)
+    return found
+
+
+def own_latency_folds(
+    workload: object, *, seed: int, in_shards: bool, terms: Collection[str]
+) -> list[LatencyFold]:
+    """Returns what computes the latencies of `own_latencies`, from the innermost to the outermost."""
+    if workload is None:
+        return []
+    found = own_latency_folds(getattr(workload, "of", None), seed=seed, in_shards=in_shards, terms=terms)
+    if isinstance(workload, HasLatencies) and not workload.slo_terms.isdisjoint(terms):
+        found.append(workload.new_latencies(seed=seed, in_shards=in_shards, terms=terms))
     return found
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.client_view import ClientView, add_client_times, client_sections, client_times
+from sim.metrics.client_view import (
+    ClientView,
+    add_client_times,
+    client_sections,
+    client_times,
+    publish_times_s,
+)
 from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.sketch import Sketch
 from sim.metrics.window import Window
@@ -83,6 +89,35 @@ class ClientsFold:
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out how views are made: the copy can be merged only."""
         return {name: value for name, value in vars(self).items() if name not in ("_new_view", "_numbers")}
+
+
+class PublishLatencies:
+    """The time to publish of each request: see `sim.metrics.folds.latencies.LatencyFold`.
+
+    Arguments as for `ClientsFold`. numbers_matter: see `LatencyFold`.
+    """
+
+    needs_tokens = True
+
+    def __init__(self, new_view: NewView, *, in_shards: bool, draws: bool) -> None:
+        self._new_view = new_view
+        self._numbers = SessionNumbers()
+        self.numbers_matter = in_shards and draws
+
+    def see(self, records: WorkloadRecords) -> None:
+        """Does nothing, as the latency of a request is its own."""
+
+    def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
+        """Returns that all latencies are known."""
+        return np.ones(len(records.requests), np.bool_)
+
+    def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the time to publish of each request, in seconds; NaN: it is not published."""
+        requests = records.requests
+        session = requests["session_id"].to_numpy(np.int64)
+        assert not (self.numbers_matter and (session >= 0).any()), APART
+        numbers = self._numbers.of(session, requests["request_id"].to_numpy(np.int64))
+        return {"publish": publish_times_s(records, self._new_view(requests, numbers))}
 
 
 class SessionNumbers:

@@ -1,9 +1,9 @@
-"""Sections that the parts of a mix add, from parts of the records of a run."""
+"""Sections and latencies that the parts of a mix add, from parts of the records of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from sim.metrics.folds.sections import SectionFold
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.folds.latencies import LatencyFold
 
 
 class PartFolds(NamedTuple):
@@ -74,3 +77,79 @@ class MixFold:
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out how requests are divided: the copy can be merged only."""
         return {name: value for name, value in vars(self).items() if name != "_rows_of"}
+
+
+class PartLatencies(NamedTuple):
+    """The latencies of a part of a mix. place: its number among the parts."""
+
+    place: int
+    folds: list[LatencyFold]
+
+
+class MixLatencies:
+    """The latencies of the parts: see `sim.metrics.folds.latencies.LatencyFold`.
+
+    Requests of parts that do not know a latency have that of `WorkloadRecords.plain_latencies`. terms: names
+    of the latencies. rows_of: returns which requests belong to a part.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, PartLatencies],
+        num_parts: int,
+        rows_of: Callable[[str, WorkloadRecords], NDArray[np.bool_]],
+        terms: Sequence[str],
+    ) -> None:
+        self._parts = dict(parts)
+        self._num_parts = num_parts
+        self._rows_of = rows_of
+        self._terms = terms
+        self._num_added = dict.fromkeys(parts, 0)
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Returns whether a part reads iterations and gaps."""
+        return any(fold.needs_tokens for part in self._parts.values() for fold in part.folds)
+
+    @property
+    def numbers_matter(self) -> bool:
+        """Returns whether a part needs the numbers of its requests."""
+        return any(fold.numbers_matter for part in self._parts.values() for fold in part.folds)
+
+    def see(self, records: WorkloadRecords) -> None:
+        """Notes requests of all parts."""
+        for name, (_, folds) in self._parts.items():
+            own = self._of_part(name, records, self._rows_of(name, records))
+            for fold in folds:
+                fold.see(own)
+
+    def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
+        """Returns the requests of which the part knows the latencies, or has none of its own."""
+        known = np.ones(len(records.requests), np.bool_)
+        for name, (place, folds) in self._parts.items():
+            rows = self._rows_of(name, records)
+            own = self._of_part(name, records, rows)
+            opened = {
+                session // self._num_parts for session in open_sessions if session % self._num_parts == place
+            }
+            for fold in folds:
+                known[rows] &= fold.known(own, opened)
+        return known
+
+    def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
+        """Returns, by name, the latency of each request in seconds; NaN: it has none."""
+        plain = records.plain_latencies()
+        found = {term: plain[term].copy() for term in self._terms}
+        for name, (_, folds) in self._parts.items():
+            rows = self._rows_of(name, records)
+            own = self._of_part(name, records, rows)
+            self._num_added[name] += len(own.requests)
+            for fold in folds:
+                for term, seconds in fold.latencies(own).items():
+                    found[term][rows] = seconds
+        return found
+
+    def _of_part(self, name: str, records: WorkloadRecords, rows: NDArray[np.bool_]) -> WorkloadRecords:
+        """Returns the records of the requests of a part that have not been handed on before."""
+        place = self._parts[name].place
+        return records.part(rows, name, place, self._num_parts, self._num_added[name])

@@ -59,7 +59,7 @@ class RunFold:
         """Adds a part of the records. Raises AssertionError if it is inconsistent."""
         setting, window = self.setting, self.measured.window
         check_rows(chunk.requests)
-        table = request_metrics(chunk.requests, setting.slo)
+        table = request_metrics(chunk.requests, setting.slo, chunk.own_s)
         add_whole_requests(self.whole, table, setting.tariff)
         add_requests_by_pool(self.whole, table, chunk.pool_by_replica, len(setting.pools))
         add_token_counts(self.whole, table)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
+from sim.metrics.folds.latencies import LatencyFold
 from sim.metrics.folds.sections import SectionFold
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.slo import Slo, check_no_workload_terms
+from sim.metrics.slo import Slo
 from sim.metrics.thinned import Thinned
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord
@@ -19,8 +20,8 @@ from sim.records.run import PoolRecord
 class FoldSetting:
     """Settings of the accumulators: hardware and KV memory of the pools, SLO, prices and the measured part.
 
-    pools, pool_records: in the order of the records. Raises ValueError for a measured part or an SLO that is
-    known only from whole tables.
+    pools, pool_records: in the order of the records. Raises ValueError for a measured part that is known only
+    from whole tables.
     """
 
     pools: Sequence[PoolHardware]
@@ -35,6 +36,8 @@ class FoldSetting:
     """Makes the accumulators of the sections that the workload adds."""
     num_replicas: int = 0
     """Replicas of a thinned fleet."""
+    new_latencies: Callable[[], list[LatencyFold]] = list
+    """Makes what computes the latencies of `own_terms`."""
     plots: bool = True
     """Whether what the plots show is added up as well."""
 
@@ -55,4 +58,8 @@ class FoldSetting:
                 f"metrics.dialect={metrics.dialect}: needs the time of every token, which a run with {way} "
                 "does not keep; choose metrics.dialect=ours, or windtunnel dialects on a shorter run"
             )
-        check_no_workload_terms(self.slo, f"a run with {way}")
+
+    @property
+    def own_terms(self) -> tuple[str, ...]:
+        """Returns the latencies that only the workload knows and the SLO limits."""
+        return () if self.slo is None else self.slo.workload_terms

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.tasks import Tasks, figures_of_tasks
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 
+NewNumCalls = Callable[[], NDArray[np.int64]]
 
-class TasksFold:
-    """The section `tasks`. Keeps 24 bytes per task.
 
-    new_num_calls: returns the calls that each task needs. slo_s: see `task_figures`.
-    """
+class TaskTable:
+    """The calls of each task that were added so far. Keeps 24 bytes per task."""
 
-    needs_tokens = False
-    lack: str | None = None
-
-    def __init__(self, new_num_calls: Callable[[], NDArray[np.int64]], slo_s: float | None) -> None:
-        self._new_num_calls = new_num_calls
-        self._slo_s = slo_s
+    def __init__(self) -> None:
         self._begun_s = np.zeros(0)
         self._ended_s = np.zeros(0)
         self._num_finished = np.zeros(0, np.int64)
 
-    def add(self, records: WorkloadRecords) -> None:
+    def add(self, requests: pd.DataFrame) -> None:
         """Adds calls; their session is the task."""
-        requests = records.requests
         task = requests["session_id"].to_numpy(np.int64)
         self._reach(int(task.max(initial=-1)) + 1)
         np.minimum.at(self._begun_s, task, requests["arrival_s"].to_numpy(np.float64))
         np.fmax.at(self._ended_s, task, requests["finished_s"].to_numpy(np.float64))
         np.add.at(self._num_finished, task, (requests["status"] == "finished").to_numpy(np.bool_))
 
-    def merge(self, other: TasksFold) -> None:
+    def merge(self, other: TaskTable) -> None:
         """Adds the calls of other, which is not changed."""
         size = len(other._begun_s)
         self._reach(size)
@@ -46,17 +40,16 @@ class TasksFold:
         np.maximum(self._ended_s[:size], other._ended_s, out=self._ended_s[:size])
         self._num_finished[:size] += other._num_finished
 
-    def figures(self, window: Window) -> Mapping[str, Any]:
-        """Returns the section `tasks` of the summary, with durations in s."""
-        num_calls = self._new_num_calls()
-        number = np.flatnonzero(np.isfinite(self._begun_s))
-        tasks = Tasks(
+    def tasks(self, num_calls: NDArray[np.int64], number: NDArray[np.int64] | None = None) -> Tasks:
+        """Returns tasks. num_calls: the calls that each needs. number: None: all that have begun."""
+        if number is None:
+            number = np.flatnonzero(np.isfinite(self._begun_s))
+        return Tasks(
             number=number,
             begun_s=self._begun_s[number],
             ended_s=self._ended_s[number],
             done=self._num_finished[number] >= num_calls[number],
         )
-        return {"tasks": figures_of_tasks(tasks, num_calls, window, self._slo_s)}
 
     def _reach(self, size: int) -> None:
         """Makes room for tasks."""
@@ -66,6 +59,61 @@ class TasksFold:
             self._ended_s = np.append(self._ended_s, np.full(missing, -np.inf))
             self._num_finished = np.append(self._num_finished, np.zeros(missing, np.int64))
 
+
+class TasksFold:
+    """The section `tasks`.
+
+    new_num_calls: returns the calls that each task needs. slo_s: see `task_figures`.
+    """
+
+    needs_tokens = False
+    lack: str | None = None
+
+    def __init__(self, new_num_calls: NewNumCalls, slo_s: float | None) -> None:
+        self._new_num_calls = new_num_calls
+        self._slo_s = slo_s
+        self._table = TaskTable()
+
+    def add(self, records: WorkloadRecords) -> None:
+        """Adds calls; their session is the task."""
+        self._table.add(records.requests)
+
+    def merge(self, other: TasksFold) -> None:
+        """Adds the calls of other, which is not changed."""
+        self._table.merge(other._table)
+
+    def figures(self, window: Window) -> Mapping[str, Any]:
+        """Returns the section `tasks` of the summary, with durations in s."""
+        num_calls = self._new_num_calls()
+        return {"tasks": figures_of_tasks(self._table.tasks(num_calls), num_calls, window, self._slo_s)}
+
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out how the calls are counted: the copy can be merged only."""
         return {name: value for name, value in vars(self).items() if name != "_new_num_calls"}
+
+
+class TaskLatencies:
+    """The latency of the whole task of each call: see `sim.metrics.folds.latencies.LatencyFold`.
+
+    new_num_calls: returns the calls that each task needs.
+    """
+
+    needs_tokens = numbers_matter = False
+
+    def __init__(self, new_num_calls: NewNumCalls) -> None:
+        self._num_calls = new_num_calls()
+        self._table = TaskTable()
+
+    def see(self, records: WorkloadRecords) -> None:
+        """Notes calls that have ended."""
+        self._table.add(records.requests)
+
+    def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
+        """Returns the calls of which the task has no more calls."""
+        task = records.requests["session_id"].to_numpy(np.int64)
+        return ~np.isin(task, list(open_sessions))
+
+    def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the latency of each call's task, in seconds; NaN: it has not finished."""
+        task = records.requests["session_id"].to_numpy(np.int64)
+        return {"task": self._table.tasks(self._num_calls, task).latency_s}

@@ -19,17 +19,25 @@ def simulate(folder, *arguments):
     return main(["simulate", *SMALL, f"hydra.run.dir={folder}", *arguments])
 
 
-def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path):
+PUBLISHING = (
+    *("workload@workload.of=poisson", "workload.of.num_requests=60", "slo.publish_ms=3000"),
+    "workload.hidden_share.value=0.5",
+)
+
+
+@pytest.mark.parametrize("settings", [SMALL[:2], ("workload=clients", *PUBLISHING)])
+def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path, settings):
     one, divided = tmp_path / "one", tmp_path / "divided"
-    assert simulate(one, "output.tables=stream") == 0
-    assert simulate(divided, "output.tables=stream", "sim.shards=3", "launcher.jobs=1") == 0
+    both = ("simulate", *SMALL[2:], *settings, "output.tables=stream")
+    assert main([*both, f"hydra.run.dir={one}"]) == 0
+    assert main([*both, f"hydra.run.dir={divided}", "sim.shards=3", "launcher.jobs=1"]) == 0
     assert {file.name for file in divided.iterdir()} == {file.name for file in one.iterdir()}
     assert (one / "summary.json").read_bytes() == (divided / "summary.json").read_bytes()
     parts = sorted(file.name for file in (one / "requests.parquet").iterdir())
     assert parts == sorted(file.name for file in (divided / "requests.parquet").iterdir())
     for name in parts:
-        both = [(folder / "requests.parquet" / name).read_bytes() for folder in (one, divided)]
-        assert both[0] == both[1]
+        contents = [(folder / "requests.parquet" / name).read_bytes() for folder in (one, divided)]
+        assert contents[0] == contents[1]
     for name in ("replicas.parquet", "series.parquet"):
         assert (one / name).read_bytes() == (divided / name).read_bytes()
 

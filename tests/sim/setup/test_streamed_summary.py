@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from sim.cluster import simulation
+from sim.metrics.measured import request_metrics
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
@@ -13,6 +15,7 @@ from sim.setup.streamed_run import StreamedRun
 from tests.sim.metrics.folds.test_run_fold import compare
 from tests.sim.workload.test_configs import GENERATED, TRACES
 
+SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 GROUP_ROWS = 64
 SHORT = {
     "agentic": ["workload.num_tasks=60"],
@@ -60,6 +63,44 @@ MORE = {
 }
 
 
+MIX_OF_BOTH = [
+    *("workload=multi_tenant_day", "+workload@workload.parts.tasks=agentic", "sim.until_s=100"),
+    *(
+        "+workload@workload.parts.people=reasoning",
+        "workload.parts.tasks.calls.mean=2",
+        "workload.parts.tasks.tool_s.mean=0.3",
+        "workload.parts.tasks.arrivals.rate_per_s=0.1",
+    ),
+]
+SLO_OF_WORKLOAD = {
+    "tasks": ["workload=agentic", "workload.num_tasks=120", "slo=tasks", "slo.task_ms=30000"],
+    "tasks that are cut": [
+        *("workload=agentic", "workload.num_tasks=80", "slo=tasks", "slo.task_ms=60000", "slo.e2e_ms=5000"),
+        *("engine.max_model_len=12000", "workload.patience_s=4", "workload.sub_agent_share=0.5"),
+    ],
+    "tasks and crashes": [
+        *("workload=agentic", "workload.num_tasks=120", "slo=tasks", "slo.task_ms=30000", "replicas=2"),
+        *("failures=crash", "failures.events.0.at_s=5"),
+    ],
+    "tasks that do not end": ["workload=agentic", "workload.num_tasks=100", "slo=tasks", "sim.until_s=400"],
+    "publication": ["workload=reasoning", "workload.of.num_requests=300", "slo.publish_ms=4000"],
+    "publication in conversations": [*MORE["clients of a conversation"], "slo.publish_ms=2000"],
+    "publication at once": [
+        *(*MORE["clients of answers at once"], "workload.of.num_requests=300", "slo.publish_ms=3000"),
+    ],
+    "publication with speculation": [
+        *MORE["clients with speculation"],
+        *("workload.of.num_requests=300", "slo.publish_ms=2000"),
+    ],
+    "publication, crashes, warm-up": [
+        *(*MORE["clients and crashes"], "workload.of.num_requests=300"),
+        *("slo.publish_ms=60", "metrics.warmup_s=5"),
+    ],
+    "tasks and publication in a mix": [*MIX_OF_BOTH, "slo=tasks", "slo.publish_ms=5000"],
+    "a limit that only some parts have": [*MIX_OF_BOTH, "slo.publish_ms=5000"],
+}
+
+
 class NoTables:
     def __init__(self):
         self.num_chunks = 0
@@ -68,11 +109,22 @@ class NoTables:
         self.num_chunks += 1
 
 
+class Rows(NoTables):
+    """Keeps the rows of requests with their latencies."""
+
+    def __init__(self, slo):
+        super().__init__()
+        self.rows, self._slo = [], slo
+
+    def add(self, chunk):
+        super().add(chunk)
+        self.rows.append(request_metrics(chunk.requests, self._slo, chunk.own_s))
+
+
 def summaries(overrides, monkeypatch):
     """Returns the summaries of the whole tables and of a run that streams, and its number of chunks."""
     monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 64)
-    source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
-    scenario, traffic = build_run(source.compose(overrides))
+    scenario, traffic = build_run(SOURCE.compose(overrides))
     whole = scenario.run(traffic).summary
     tables = NoTables()
     run = StreamedRun(scenario, scenario.source(), tables, group_rows=GROUP_ROWS)
@@ -138,3 +190,27 @@ def test_other_features(name, monkeypatch):
     if "caching=contiguous" in overrides:
         assert streamed["kv"]["reserved_share"] > 0
         assert streamed["kv"]["internal_share"] > 0
+
+
+SLOW_SLO = {"publication with speculation"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_SLO else []) for name in SLO_OF_WORKLOAD],
+)
+def test_latencies_of_the_workload_are_those_of_whole_tables(name, monkeypatch):
+    monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 64)
+    scenario, traffic = build_run(SOURCE.compose(SLO_OF_WORKLOAD[name]))
+    result = scenario.run(traffic)
+    tables = Rows(scenario.slo)
+    summary = StreamedRun(scenario, scenario.source(), tables, group_rows=GROUP_ROWS).run()
+    assert list(compare(result.summary, summary)) == []
+    assert 0.05 < summary["goodput"]["share"] < 0.995
+    assert tables.num_chunks > 1
+    pd.testing.assert_frame_equal(
+        pd.concat(tables.rows, ignore_index=True), result.requests, check_exact=True
+    )
+    firsts = [rows["request_id"].iloc[0] for rows in tables.rows if len(rows)]
+    assert len(firsts) > 1
+    assert all(first % GROUP_ROWS == 0 for first in firsts)

@@ -10,16 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.routing.round_robin import RoundRobin
+from sim.metrics.folds.latencies import OwnLatencies
 from sim.metrics.folds.run import RunFold
 from sim.metrics.load_series import LoadSeries
-from sim.setup.streamed_run import fold_setting
+from sim.setup.streamed_run import check_streamed, fold_setting
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
 from sim.shards.request_windows import merged_groups
 from sim.shards.shard_file import DamagedShardError, ShardFile
-from sim.shards.streamed import chunk_of, merged_files, streamed_shard_bytes, without_rows
+from sim.shards.streamed import (
+    chunk_of,
+    measured_rows,
+    merged_files,
+    streamed_shard_bytes,
+    without_rows,
+)
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
+from tests.sim.metrics.folds.test_run_fold import compare
 from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
 
 
@@ -65,6 +74,64 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
     rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
     pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+
+
+PUBLISHING = {
+    "workload": ("workload=reasoning", "workload.of.num_requests=60", "workload.of.arrivals.rate_per_s=8"),
+    "slo": ("slo.publish_ms=7000", "slo.ttft_ms=null", "slo.tpot_ms=null"),
+}
+
+
+def publishing(*settings):
+    return scenario_of(*PUBLISHING["workload"], *PUBLISHING["slo"], *settings)
+
+
+def assert_publishing_is_that_of_one_process(scenario, found, group_rows):
+    """Asserts that a divided run has the figures and rows of one process, with the times to publish."""
+    new_setting = new_setting_of(scenario)
+    result = scenario.run()
+    records, setting = result.records, new_setting(result.records.pools)
+    whole = RunFold(setting)
+    whole.add(OwnLatencies(setting.new_latencies(), setting.own_terms).completed(chunk_of(records)))
+    assert summary_of(found.fold, found.end) == summary_of(whole, without_rows(records))
+    assert list(compare(whole.summary(records)["goodput"], result.summary["goodput"])) == []
+    assert 0.2 < result.summary["goodput"]["share"] < 0.9
+    parts = [measured_rows(rows, scenario.slo) for rows in merged_groups(found.rows, group_rows)]
+    rows = pd.concat(parts, ignore_index=True)
+    pd.testing.assert_frame_equal(rows, result.requests, check_exact=True)
+    series = LoadSeries()
+    series.add(result.requests, records.iterations)
+    pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_times_to_publish_are_those_of_one_process(shards):
+    scenario = publishing()
+    divided = replace(scenario, sim=replace(scenario.sim, shards=shards))
+    files = shard_files(divided, shards)
+    found = merged_files(files, new_setting_of(divided), None)
+    assert_publishing_is_that_of_one_process(scenario, found, 16)
+
+
+def test_times_to_publish_that_depend_on_other_shards_are_refused():
+    message = "slo.publish_ms=7000: which tokens are hidden depends on the number of a request"
+    sessions = ("workload=clients", "workload@workload.of=mooncake_like", "workload.of.duration_s=20")
+    mix = ("workload=multi_tenant_day", "+workload@workload.parts.people=reasoning", "sim.until_s=60")
+    drawn = (
+        "workload.hidden_share._target_=sim.workload.distributions.Quantiles",
+        "~workload.hidden_share.value",
+        "+workload.hidden_share.probabilities=[0,1]",
+        "+workload.hidden_share.values=[0.1,0.9]",
+    )
+    for settings_of, is_known in ((sessions, True), ((*sessions, *drawn), False), (mix, False)):
+        one = scenario_of(*settings_of, "slo.publish_ms=7000")
+        check_streamed(one)
+        divided = replace(one, sim=replace(one.sim, shards=2), routing=RoundRobin())
+        if is_known:
+            check_streamed(divided)
+        else:
+            with pytest.raises(ValueError, match=message):
+                check_streamed(divided)
 
 
 def test_a_file_with_foreign_classes_is_not_read():

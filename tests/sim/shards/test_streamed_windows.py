@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pandas as pd
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,11 @@ from sim.shards.request_windows import merged_groups
 from sim.shards.streamed import chunk_of, merged_files, without_rows
 from sim.shards.streamed_part import PartFile, StreamedPart
 from sim.shards.windows import WindowGateway, part_bounds
-from tests.sim.shards.test_streamed_shards import new_setting_of
+from tests.sim.shards.test_streamed_shards import (
+    assert_publishing_is_that_of_one_process,
+    new_setting_of,
+    publishing,
+)
 from tests.sim.shards.test_windows import WORLDS, scenario_of
 
 GROUP_ROWS = 16
@@ -72,6 +77,15 @@ def test_figures_and_requests_are_those_of_one_process(tmp_path_factory, world, 
     pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
     rows = pd.concat(merged_groups(found.rows, GROUP_ROWS), ignore_index=True)
     pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_times_to_publish_are_those_of_one_process(tmp_path, parts):
+    scenario = publishing("routing=join_shortest_kv", "routing.ties=index")
+    divided = replace(scenario, sim=replace(scenario.sim, shards=parts))
+    files = part_files(divided, parts, tmp_path)
+    found = merged_files(files, new_setting_of(divided), None)
+    assert_publishing_is_that_of_one_process(scenario, found, GROUP_ROWS)
 
 
 def test_requests_are_written_while_the_run_goes_on(tmp_path):

@@ -189,14 +189,13 @@ def test_more_classes_than_are_kept_are_named(run):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "slo", "message"),
+    ("metrics", "message"),
     [
-        ({"warmup_s": "auto"}, None, "metrics.warmup_s=auto: the end of the warm-up is found from"),
-        ({"cooldown_s": 5.0}, None, r"metrics.cooldown_s=5: must be 0 with streamed tables"),
-        ({"dialect": "vllm_bench"}, None, "metrics.dialect=vllm_bench: needs the time of every token"),
-        ({}, Slo(publish_ms=100.0), "slo.publish_ms=100: a run with streamed tables knows"),
+        ({"warmup_s": "auto"}, "metrics.warmup_s=auto: the end of the warm-up is found from"),
+        ({"cooldown_s": 5.0}, r"metrics.cooldown_s=5: must be 0 with streamed tables"),
+        ({"dialect": "vllm_bench"}, "metrics.dialect=vllm_bench: needs the time of every token"),
     ],
 )
-def test_settings_that_need_whole_tables_are_refused(metrics, slo, message):
+def test_settings_that_need_whole_tables_are_refused(metrics, message):
     with pytest.raises(ValueError, match=message):
-        FoldSetting(pools=[], pool_records=[], slo=slo, metrics=MetricsSettings(**metrics))
+        FoldSetting(pools=[], pool_records=[], metrics=MetricsSettings(**metrics))

@@ -1,0 +1,149 @@
+"""Latencies of requests that only the workload knows, from parts of the records of a run.
+
+See `sim.workload.own_figures.own_latencies`, which computes them from whole tables. The latency of a task is
+known when the last of its calls has ended, so the rows of earlier calls are held back until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.metrics.folds.sections import EarlierTokens
+from sim.metrics.window import Window
+from sim.metrics.workload_records import WorkloadRecords
+from sim.records.chunk import GROUP_ROWS, RecordChunk
+
+WHOLE_RUN = Window(0.0, np.inf)
+
+
+class LatencyFold(Protocol):
+    """Computes latencies of the requests of a workload."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Returns whether it reads iterations and gaps, for the times of tokens."""
+        ...
+
+    @property
+    def numbers_matter(self) -> bool:
+        """Returns whether it needs the numbers of requests in their sessions or parts, unknown in shards."""
+        ...
+
+    def see(self, records: WorkloadRecords) -> None:
+        """Notes requests, in the order of their ids, perhaps long before their latencies are asked for."""
+        ...
+
+    def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
+        """Returns which requests have latencies that do not change any more.
+
+        records: requests that have ended and have been seen. open_sessions: those of other requests.
+        """
+        ...
+
+    def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
+        """Returns, by name, the latency of each request in seconds; NaN: it has none.
+
+        Every request comes once, in the order of their ids.
+        """
+        ...
+
+
+def no_sessions(request_id: int) -> Collection[int]:
+    """Returns that no later request has a session that matters."""
+    return ()
+
+
+class OwnLatencies:
+    """Completes the chunks of a run by the latencies that its workload knows.
+
+    folds: of the workload and of those inside it, from the innermost to the outermost. terms: the latencies
+    that are wanted, in the order of the columns. sessions_after: returns the sessions with requests behind an
+    id. group_rows: see `sim.records.chunk`.
+    """
+
+    def __init__(
+        self,
+        folds: Sequence[LatencyFold],
+        terms: Sequence[str],
+        sessions_after: Callable[[int], Collection[int]] = no_sessions,
+        group_rows: int = GROUP_ROWS,
+    ) -> None:
+        self._folds, self._terms, self._group_rows = folds, terms, group_rows
+        self._sessions_after = sessions_after
+        self._earlier = EarlierTokens() if any(fold.needs_tokens for fold in folds) else None
+        self._held: pd.DataFrame | None = None
+
+    def completed(self, chunk: RecordChunk) -> RecordChunk:
+        """Returns the chunk with the requests whose latencies are known, and these latencies.
+
+        Requests come in complete groups, some later than without this; the last chunk has all that remain.
+        """
+        if not self._terms:  # as in most runs
+            return chunk
+        for fold in self._folds:
+            fold.see(_records(chunk, chunk.requests))
+        requests, held = self._ready(chunk)
+        later_since_s = chunk.later_since_s
+        if held is not None:
+            later_since_s = min(later_since_s, float(held["arrival_s"].min()))
+        self._held = held
+        completed = replace(chunk, requests=requests, later_since_s=later_since_s)
+        records = _records(completed, requests)
+        if self._earlier is not None:
+            records = self._earlier.joined(completed, records)
+        found: dict[str, NDArray[np.float64]] = {}
+        for fold in self._folds:
+            found |= fold.latencies(records)
+        if self._earlier is not None:
+            self._earlier.keep(completed, records)
+        return replace(completed, own_s={term: found[term] for term in self._terms})
+
+    def _ready(self, chunk: RecordChunk) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+        """Returns the requests that are handed on, and those that are held back; None: there are none."""
+        rows = chunk.requests
+        if self._held is not None:
+            rows = self._held if rows.empty else pd.concat([self._held, rows], ignore_index=True)
+        if chunk.end is not None or rows.empty:
+            return rows, None
+        records = _records(chunk, rows)
+        open_sessions = self._sessions_after(int(rows["request_id"].iloc[-1]))
+        known = np.ones(len(rows), np.bool_)
+        for fold in self._folds:
+            known &= fold.known(records, open_sessions)
+        if known.all():
+            return rows, None
+        group = rows["request_id"].to_numpy() // self._group_rows
+        num_ready = int(np.searchsorted(group, group[np.argmin(known)]))
+        ready, held = rows[:num_ready], rows[num_ready:]
+        return ready.reset_index(drop=True), held.reset_index(drop=True)
+
+
+def _records(chunk: RecordChunk, requests: pd.DataFrame) -> WorkloadRecords:
+    return WorkloadRecords(
+        requests=requests,
+        iterations=chunk.iterations,
+        own_gaps=chunk.own_gaps,
+        bursts=chunk.bursts,
+        window=WHOLE_RUN,
+    )
+
+
+def with_columns(requests: pd.DataFrame, own_s: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
+    """Returns the requests with their latencies as columns, which `taken_columns` takes off again."""
+    own = {f"own_{term}_s": seconds for term, seconds in own_s.items()}
+    return requests.assign(**own) if own else requests
+
+
+def taken_columns(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArray[np.float64]]]:
+    """Returns the requests and the latencies that `with_columns` was given."""
+    names = [name for name in rows if str(name).startswith("own_")]
+    own_s: dict[str, Any] = {
+        str(name).removeprefix("own_").removesuffix("_s"): rows[name].to_numpy(np.float64) for name in names
+    }
+    return rows.drop(columns=names) if names else rows, own_s
