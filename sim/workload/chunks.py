@@ -162,7 +162,25 @@ def chunks_of(source: Source, until_s: float = inf) -> Iterator[Chunk]:
     """
     if isinstance(source, ChunkedSource):
         return source.chunks()
-    return _chunks_of_made(_up_to(until_s, source.arrivals()))
+    return chunks_of_made(_up_to(until_s, source.arrivals()))
+
+
+def chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:
+    """Yields requests that are objects already as chunks."""
+    while made := list(islice(arrivals, ROWS)):
+        requests = [arrival.request for arrival in made]
+        sessions = [NO_SESSION if one.session_id is None else one.session_id for one in requests]
+        yield Chunk(
+            request_id=np.array([one.request_id for one in requests], np.int64),
+            at_s=np.array([arrival.at_s for arrival in made]),
+            prompt_tokens=np.array([one.prompt.num_tokens for one in requests], np.int64),
+            output_tokens=np.array([arrival.num_output_tokens for arrival in made], np.int64),
+            priority=np.array([one.priority for one in requests], np.int64),
+            session_id=np.array(sessions, np.int64),
+            tenant=objects([one.tenant for one in requests]),
+            model=objects([one.model for one in requests]),
+            made=objects(made),
+        )
 
 
 class PartOfSource:
@@ -237,21 +255,3 @@ def _up_to(until_s: float, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
         yield arrival
         if arrival.at_s > until_s:
             return
-
-
-def _chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:
-    """Yields chunks of requests that are objects already."""
-    while made := list(islice(arrivals, ROWS)):
-        requests = [arrival.request for arrival in made]
-        sessions = [NO_SESSION if one.session_id is None else one.session_id for one in requests]
-        yield Chunk(
-            request_id=np.array([one.request_id for one in requests], np.int64),
-            at_s=np.array([arrival.at_s for arrival in made]),
-            prompt_tokens=np.array([one.prompt.num_tokens for one in requests], np.int64),
-            output_tokens=np.array([arrival.num_output_tokens for arrival in made], np.int64),
-            priority=np.array([one.priority for one in requests], np.int64),
-            session_id=np.array(sessions, np.int64),
-            tenant=objects([one.tenant for one in requests]),
-            model=objects([one.model for one in requests]),
-            made=objects(made),
-        )

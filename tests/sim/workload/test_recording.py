@@ -1,12 +1,20 @@
 """Recordings of live sessions: what is logged comes back, and a file that no server writes is refused."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from policies.adapters.registry import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
+from sim.settings.errors import ConfigError
+from sim.workload import recorded_session
 from sim.workload.base import Arrival
+from sim.workload.chunks import chunks_of
 from sim.workload.faster import faster
 from sim.workload.recording import Recording
 from sim.workload.traffic_log import FILE, TrafficLog
@@ -44,6 +52,91 @@ def test_requests_come_back_in_the_order_of_their_arrival(recorded):
     assert recording.models == {"m": 1.0}
     assert source.notes.remarks == ["The session had a cold start (1), which this run does not repeat."]
     assert source.num_requests == 3
+
+
+@pytest.fixture
+def in_parts(monkeypatch):
+    """Reads two rows at a time."""
+    monkeypatch.setattr(recorded_session, "ROWS", 2)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_requests_come_back_from_parts_of_a_file_as_often_as_they_are_needed(recorded):
+    source = Recording(path=recorded()).source(seed=0, max_model_len=30)
+    assert [arrival.at_s for arrival in source.arrivals()] == [0.75, 1.0, 2.0]
+    for _ in range(2):
+        assert [a for chunk in chunks_of(source) for a in chunk.arrivals()] == list(source.arrivals())
+    assert (source.num_requests, source.last_arrival_s, source.notes.num_clipped) == (3, 2.0, 2)
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"request_id": [4, 7, 4]}, "row 2: request_id=4 is not what a server writes"),
+        ({"time_s": [1.0, 5.0, 4.0]}, "row 2: time_s=4.0"),
+        ({"prompt_tokens": [-1, 50, None]}, "prompt_tokens must be whole numbers, found float64"),
+        ({"time_s": [1.0, 0.5, 4.0], "request_id": [4, 7, 4]}, "row 2: request_id=4"),
+        ({"time_s": [1.0, 0.5, 4.0], "output_tokens": [1, 1, 0]}, "row 2: output_tokens=0"),
+        ({"arrival_s": [-1, 0, 0], "content_tokens": [[1], [2], [3]]}, "row 0: arrival_s=-1 is"),
+    ],
+)
+def test_of_several_mistakes_the_first_column_that_has_one_is_named(recorded, changes, message):
+    """As if each column were read whole, whichever part of the file a mistake is in."""
+    folder = recorded(**changes)
+    with pytest.raises(ValueError, match=message):
+        Recording(path=folder)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_recording_that_changes_after_its_check_ends_the_run_with_a_sentence(recorded):
+    source = Recording(path=recorded()).source(seed=0, max_model_len=100)
+    arrivals = source.arrivals()
+    next(arrivals)
+    recorded(tenant="another")
+    for requests in (arrivals, source.arrivals()):
+        with pytest.raises(ConfigError, match=r"recording.parquet: has changed since it was checked; start"):
+            list(requests)
+
+
+@pytest.mark.parametrize("remarks", [5, {"a cold start": "often"}, [1]])
+def test_remarks_that_no_server_writes_are_refused(recorded, remarks):
+    folder = recorded()
+    table = pd.read_parquet(folder / FILE)
+    table.attrs = {"windtunnel_remarks": remarks}
+    write_table(table, folder / FILE)
+    with pytest.raises(ValueError, match="has remarks that are not what a server writes"):
+        Recording(path=folder)
+
+
+PROGRAM = """
+import resource, sys
+from sim.workload.recording import Recording
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before = peak()
+for arrival in Recording(path=sys.argv[1]).source(seed=0, max_model_len=4096).arrivals(): pass
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_recording_does_not_grow_with_its_rows(recorded, tmp_path):
+    """Peak resident memory above that of the start, in processes of their own; 8 bytes per row are ids."""
+    rows = pq.read_table(recorded() / FILE).to_pandas().iloc[[0]]
+
+    def peak_mib(num_rows):
+        table = pd.concat([rows] * num_rows, ignore_index=True).assign(request_id=range(num_rows))
+        table.to_parquet(tmp_path / FILE)
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / FILE)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[3],
+        )
+        return float(ended.stdout)
+
+    assert peak_mib(200_000) < peak_mib(50_000) + 16
 
 
 def test_clients_may_stay(recorded):
