@@ -20,7 +20,7 @@ from sim.workload.csv_pieces import CsvPieces, CsvTexts, split_header
 from sim.workload.dates import DateClock
 from sim.workload.distributions import FloatArray
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
-from sim.workload.trace_files import UnusualTextError, lines_of, pieces_of
+from sim.workload.trace_files import MAX_SHOWN, UnusualTextError, lines_of, pieces_of, shown
 from sim.workload.traces import Trace
 
 FAILED = "failed: no output tokens"
@@ -134,7 +134,7 @@ class CsvTrace(Trace):
             if name not in header:
                 raise ValueError(
                     f"{self.path}:1:1: no column {name}; expected a header with {wanted}, "
-                    f"found {','.join(header)[:200]}"
+                    f"found {shown(','.join(header), 200)}"
                 )
             if header.count(name) > 1:
                 raise ValueError(
@@ -153,12 +153,14 @@ class CsvTrace(Trace):
         for name, text in zip(header, fields, strict=False):
             read, rule = rules.get(name, (len, ""))
             if not _reads(read, text):
-                return ValueError(f"{self.path}:{line}:{column}: {name}: expected {rule}, found {text!r}")
+                return ValueError(
+                    f"{self.path}:{line}:{column}: {name}: expected {rule}, found {text[:MAX_SHOWN]!r}"
+                )
             column += len(text) + 1
         if len(fields) < len(header):
             column -= 1  # the row ends where a comma should follow
         return ValueError(
-            f"{self.path}:{line}:{column}: expected {len(header)} fields ({','.join(header)}), "
+            f"{self.path}:{line}:{column}: expected {len(header)} fields ({shown(','.join(header), 200)}), "
             f"found {len(fields)}"
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sim.workload.checks import MAX_TOKENS
-from sim.workload.trace_files import lines_of
+from sim.workload.trace_files import lines_of, shown
 
 
 class Rule(NamedTuple):
@@ -40,7 +40,7 @@ class Line(NamedTuple):
             if key not in found:
                 raise ValueError(
                     f"{self.path}:{self.number}:1: no key {key}; expected {', '.join(rules)}, "
-                    f"found {', '.join(found)[:200]}"
+                    f"found {shown(', '.join(found), 200)}"
                 )
             if not is_sound(found[key]):
                 raise self.bad(key, rule, found[key])
@@ -48,9 +48,7 @@ class Line(NamedTuple):
     def bad(self, key: str, rule: str, found: object) -> ValueError:
         """Returns the error of a value; its column is that of the key."""
         column = self.text.index(f'"{key}"') + 1 if f'"{key}"' in self.text else 1
-        return ValueError(
-            f"{self.path}:{self.number}:{column}: {key}: expected {rule}, found {str(found)[:80]}"
-        )
+        return ValueError(f"{self.path}:{self.number}:{column}: {key}: expected {rule}, found {shown(found)}")
 
 
 def objects_of(path: Path, wanted: Iterable[str], num_lines: int = 0) -> Iterator[Line]:
@@ -73,7 +71,7 @@ def objects_of(path: Path, wanted: Iterable[str], num_lines: int = 0) -> Iterato
         except ValueError as error:  # an integer of thousands of digits
             raise ValueError(f"{path}:{number}:1: expected one JSON object per line: {error}") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}:1: expected a JSON object, found {text.strip()[:80]}")
+            raise ValueError(f"{path}:{number}:1: expected a JSON object, found {shown(text.strip())}")
         yield Line(path, number, text, row)
     if not number:
         raise ValueError(f"{path}:1:1: expected JSON lines with {', '.join(wanted)}, found an empty file")

@@ -1,15 +1,19 @@
-"""Metadata of a Parquet trace: which row groups lie before a window of time, and how long lists are."""
+"""Rows of a Parquet trace, some at a time, without the row groups that lie before a window of time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sim.workload.trace_blocks import MAX_VALUES
 from sim.workload.unix_times import ArrivalClock
+
+LISTS_AT_ONCE = 256
+"""Rows with lists that are read at once."""
 
 
 class Start(NamedTuple):
@@ -39,17 +43,35 @@ def start_of(file: pq.ParquetFile, column: str, clock: ArrivalClock, start_s: fl
     return Start(file.num_row_groups - 1, row)
 
 
-def longest_lists(file: pq.ParquetFile, columns: Collection[str]) -> float:
-    """Returns the mean length of a row's lists in the row group where it is largest; 0 without lists."""
+def batches_of(
+    file: pq.ParquetFile, columns: Sequence[str], max_rows: int, first: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yields max_rows rows at a time, fewer if their lists have more than `MAX_VALUES` numbers.
 
-    def values_per_row(group: int) -> float:
-        metadata = file.metadata.row_group(group)
-        found = [metadata.column(i) for i in range(metadata.num_columns)]
-        names = (column.path_in_schema.partition(".") for column in found)
-        lists = (one for one, (name, dot, _) in zip(found, names, strict=True) if dot and name in columns)
-        return float(sum(one.num_values for one in lists) / max(metadata.num_rows, 1))
+    first: the row group with which reading begins. Lists may be long in one part of a file only.
+    """
+    groups = range(first, file.num_row_groups)
+    types = [file.schema_arrow.field(name).type for name in columns]
+    if not any(map(pa.types.is_nested, types)):
+        yield from file.iter_batches(max_rows, groups, columns, use_threads=False)
+        return
+    gathered: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in file.iter_batches(min(LISTS_AT_ONCE, max_rows), groups, columns, use_threads=False):
+        while len(batch):
+            part = batch.slice(0, max_rows - num_rows)
+            batch = batch.slice(len(part))
+            gathered.append(part)
+            num_rows, num_bytes = num_rows + len(part), num_bytes + part.nbytes
+            if num_rows == max_rows or num_bytes > 8 * MAX_VALUES:
+                yield _joined(gathered)
+                gathered, num_rows, num_bytes = [], 0, 0
+    if gathered:
+        yield _joined(gathered)
 
-    return max(map(values_per_row, range(file.num_row_groups)), default=0.0)
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def with_plain_times(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
@@ -67,9 +89,12 @@ def plain_times(column: pa.Array) -> pa.Array:
 
 def _latest_s(file: pq.ParquetFile, group: int, name: str, clock: ArrivalClock) -> float | None:
     """Returns the latest time in a row group, in seconds; None if its statistics do not tell."""
-    metadata = file.metadata.row_group(group)
-    columns = (metadata.column(i) for i in range(metadata.num_columns))
-    found = next((column.statistics for column in columns if column.path_in_schema == name), None)
+    paths = [file.schema.column(i).path for i in range(len(file.schema))]
+    if name not in paths:
+        return None
+    # pyarrow ends the process for some damaged metadata, unless it has found the damage while it reads rows.
+    next(file.iter_batches(1, row_groups=[group], columns=[name]), None)
+    found = file.metadata.row_group(group).column(paths.index(name)).statistics
     if found is None or not found.has_min_max:
         return None
     latest: Any = found.max

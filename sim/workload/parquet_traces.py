@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,17 +17,19 @@ from sim.workload.chunks import ObjectArray, objects
 from sim.workload.distributions import IntArray
 from sim.workload.json_pieces import tuples_of
 from sim.workload.lengths import BoolArray
-from sim.workload.parquet_groups import longest_lists, start_of, with_plain_times
+from sim.workload.parquet_groups import batches_of, start_of, with_plain_times
 from sim.workload.table import block_segments
-from sim.workload.trace_blocks import MAX_VALUES, Block, TraceRow, blocks_of_rows
-from sim.workload.trace_files import UnusualTextError
+from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
+from sim.workload.trace_files import UnusualTextError, shown
 from sim.workload.traces import Trace
 from sim.workload.unix_times import ArrivalClock
 
 ROWS_AT_ONCE = 8192
-"""Rows of a batch, fewer if their lists have more than `MAX_VALUES` numbers."""
+"""Rows of a batch, fewer if they have long lists."""
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at once: row groups may be larger than the memory."""
+UNREADABLE = (UnicodeDecodeError, OverflowError)
+"""Errors of values that Python cannot represent: text that is not UTF-8, and dates out of range."""
 NO_TOKENS = "no input or no output tokens"
 CANCELED = ("true", "1", "1.0")
 NOT_CANCELED = ("", "false", "0", "0.0", "nan")
@@ -49,7 +52,7 @@ class ParquetTrace(Trace):
             try:
                 yield self._block(batch, number, clock)
             except UnusualTextError:
-                yield from blocks_of_rows(self._rows(batch.to_pylist(), number, clock))
+                yield from blocks_of_rows(self._rows(self._listed(batch, number), number, clock))
 
     def _block(self, batch: pa.RecordBatch, number: int, clock: ArrivalClock) -> Block:
         """Returns the rows of a batch. Raises UnusualTextError unless all values are right."""
@@ -81,6 +84,19 @@ class ParquetTrace(Trace):
             tenant=tenants,
             remarks=(remark,) if remark else (),
         )
+
+    def _listed(self, batch: pa.RecordBatch, number: int) -> list[dict[str, Any]]:
+        """Returns the rows of a batch. Raises ValueError for a value that Python cannot represent."""
+        try:
+            rows: list[dict[str, Any]] = batch.to_pylist()
+        except UNREADABLE:
+            for row, name in product(range(len(batch)), batch.schema.names):
+                try:
+                    batch.column(name)[row].as_py()
+                except UNREADABLE as error:
+                    raise self._bad(number + row, name, "a value that can be read", error) from None
+            raise
+        return rows
 
     def _rows(self, rows: Iterable[dict[str, Any]], first: int, clock: ArrivalClock) -> Iterator[TraceRow]:
         """Checks rows one by one; `first` is the number of the first one."""
@@ -138,26 +154,30 @@ class ParquetTrace(Trace):
                     if name not in names:
                         raise ValueError(
                             f"{self.path}: no column {name}; expected {', '.join(self.needed)}, "
-                            f"found {', '.join(names)[:200]}"
+                            f"found {shown(', '.join(names), 200)}"
                         )
                 wanted = (*self.needed, *self.optional, self.tenant_column)
                 columns = [name for name in wanted if name in names]
+                for name in columns:
+                    if names.count(name) > 1:
+                        raise ValueError(
+                            f"{self.path}: has {names.count(name)} columns {name}; rename or remove all "
+                            "but one"
+                        )
                 time, group, number = self.needed[0], 0, 1
                 if self.start_s and not self.sort:
                     group, number = start_of(file, time, clock, self.start_s)
-                groups = range(group, file.num_row_groups)
-                num_rows = int(MAX_VALUES / max(longest_lists(file, columns), MAX_VALUES / ROWS_AT_ONCE))
-                for batch in file.iter_batches(max(num_rows, 1), groups, columns, use_threads=False):
+                for batch in batches_of(file, columns, ROWS_AT_ONCE, group):
                     if len(batch):
                         yield number, with_plain_times(batch, time)
                     number += len(batch)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, *UNREADABLE) as error:
             raise ValueError(
-                f"{self.path}: cannot be read as Parquet: {str(error).splitlines()[0]}"
+                f"{self.path}: cannot be read as Parquet: {shown(str(error).partition(chr(10))[0], 200)}"
             ) from None
 
     def _bad(self, number: int, column: str, rule: str, found: object) -> ValueError:
-        return ValueError(f"{self.path}:{number}:{column}: expected {rule}, found {str(found)[:80]}")
+        return ValueError(f"{self.path}:{number}:{column}: expected {rule}, found {shown(found)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,7 +210,7 @@ class BasetenParquet(ParquetTrace):
         if block_size not in (None, self.tokens_per_hash):
             raise ValueError(
                 f"{self.path}:{number}:block_size: expected tokens_per_hash={self.tokens_per_hash}, "
-                f"found {block_size}; set workload.tokens_per_hash={block_size}"
+                f"found {shown(block_size)}; set workload.tokens_per_hash={shown(block_size)}"
             )
         hashes = row.get("total_hashes") or []
         max_hashes = -(-(row["input_tokens"] or 0) // self.tokens_per_hash)
@@ -277,9 +297,9 @@ def _texts(column: pa.Array) -> ObjectArray:
     """Returns a column as texts [N], empty where it is null. Raises UnusualTextError for lists and others."""
     try:
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    except pa.ArrowException:
+        names = ["" if name is None else str(name) for name in encoded.dictionary.to_pylist()]
+    except (pa.ArrowException, *UNREADABLE):
         raise UnusualTextError from None
-    names = ["" if name is None else str(name) for name in encoded.dictionary.to_pylist()]
     indices = encoded.indices.cast(pa.int64()).fill_null(len(names))
     texts: ObjectArray = objects([*names, ""])[indices.to_numpy(zero_copy_only=False)]
     return texts

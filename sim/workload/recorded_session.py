@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
 from sim.workload.chunks import ROWS
 from sim.workload.distributions import IntArray
-from sim.workload.parquet_groups import longest_lists
-from sim.workload.trace_blocks import MAX_VALUES
+from sim.workload.parquet_groups import batches_of
+from sim.workload.trace_files import shown
 from sim.workload.trace_source import ChangedTraceError, version_of
 from sim.workload.traffic_log import NONE, REMARKS
 
@@ -162,7 +162,7 @@ def _first_wrong(table: pd.DataFrame, session: Session, name: str, is_right: Any
 
 
 def _wrong_row(path: Path, row: int, name: str, found: object) -> ValueError:
-    return ValueError(f"path={path}: row {row}: {name}={str(found)[:80]} is not what a server writes")
+    return ValueError(f"path={path}: row {row}: {name}={shown(found)} is not what a server writes")
 
 
 def _check_repeated(path: Path, ids: Sequence[IntArray]) -> None:
@@ -196,8 +196,7 @@ def _tables(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
     """Yields some columns of the rows, as they are in the file. Raises ValueError."""
     try:
         with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            num_rows = int(min(ROWS, MAX_VALUES / max(longest_lists(file, columns), 1)))
-            for batch in file.iter_batches(max(num_rows, 1), columns=columns, use_threads=False):
+            for batch in batches_of(file, columns, ROWS):
                 if len(batch):
                     yield batch.to_pandas(ignore_metadata=True)
     except DAMAGE:

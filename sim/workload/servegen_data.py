@@ -29,7 +29,7 @@ from sim.workload.lengths import clip_to_context
 from sim.workload.renewal import Gaps
 from sim.workload.streams import stream
 from sim.workload.table import TableSource
-from sim.workload.trace_files import lines_of
+from sim.workload.trace_files import MAX_SHOWN, lines_of, shown
 
 CHUNK = re.compile(r"chunk-(\d+)-trace\.csv")
 BIN_S = 600.0
@@ -149,7 +149,9 @@ class _Line(NamedTuple):
         column = 1 + sum(len(field) + 1 for field in self.fields[:i])
         name = FIELDS[i] if i < len(FIELDS) else "first argument of the pattern"
         found = self.fields[i].strip()
-        return ValueError(f"{self.path}:{self.number}:{column}: {name}: expected {rule}, found {found!r}")
+        return ValueError(
+            f"{self.path}:{self.number}:{column}: {name}: expected {rule}, found {found[:MAX_SHOWN]!r}"
+        )
 
     def value(self, i: int, rule: str, low: float, high: float) -> float:
         """Returns a field as a number. Raises ValueError if it is not between low and high."""
@@ -179,7 +181,9 @@ def _bins(path: Path) -> Iterator[Bin]:
             continue
         if len(line.fields) < len(FIELDS):
             wanted = ", ".join(FIELDS)
-            raise ValueError(f"{path}:{number}:1: expected {wanted}, arguments; found {text.strip()!r}")
+            raise ValueError(
+                f"{path}:{number}:1: expected {wanted}, arguments; found {text.strip()[:MAX_SHOWN]!r}"
+            )
         start_s = line.value(0, "a number of seconds", 0.0, MAX_ARRIVAL_S)
         if start_s <= last_s:
             raise line.bad(0, f"more than {last_s:g}")
@@ -205,7 +209,7 @@ def _entries(path: Path) -> Iterator[Entry]:
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{path}:1:1: expected a JSON object: {error}") from None
     if not isinstance(dataset, dict) or not dataset:
-        raise ValueError(f"{path}:1:1: expected a JSON object of times, found {text.strip()[:80]!r}")
+        raise ValueError(f"{path}:1:1: expected a JSON object of times, found {text.strip()[:MAX_SHOWN]!r}")
     for key in dataset:
         if not key.replace(".", "", 1).isdecimal():
             raise _bad(path, text, key, "a time in seconds as key", key)
@@ -246,4 +250,6 @@ def _bad(path: Path, text: str, key: str, rule: str, found: object) -> ValueErro
     """Returns the error of an entry, at the place of its key."""
     before = text[: max(text.find(f'"{key}"'), 0)]
     line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-    return ValueError(f"{path}:{line}:{column}: {key}: expected {rule}, found {str(found)[:80]!r}")
+    return ValueError(
+        f"{path}:{line}:{column}: {shown(key)}: expected {rule}, found {str(found)[:MAX_SHOWN]!r}"
+    )

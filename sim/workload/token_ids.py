@@ -23,7 +23,7 @@ from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S
 from sim.workload.table import block_segments
 from sim.workload.trace_blocks import TraceRow
-from sim.workload.trace_files import lines_of
+from sim.workload.trace_files import lines_of, shown
 from sim.workload.traces import Trace
 
 BLOCK = 16
@@ -92,11 +92,12 @@ def _checked(path: Path, line: int, text: str) -> TokenIds:
     except ValueError as error:
         raise ValueError(f"{path}:{line}:1: expected one JSON object per line: {error}") from None
     if not isinstance(row, dict):
-        raise ValueError(f"{path}:{line}:1: expected a JSON object, found {text.strip()[:80]}")
+        raise ValueError(f"{path}:{line}:1: expected a JSON object, found {shown(text.strip())}")
     for key in KEYS:
         if key not in row:
             raise ValueError(
-                f"{path}:{line}:1: no key {key}; expected {', '.join(KEYS)}, found {', '.join(row)}"
+                f"{path}:{line}:1: no key {key}; expected {', '.join(KEYS)}, "
+                f"found {shown(', '.join(row), 200)}"
             )
     if type(row["arrival_s"]) not in (int, float):
         raise _bad_value(path, line, "arrival_s", TIME_RULE, row["arrival_s"])
@@ -113,7 +114,7 @@ def _ids(path: Path, line: int, key: str, found: Any) -> NDArray[np.int32]:
 
 
 def _bad_value(path: Path, line: int, key: str, rule: str, found: object) -> ValueError:
-    return ValueError(f"{path}:{line}:1: {key}: expected {rule}, found {str(found)[:80]}")
+    return ValueError(f"{path}:{line}:1: {key}: expected {rule}, found {shown(found)}")
 
 
 TIME_RULE = f"a finite number of seconds >= 0, at most {MAX_ARRIVAL_S:g} after the first"

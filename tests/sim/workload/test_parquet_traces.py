@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from policies.core.request import Segment
-from sim.workload import parquet_traces
+from sim.workload import parquet_groups, parquet_traces
 from sim.workload.parquet_traces import BasetenParquet, ChutesParquet
 
 BASETEN = {
@@ -53,15 +53,18 @@ def test_reads_baseten_with_the_contents_of_prompts(tmp_path):
 
 
 def test_rows_with_long_lists_are_read_few_at_a_time(tmp_path, monkeypatch):
-    """The first row group has few hashes, the second 40 per row: with 200 numbers at once, 5 rows."""
+    """Rows have one hash in the first row group, 40 in the second: at most 20 rows or some 300 numbers."""
     path = tmp_path / "t.parquet"
     columns = {name: BASETEN[name][:1] * 60 for name in ("timestamp_start_unix_ms", "output_tokens")}
     table = pd.DataFrame(columns | {"input_tokens": 640, "total_hashes": [[1]] * 30 + [[*range(40)]] * 30})
     table.to_parquet(path, row_group_size=30)
     whole = list(source_of(BasetenParquet(path=path)).arrivals())
-    monkeypatch.setattr(parquet_traces, "MAX_VALUES", 200)
+    monkeypatch.setattr(parquet_groups, "MAX_VALUES", 300)
+    monkeypatch.setattr(parquet_groups, "LISTS_AT_ONCE", 3)
     monkeypatch.setattr(parquet_traces, "ROWS_AT_ONCE", 20)
-    assert {len(block) for block in BasetenParquet(path=path).blocks()} == {5}
+    num_rows = [len(block) for block in BasetenParquet(path=path).blocks()]
+    assert (num_rows[0], num_rows[-2]) == (20, 9)
+    assert sum(num_rows) == 60
     assert list(source_of(BasetenParquet(path=path)).arrivals()) == whole
     assert len(whole) == 60
 
