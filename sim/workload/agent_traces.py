@@ -228,7 +228,7 @@ class TraceLabJsonl(Trace):
     def _finished_rows(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[TraceRow]:
         """Yields the rounds at seconds after the earliest, with the content ids of their prompts."""
         num_left = Counter(session for *_, session in _columns_of(blocks()))  # rounds of each session
-        previous: dict[str, tuple[range, ...]] = {}  # session -> content ids of its latest prompt
+        previous: dict[str, tuple[int, ...]] = {}  # session -> content ids of its latest prompt
         first_s: float | None = None
         num_ids = 0
         for number, sent_s, total, output, (prefix,), session in _columns_of(blocks()):
@@ -239,16 +239,15 @@ class TraceLabJsonl(Trace):
                     f"after the earliest round, found {sent_s - first_s:g} s"
                 )
             num_blocks = total // self.tokens_per_hash
-            ids = _first_of(previous.pop(session, ()), min(prefix // self.tokens_per_hash, num_blocks))
-            if num_new := num_blocks - sum(map(len, ids)):
-                ids = (*ids, range(num_ids, num_ids + num_new))
-                num_ids += num_new
+            ids = previous.pop(session, ())[: min(prefix // self.tokens_per_hash, num_blocks)]
+            num_new = num_blocks - len(ids)
+            ids += tuple(range(num_ids, num_ids + num_new))
+            num_ids += num_new
             num_left[session] -= 1
             if num_left[session]:
                 previous[session] = ids
             reason = "" if output else "no output tokens"
-            contents = tuple(chain.from_iterable(ids))
-            yield TraceRow(number, sent_s - first_s, total, output, contents, skip_reason=reason)
+            yield TraceRow(number, sent_s - first_s, total, output, ids, skip_reason=reason)
 
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
         return block_segments(content_ids, num_tokens, self.tokens_per_hash)
@@ -263,16 +262,6 @@ def _columns_of(blocks: Iterator[Block]) -> Iterator[tuple[int, float, int, int,
         yield from zip(
             *(column.tolist() for column in (*columns, block.content_ids, block.tenant)), strict=True
         )
-
-
-def _first_of(ids: tuple[range, ...], num_ids: int) -> tuple[range, ...]:
-    """Returns the first num_ids of consecutive content ids, all if there are fewer."""
-    kept = []
-    for one in ids:
-        if num_ids > 0:
-            kept.append(one[:num_ids])
-        num_ids -= len(one)
-    return tuple(kept)
 
 
 def _sent_s(line: Line) -> float:
