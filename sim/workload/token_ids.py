@@ -29,8 +29,8 @@ from sim.workload.traces import Trace
 BLOCK = 16
 """Tokens of a prompt that have one content id: a KV block."""
 MAX_ID = (1 << 31) - 1
-MAX_TOTAL_TOKENS = 200_000_000
-"""Limit of the tokens of a file, which are all kept in memory: 800 MB."""
+MAX_KEPT_TOKENS = 200_000_000
+"""Limit of the tokens of a file that is kept in memory: 800 MB."""
 
 KEYS = ("arrival_s", "prompt_token_ids", "output_token_ids")
 
@@ -69,18 +69,26 @@ class TokenIdsJsonl(Trace):
         return block_segments(content_ids, num_tokens, BLOCK)
 
 
+def kept_token_ids(path: Path) -> list[TokenIds]:
+    """Returns all requests of a file. Raises ValueError with file and line, also for too many tokens."""
+    kept, total = [], 0
+    for row in read_token_ids(path):
+        total += len(row.prompt) + len(row.output)
+        if total > MAX_KEPT_TOKENS:
+            raise ValueError(f"{path}:{row.line}:1: must have at most {MAX_KEPT_TOKENS:,} tokens")
+        kept.append(row)
+    return kept
+
+
 def read_token_ids(path: Path) -> Iterator[TokenIds]:
     """Yields the requests of a file. Raises ValueError with file and line."""
-    total = 0
+    is_empty = True
     for line, text in enumerate(lines_of(path), 1):
         if text.isspace():
             continue
-        row = _checked(path, line, text)
-        total += len(row.prompt) + len(row.output)
-        if total > MAX_TOTAL_TOKENS:
-            raise ValueError(f"{path}:{line}:1: must have at most {MAX_TOTAL_TOKENS:,} tokens")
-        yield row
-    if not total:
+        is_empty = False
+        yield _checked(path, line, text)
+    if is_empty:
         raise ValueError(f"{path}:1:1: expected JSON lines with {', '.join(KEYS)}, found none")
 
 

@@ -23,7 +23,7 @@ from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.suffix import Suffix
 from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
 from sim.speculation.acceptance import Acceptance, Verdicts
-from sim.workload.token_ids import TokenIds, read_token_ids
+from sim.workload.token_ids import TokenIds, kept_token_ids
 from sim.workload.trace_files import require_file
 
 
@@ -40,7 +40,7 @@ class TextAcceptance:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_file(self.path)
-        object.__setattr__(self, "_texts", Texts(list(read_token_ids(self.path))))
+        object.__setattr__(self, "_texts", Texts(kept_token_ids(self.path)))
 
     def check(self, proposer: Proposer) -> None:
         """Raises ValueError for a proposer that does not match token ids."""

@@ -11,6 +11,7 @@ from policies.speculation.proposers.suffix import Suffix
 from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
 from sim.speculation.acceptance.iid import Iid
 from sim.speculation.acceptance.text import TextAcceptance
+from sim.workload import token_ids
 from sim.workload.token_ids import TokenIdsJsonl, read_token_ids
 from tests.sim.speculation.drafts import chain, request
 
@@ -164,6 +165,14 @@ def test_the_workload_replays_lengths_and_shared_blocks(tmp_path):
     assert ids[0][:2] == ids[1][:2]
     assert ids[0][2] != ids[1][2]
     assert [row.output.tolist() for row in read_token_ids(path)] == [[1, 2], [3]]
+
+
+def test_a_trace_may_have_more_tokens_than_the_texts_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_ids, "MAX_KEPT_TOKENS", 5)
+    path = recorded(tmp_path, [([1, 2], [3]), ([4], [5]), ([6], [7])])
+    assert TokenIdsJsonl(path=path).source(seed=0, max_model_len=100).num_requests == 3
+    with pytest.raises(ValueError, match=r"texts.jsonl:3:1: must have at most 5 tokens"):
+        TextAcceptance(path=path, otherwise=OTHERWISE)
 
 
 @pytest.mark.parametrize(
