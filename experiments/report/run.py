@@ -105,7 +105,8 @@ def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]
     plain = read_json_object(folder / RECORDS, f"run={folder}")
     try:
         plots = read_accumulator((folder / PLOTS).read_bytes(), Plots)
-        return streamed_sections(plots, read_records_without_rows(plain), summary, scenario.slo)
+        end = read_records_without_rows(partial(read_table, folder), plain)
+        return streamed_sections(plots, end, summary, scenario.slo)
     except DamagedShardError as error:
         raise ConfigError(
             f"run={folder}: {PLOTS} is damaged or cut short; simulate it again with output.report=true"

@@ -54,7 +54,7 @@ def run_sharded_streamed(
                 print_summary(summary, console)
             write_whole(folder / "summary.json", summary_json(summary))
             if output.report:
-                page, plots = folder / "report.html", run.fold.plots
+                page, plots = folder / "report.html", run.fold.plots(run.end)
                 write_whole(folder / PLOTS, accumulator_bytes(plots))
                 write_streamed_report(page, plots, run.end, summary, config, scenario.slo)
         shards.remove()

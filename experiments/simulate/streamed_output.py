@@ -49,7 +49,7 @@ def run_streamed(
         _note(
             console,
             f"More than {STREAMED_ABOVE:,} requests: their rows are written while the run goes on, without "
-            "iterations and events, and report.html has fewer plots (output.tables=true writes all, in "
+            "iterations and events (output.tables=true writes all, in "
             "4.4 kB of memory per request).",
         )
     tables = StreamedTables(folder, scenario.slo, iterations=output.writes_iterations)
@@ -66,7 +66,7 @@ def run_streamed(
         raise run.error
     write_whole(folder / "summary.json", summary_json(summary))
     if output.report:
-        page, plots = folder / "report.html", run.fold.plots
+        page, plots = folder / "report.html", run.fold.plots(run.end)
         write_whole(folder / PLOTS, accumulator_bytes(plots))
         write_streamed_report(page, plots, run.end, summary, config, scenario.slo)
     for figure, reason in summary["not_computed"].items():

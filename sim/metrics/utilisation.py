@@ -7,7 +7,7 @@ includes idle time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -242,15 +242,26 @@ def seconds_by_kind(
         iterations, own_s = records.iterations[of_pool], inside_s[of_pool]
         kind = iteration_kind(iterations)
         for rows in pieces(len(kind)):
-            parts = model.breakdown(iteration_shape(iterations.iloc[rows], model))
-            shaped = {name: np.broadcast_to(part, own_s[rows].shape) for name, part in parts.items()}
-            whole = np.sum(list(shaped.values()), axis=0)
-            scale = np.divide(own_s[rows], whole, out=np.zeros_like(whole), where=whole > 0)
-            for component, part in shaped.items():
-                by_kind = np.bincount(kind[rows], weights=part * scale, minlength=len(KINDS))
+            for component, part in component_seconds(iterations.iloc[rows], own_s[rows], model):
+                by_kind = np.bincount(kind[rows], weights=part, minlength=len(KINDS))
                 for name, value in zip(KINDS, by_kind, strict=True):
                     seconds[name][component] = seconds[name].get(component, 0.0) + float(value)
     return seconds
+
+
+def component_seconds(
+    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yields the components of the hardware model, and their seconds in up to `ROWS_AT_ONCE` iterations.
+
+    inside_s: the seconds of each iteration, to which its components are scaled.
+    """
+    parts = model.breakdown(iteration_shape(iterations, model))
+    shaped = {name: np.broadcast_to(part, inside_s.shape) for name, part in parts.items()}
+    whole = np.sum(list(shaped.values()), axis=0)
+    scale = np.divide(inside_s, whole, out=np.zeros_like(whole), where=whole > 0)
+    for component, part in shaped.items():
+        yield component, part * scale
 
 
 def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:

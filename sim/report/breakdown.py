@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,22 @@ def time_by_kind(
 ) -> Chart:
     """Plots stacked bars: shares of the replicas' time by kind of iteration and component, and idle time."""
     seconds = seconds_by_kind(records, inside_s, models)
-    replica_s = max(float(rented_s(records, window).sum()), 1e-12)
+    return drawn_time(seconds, float(inside_s.sum()), float(rented_s(records, window).sum()))
+
+
+def drawn_time(seconds: Mapping[str, Mapping[str, float]], busy_s: float, replica_s: float) -> Chart:
+    """Plots the bars of `time_by_kind`.
+
+    seconds: by kind and component. busy_s: of all iterations. replica_s: that all replicas are paid for.
+    """
+    replica_s = max(replica_s, 1e-12)
     components = dict.fromkeys(component for parts in seconds.values() for component in parts)
     rows = ["idle", *reversed(KINDS)]
     chart = Chart()
     for component, colour in zip(components, COMPONENT_COLOURS, strict=False):
         share = [100 * seconds.get(kind, {}).get(component, 0.0) / replica_s for kind in rows]
         chart.add("bar", y=rows, x=share, name=component, orientation="h", marker={"color": colour})
-    idle_s = max(replica_s - float(inside_s.sum()), 0.0)
+    idle_s = max(replica_s - busy_s, 0.0)
     idle = [100 * idle_s / replica_s, *(0.0 for _ in KINDS)]
     chart.add("bar", y=rows, x=idle, name="idle", orientation="h", marker={"color": "#dde2ea"})
     chart.update_traces(hovertemplate="%{y}, %{fullData.name}: %{x:.2f} % of the time<extra></extra>")

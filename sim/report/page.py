@@ -102,6 +102,9 @@ REPLICAS_CAPTION = (
     "Wanted: all replicas except draining ones, which finish their requests and stop. Replicas that "
     "start, drain or are down cost as much as serving ones."
 )
+TIME_CAPTION = (
+    "Share of the replicas' time by kind of iteration, split into the parts that the hardware model computes."
+)
 ITERATIONS_CAPTION = (
     "One point per iteration: its duration against the tokens in its batch. If there are many, a part is "
     "shown, always with the longest."
@@ -205,11 +208,9 @@ def report_sections(
         sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
     if (figure := speculation(records, window)) is not None:
         sections.append(Section("Speculation", SPECULATION, figure))
-    caption = (
-        "Share of the replicas' time by kind of iteration, split into the parts that the hardware model "
-        "computes."
+    sections.append(
+        Section("Where the time went", TIME_CAPTION, time_by_kind(records, window, inside_s, models))
     )
-    sections.append(Section("Where the time went", caption, time_by_kind(records, window, inside_s, models)))
     sections.append(Section("Iterations", ITERATIONS_CAPTION, iteration_times(records, inside_s)))
     return sections
 

@@ -71,15 +71,21 @@ def read_records(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) ->
     )
 
 
-def read_records_without_rows(plain: dict[str, Any]) -> RunRecords:
-    """Returns the records of a run with tables without rows or columns. plain: records.json."""
-    nothing = np.zeros(0)
+def read_records_without_rows(table: Callable[[str], pd.DataFrame], plain: dict[str, Any]) -> RunRecords:
+    """Returns the records of a run with tables without rows or columns.
+
+    table: reads the table of a file name, that of the acceptance of drafts. plain: records.json.
+    """
+    nothing, speculation = np.zeros(0), None
+    if plain.get(SPECULATES):
+        speculation = SpeculationRecord(acceptance=table(ACCEPTANCE), bursts=pd.DataFrame())
     return RunRecords(
         requests=pd.DataFrame(),
         iterations=pd.DataFrame(),
         gap_s=nothing,
         gap_count=nothing.astype(np.int64),
         gap_end_s=nothing,
+        speculation=speculation,
         **_plain_records(plain),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -34,11 +36,36 @@ def speculation(records: RunRecords, window: Window) -> Chart | None:
     iterations = records.iterations[inside]
     if not iterations["draft_passes"].any():
         return None
+    edges_s = np.linspace(window.start_s, window.end_s, NUM_BUCKETS + 1)
+    accepted, passes = (
+        rate_over_time(ends_s[inside], iterations[name].to_numpy(), edges_s)
+        for name in ("accepted_tokens", "draft_passes")
+    )
+    decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
+    names = ["decode_seqs", "kept_tokens", "verified_tokens"]
+    sums = decodes[names].groupby(decodes["decode_seqs"].to_numpy()).sum()
+    return drawn_speculation(records, (edges_s[:-1] + edges_s[1:]) / 2, accepted, passes, sums, window)
+
+
+def drawn_speculation(
+    records: RunRecords,
+    middle_s: NDArray[np.float64],
+    accepted: NDArray[Any],
+    passes: NDArray[Any],
+    by_batch: pd.DataFrame,
+    window: Window,
+) -> Chart:
+    """Plots the panels of `speculation`.
+
+    records: for the acceptance by place. accepted, passes: accepted draft tokens and drafts of intervals of
+    equal length, the middles of which are middle_s. by_batch: sums of columns of the table of iterations, by
+    the number of decoding sequences.
+    """
     titles = ("acceptance by place", "mean accepted length", "tokens per pass")
     chart = panels(titles, num_columns=3)
     _add_places(chart, records)
-    _add_lengths(chart, iterations, ends_s[inside], window)
-    _add_batches(chart, iterations)
+    _add_lengths(chart, middle_s, accepted, passes, window)
+    _add_batches(chart, by_batch)
     chart.y_axes(rangemode="tozero")
     chart.y_axes(0, title="% of drafts", range=[0, 101])
     chart.y_axes(1, title="tokens")
@@ -76,27 +103,25 @@ def _add_places(chart: Chart, records: RunRecords) -> None:
     chart.x_axes(0, title="place of the draft token", dtick=1)
 
 
-def _add_lengths(chart: Chart, iterations: pd.DataFrame, ends_s: NDArray[np.float64], window: Window) -> None:
+def _add_lengths(
+    chart: Chart,
+    middle_s: NDArray[np.float64],
+    accepted: NDArray[Any],
+    passes: NDArray[Any],
+    window: Window,
+) -> None:
     """Adds the mean accepted length over time."""
-    edges_s = np.linspace(window.start_s, window.end_s, NUM_BUCKETS + 1)
-    accepted, passes = (
-        rate_over_time(ends_s, iterations[name].to_numpy(), edges_s)
-        for name in ("accepted_tokens", "draft_passes")
-    )
     drafted = passes > 0
     divisor, unit = time_unit(window.end_s)
-    middle = (edges_s[:-1] + edges_s[1:]) / 2 / divisor
+    middle = middle_s / divisor
     length = 1 + accepted[drafted] / passes[drafted]
     line = {"color": BLUE, "width": 1.8}
     chart.add("scatter", 1, x=middle[drafted], y=length, mode="lines", line=line, showlegend=False)
     chart.x_axes(1, title=f"simulated {unit}")
 
 
-def _add_batches(chart: Chart, iterations: pd.DataFrame) -> None:
+def _add_batches(chart: Chart, sums: pd.DataFrame) -> None:
     """Adds the mean tokens and rows of a pass by the number of its sequences."""
-    decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
-    names = ["decode_seqs", "kept_tokens", "verified_tokens"]
-    sums = decodes[names].groupby(decodes["decode_seqs"].to_numpy()).sum()
     seqs = sums.index.to_numpy()
     for column, name, colour in (("kept_tokens", "tokens", BLUE), ("verified_tokens", "rows computed", GREY)):
         per_seq = 1 + (sums[column] / sums["decode_seqs"]).to_numpy()

@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.folds.bins import Bins
+from sim.metrics.folds.drafts import OVER_TIME
 from sim.metrics.folds.plots import ALL, MAX_REPLICAS_APART, Octave, Plots, PlotsFold
+from sim.metrics.folds.times import MAX_SAMPLE
 from sim.metrics.series import cdf_points
 from sim.metrics.slo import Slo
+from sim.metrics.utilisation import rented_s
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.attainment import NUM_TIME_BUCKETS, Shares, drawn_attainment
-from sim.report.breakdown import drawn_iterations
+from sim.report.breakdown import drawn_iterations, drawn_time
 from sim.report.chart import Chart
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import MARKED, Curve, drawn_cdfs, drawn_ttft
@@ -26,14 +29,20 @@ from sim.report.page import (
     ITERATIONS_CAPTION,
     LATENCY_CAPTION,
     REPLICAS_CAPTION,
+    TIME_CAPTION,
     TTFT_CAPTION,
     Section,
     over_time_caption,
     write_sections,
 )
+from sim.report.speculation import CAPTION as SPECULATION
+from sim.report.speculation import NUM_BUCKETS, drawn_speculation
 from sim.report.timeline import STATES, Rate, StateCurves, drawn_timeline, rate_panels
 
-LEFT_OUT = "Where the time went, and speculation over time, need whole tables, which this run did not keep."
+SAMPLED = (
+    f"The time of a kind is divided as in a sample of its iterations, {MAX_SAMPLE:,} at most, because there "
+    "are many."
+)
 
 
 def write_streamed_report(
@@ -68,11 +77,17 @@ def streamed_sections(
     if slo is not None and octaves:
         chart = _attainment(more, octaves, summary["goodput"], window, slo)
         sections.append(Section("SLO attainment", ATTAINMENT_CAPTION, chart))
-    sections.append(Section("Latency", f"{LATENCY_CAPTION} {LEFT_OUT}", drawn_cdfs(curves, slo)))
+    sections.append(Section("Latency", LATENCY_CAPTION, drawn_cdfs(curves, slo)))
     sections.append(Section("TTFT against prompt length", TTFT_CAPTION, _ttft(more, octaves, slo)))
     sections.append(Section("Over time", over_time_caption(end, window), over_time(plots, end, window)))
     if (figure := replicas_over_time(end)) is not None:
         sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
+    if (figure := _speculation(more, end, window)) is not None:
+        sections.append(Section("Speculation", SPECULATION, figure))
+    replica_s = float(rented_s(end, window).sum())
+    time = drawn_time(plots.times.seconds(), plots.times.busy_s, replica_s)
+    caption = f"{TIME_CAPTION} {SAMPLED}" if plots.times.is_sample else TIME_CAPTION
+    sections.append(Section("Where the time went", caption, time))
     points = [(x, 1e3 * y) for x, y in (kind.drawn() for kind in more.iterations.kinds)]
     tokens, duration_ms = (np.concatenate([pair[place] for pair in points]) for place in range(2))
     sections.append(Section("Iterations", ITERATIONS_CAPTION, drawn_iterations(points, tokens, duration_ms)))
@@ -109,6 +124,21 @@ def _attainment(
         window,
         slo,
     )
+
+
+def _speculation(more: PlotsFold, end: RunRecords, window: Window) -> Chart | None:
+    """Plots speculation; None if no draft tokens were verified. end: has the acceptance by place."""
+    drafts = more.drafts
+    if drafts is None or not drafts.has_passes or end.speculation is None:
+        return None
+    width_s = drafts.by_time.width_s
+    joined = max(1, round(window.duration_s / width_s / NUM_BUCKETS))
+    num_bins = (int(window.duration_s / width_s / joined) + 1) * joined
+    accepted, passes = (
+        drafts.by_time.of(name, num_bins).reshape(-1, joined).sum(axis=1) for name in OVER_TIME
+    )
+    middle_s = window.start_s + (np.arange(len(passes), dtype=np.float64) + 0.5) * joined * width_s
+    return drawn_speculation(end, middle_s, accepted, passes, drafts.by_batch(), window)
 
 
 def _ttft(more: PlotsFold, octaves: Mapping[int, Octave], slo: Slo | None) -> Chart:

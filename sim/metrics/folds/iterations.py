@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sim.metrics.assembly import add_iterations
 from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.folds.times import TimesFold
 from sim.metrics.pipeline import add_pipeline, pipeline_figures
 from sim.metrics.speculation import add_draft_counts, add_flops
 from sim.metrics.utilisation import (
@@ -67,8 +68,9 @@ def add_iteration_sums(
     pool_by_replica: NDArray[np.int64],
     window: Window,
     setting: FoldSetting,
+    times: TimesFold | None = None,
 ) -> None:
-    """Adds the sums of iterations inside the window."""
+    """Adds the sums of iterations inside the window. times: where their seconds by kind are added."""
     inside_s = seconds_inside(iterations, window)
     pool = pool_by_replica[iterations["replica"].to_numpy()]
     add_iterations(inside, iterations, inside_s > 0)
@@ -82,6 +84,8 @@ def add_iteration_sums(
     for index, hardware in enumerate(setting.pools):
         rows = slice(None) if len(setting.pools) == 1 else pool == index
         pools.add(index, iterations[rows], inside_s[rows], hardware)
+        if times is not None:
+            times.add(index, iterations[rows], inside_s[rows], hardware.model)
         if "kept_tokens" in iterations:
             drafting = iterations[rows][ends_inside[rows]]
             for part in pieces(len(drafting)):

@@ -16,6 +16,7 @@ from sim.metrics.folds.exact import ExactTotals
 from sim.metrics.folds.iterations import PoolFolds, add_iteration_sums, ends_s
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import Sketch
+from sim.metrics.folds.times import TimesFold
 from sim.metrics.folds.unfilled import UnfilledFold
 from sim.metrics.one_run import LATENCIES, sections, share_interval
 from sim.metrics.pressure import add_cache_use, add_preemption_use
@@ -30,9 +31,11 @@ from sim.records.chunk import RecordChunk
 class MeasuredFold:
     """Sums, distributions, groups of requests and rates over time inside the window, from start_s on."""
 
-    def __init__(self, num_pools: int, start_s: float) -> None:
+    def __init__(self, num_pools: int, start_s: float, *, plots: bool = False) -> None:
         self.totals = ExactTotals()
         self.pools = PoolFolds(num_pools)
+        self.times = TimesFold(num_pools) if plots else None
+        """Seconds by kind of iteration, which only the page shows."""
         self.unfilled: UnfilledFold | None = None
         """None as long as no replica reserves KV ahead."""
         self.sketches = {name: Sketch() for name in (*LATENCIES, "queue", "itl", "speed", "transfer")}
@@ -86,7 +89,9 @@ class MeasuredFold:
             if is_late.any():
                 self.late.append((iterations[is_late], pool_by_replica))
                 iterations = iterations[~is_late]
-            add_iteration_sums(self.totals, self.pools, iterations, pool_by_replica, window, setting)
+            add_iteration_sums(
+                self.totals, self.pools, iterations, pool_by_replica, window, setting, self.times
+            )
             if self.unfilled is not None:
                 self.unfilled.add_iterations(iterations, seconds_inside(iterations, window))
         late_events, self.late_events = self.late_events, []
@@ -139,6 +144,8 @@ class MeasuredFold:
         self.totals.merge(other.totals)
         self.pools.merge(other.pools)
         self.rates.merge(other.rates)
+        if self.times is not None and other.times is not None:
+            self.times.merge(other.times)
         if other.unfilled is not None:
             self.unfilled = self.unfilled or UnfilledFold()
             self.unfilled.merge(other.unfilled)

@@ -9,10 +9,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.folds.bins import Bins
+from sim.metrics.folds.drafts import DraftsFold
 from sim.metrics.folds.points import Block, Points, PointsByKind, place_of
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import Sketch
 from sim.metrics.folds.states import States
+from sim.metrics.folds.times import TimesFold
 from sim.metrics.series import octave_of
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, of_pools
@@ -44,9 +46,12 @@ class Octave:
 
 
 class PlotsFold:
-    """Sums over time and by prompt length, and samples of points; start_s: of the measured part."""
+    """Sums over time and by prompt length, and samples of points.
 
-    def __init__(self, start_s: float) -> None:
+    start_s: of the measured part. speculates: whether a pool may speculate.
+    """
+
+    def __init__(self, start_s: float, *, speculates: bool = False) -> None:
         self.by_time = Bins(start_s)
         self.whole_run = Bins()
         self.octaves: dict[int, Octave] = {}
@@ -54,6 +59,7 @@ class PlotsFold:
         self.requests = Points(MAX_REQUEST_POINTS)
         self.iterations = PointsByKind(len(KINDS), MAX_POINTS_PER_KIND)
         self.states = States(4, MAX_REPLICAS_APART + 1)
+        self.drafts = DraftsFold(start_s) if speculates else None
 
     def add(self, chunk: RecordChunk, table: pd.DataFrame, window: Window, setting: FoldSetting) -> None:
         """Adds a part of the records. table: `request_metrics` of its requests; window: the measured part."""
@@ -70,6 +76,8 @@ class PlotsFold:
         self.requests.merge(other.requests)
         self.states.merge(other.states)
         self.iterations.merge(other.iterations)
+        if self.drafts is not None and other.drafts is not None:
+            self.drafts.merge(other.drafts)
         for lower, octave in other.octaves.items():
             self.octaves.setdefault(lower, Octave()).merge(octave)
 
@@ -109,6 +117,8 @@ class PlotsFold:
 
     def _add_iterations(self, chunk: RecordChunk, window: Window, setting: FoldSetting) -> None:
         percent_per_block = 100 / of_pools(setting.pool_records, "num_kv_blocks", chunk.pool_by_replica)
+        if self.drafts is not None:
+            self.drafts.add(chunk.iterations)
         self.iterations.add(
             self._block(chunk.iterations[begin : begin + _BLOCK], percent_per_block, window)
             for begin in range(0, len(chunk.iterations), _BLOCK)
@@ -136,9 +146,10 @@ class PlotsFold:
 class Plots(NamedTuple):
     """All that the plots need beside the summary; saved as plots.bin.
 
-    sketches, rates: see `MeasuredFold`.
+    sketches, rates, times: see `MeasuredFold`.
     """
 
     sketches: dict[str, Sketch]
     rates: Bins
     more: PlotsFold
+    times: TimesFold

@@ -49,9 +49,10 @@ class RunFold:
     def __init__(self, setting: FoldSetting) -> None:
         self.setting = setting
         self.whole = ExactTotals()
-        self.measured = MeasuredFold(len(setting.pools), setting.metrics.known_warmup_s)
+        start_s, num_pools = setting.metrics.known_warmup_s, len(setting.pools)
+        self.measured = MeasuredFold(num_pools, start_s, plots=setting.plots)
         self.classes = {kind: ClassesFold(kind) for kind in KINDS}
-        self.more_plots = PlotsFold(setting.metrics.known_warmup_s) if setting.plots else None
+        self.more_plots = PlotsFold(start_s, speculates=setting.speculates) if setting.plots else None
         self.sections = SectionFolds(setting.new_sections())
         self.thinned = None if setting.thinned is None else ThinnedFold(setting.num_replicas)
 
@@ -93,12 +94,21 @@ class RunFold:
         if self.thinned is not None and other.thinned is not None:
             self.thinned.merge(other.thinned)
 
-    @property
-    def plots(self) -> Plots:
-        """Returns what the plots of the page show; the setting has `plots`."""
+    def plots(self, end: RunRecords) -> Plots:
+        """Returns what the plots of the page show; the setting has `plots`. end: see `summary`."""
+        measured = self._measured_until(end)
         assert self.more_plots is not None
-        sketches = {name: self.measured.sketches[name] for name in ("ttft", "tpot", "itl", "e2e")}
-        return Plots(sketches, self.measured.rates, self.more_plots)
+        assert measured.times is not None
+        sketches = {name: measured.sketches[name] for name in ("ttft", "tpot", "itl", "e2e")}
+        return Plots(sketches, measured.rates, self.more_plots, measured.times)
+
+    def _measured_until(self, end: RunRecords) -> MeasuredFold:
+        """Returns the measured part of a run that has ended. end: see `summary`."""
+        setting = self.setting
+        window = measured_window(end.end_s, warmup_s=setting.metrics.known_warmup_s)
+        if window.is_empty:
+            return MeasuredFold(len(setting.pools), window.start_s, plots=setting.plots)
+        return self.measured.ended(end.end_s, setting)
 
     def summary(self, end: RunRecords) -> dict[str, Any]:
         """Returns the summary. end: the records of the whole run, whose tables may have no rows.
@@ -108,10 +118,7 @@ class RunFold:
         setting, metrics = self.setting, self.setting.metrics
         checked_counts(self.whole, end.num_lost_first_tokens)
         window = measured_window(end.end_s, warmup_s=metrics.known_warmup_s)
-        if window.is_empty:
-            measured = MeasuredFold(len(setting.pools), window.start_s)
-        else:
-            measured = self.measured.ended(end.end_s, setting)
+        measured = self._measured_until(end)
         num_left_out = int(self.whole["arrived"]) - int(measured.totals["measured"])
         classes = [fold.figures(window, setting.slo) for fold in self.classes.values()]
         has_transfers = self.whole["transferred"] > 0

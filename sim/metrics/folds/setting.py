@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hwmodels.iterations.energy import EnergySettings
+from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.tariff import Tariff
 from sim.metrics.folds.latencies import LatencyFold
 from sim.metrics.folds.sections import SectionFold
@@ -58,6 +59,11 @@ class FoldSetting:
                 f"metrics.dialect={metrics.dialect}: needs the time of every token, which a run with {way} "
                 "does not keep; choose metrics.dialect=ours, or windtunnel dialects on a shorter run"
             )
+
+    @property
+    def speculates(self) -> bool:
+        """Returns whether a pool may speculate."""
+        return any(isinstance(pool.model, SpeculativeModel) for pool in self.pools)
 
     @property
     def own_terms(self) -> tuple[str, ...]:

@@ -57,9 +57,7 @@ def test_rows_and_counts_are_those_of_a_whole_run(tmp_path, capsys):
     assert main(["report", f"run={streamed}"]) == 0
     again = (streamed / "report.html").read_text()
     assert titles_of(again) == titles_of(drawn)
-    assert {"SLO attainment", "TTFT against prompt length", "Over time", "Iterations"} <= set(
-        titles_of(again)
-    )
+    assert {"SLO attainment", "Over time", "Where the time went", "Iterations"} <= set(titles_of(again))
     (streamed / "plots.bin").write_bytes((streamed / "plots.bin").read_bytes()[:100])
     assert main(["report", f"run={streamed}"]) == 2
     assert "plots.bin is damaged or cut short" in capsys.readouterr().err
@@ -223,3 +221,19 @@ def test_a_long_run_that_cannot_stream_says_so_and_why():
     assert note.startswith("All records stay in memory, about 44 GB for 10,000,000 requests")
     assert "metrics.warmup_s=auto" in note
     assert chosen.note(scenario, 1_000_000) is None
+
+
+PLOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Identifies a plot; is drawn at random for each page."""
+
+
+def test_the_page_of_a_run_that_speculates_is_drawn_again(tmp_path):
+    run = tmp_path / "run"
+    settings = ("speculation=eagle3", "model=llama3_1_8b", "output.tables=stream", "replicas=2")
+    assert simulate(run, *settings, "sim.shards=2", "launcher.jobs=1") == 0
+    drawn = (run / "report.html").read_text()
+    (run / "report.html").unlink()
+    assert main(["report", f"run={run}"]) == 0
+    again = (run / "report.html").read_text()
+    assert PLOT_ID.sub("", again) == PLOT_ID.sub("", drawn)
+    assert {"Speculation", "Where the time went"} <= set(titles_of(again))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.routing.round_robin import RoundRobin
+from sim.metrics.folds.drafts import OVER_TIME
 from sim.metrics.folds.latencies import OwnLatencies
 from sim.metrics.folds.run import RunFold
 from sim.metrics.load_series import LoadSeries
@@ -52,6 +53,19 @@ def summary_of(fold, end):
     return json.dumps(fold.summary(end))
 
 
+def assert_same_plots(found, whole):
+    """Asserts that the sums of two runs that only their page shows are equal bit for bit."""
+    assert found.times.seconds() == whole.times.seconds()
+    assert found.times.busy_s == whole.times.busy_s
+    assert (found.more.drafts is None) == (whole.more.drafts is None)
+    if whole.more.drafts is not None:
+        drafts = found.more.drafts, whole.more.drafts
+        pd.testing.assert_frame_equal(*(one.by_batch() for one in drafts), check_exact=True)
+        for name in OVER_TIME:
+            one, other = (fold.by_time.of(name, 1024) for fold in drafts)
+            assert (one == other).all()
+
+
 @settings(max_examples=12)
 @given(
     world=st.sampled_from(sorted(WORLDS)),
@@ -68,6 +82,7 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     files = shard_files(scenario, shards)
     found = merged_files(files, new_setting_of(scenario), scenario.sim.until_s)
     assert summary_of(found.fold, found.end) == summary_of(whole, without_rows(records))
+    assert_same_plots(found.fold.plots(found.end), whole.plots(without_rows(records)))
     pd.testing.assert_frame_equal(found.replicas, result.replicas, check_exact=True)
     series = LoadSeries()
     series.add(result.requests, records.iterations)
