@@ -17,7 +17,7 @@ BY_BATCH: Final = ("decode_seqs", "kept_tokens", "verified_tokens")
 
 
 class DraftsFold:
-    """What the plot of speculation shows beside the acceptance by place; start_s: of the measured part."""
+    """Sums of the plot of speculation beside the acceptance by place; start_s: of the measured part."""
 
     def __init__(self, start_s: float) -> None:
         self.by_time = Bins(start_s)
