@@ -9,17 +9,14 @@ imports, for checking the trace and reading all requests as columns. docs/speed.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
 from pathlib import Path
 from time import process_time
 from typing import NamedTuple
@@ -29,23 +26,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from policies.core.request import Prompt, Request, Segment
-from sim.report.files import write_table
-from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
-from sim.workload.arrivals import Poisson
 from sim.workload.base import Workload
 from sim.workload.chunks import chunks_of
 from sim.workload.csv_traces import PlainCsv
 from sim.workload.mooncake import MooncakeJsonl
 from sim.workload.parquet_traces import ChutesParquet
-from sim.workload.recording import Recording
-from sim.workload.traffic_log import TrafficLog
 
 ROWS_AT_ONCE = 100_000
 DAY_S = 86_400.0
-CALLS = 50
-"""Calls of a session of agents; `ACTIVE` sessions run at the same time."""
-ACTIVE = 100
 
 Columns = tuple[list[float], list[int], list[int]]
 """Times in seconds, prompt tokens and output tokens."""
@@ -91,55 +79,6 @@ def write_parquet(path: Path, num_rows: int) -> None:
     pq.write_table(table, path, row_group_size=num_rows)
 
 
-def write_weka(path: Path, num_rows: int) -> None:
-    """Writes `WekaJsonl`: sessions of `CALLS` calls in `ACTIVE` seconds, whose prompts grow by 64 tokens."""
-    with path.open("w") as file:
-        for session in range(num_rows // CALLS):
-            calls = [
-                {
-                    "t": call * ACTIVE / CALLS,
-                    "type": "n",
-                    "in": 64 * (call + 1),
-                    "out": 9 + session % 90,
-                    "hash_ids": [*range(call + 1)],
-                }
-                for call in range(CALLS)
-            ]
-            head = {"id": f"session-{session}", "block_size": 64, "hash_id_scope": "local"}
-            file.write(json.dumps(head | {"requests": calls}) + "\n")
-
-
-def write_tracelab(path: Path, num_rows: int) -> None:
-    """Writes `TraceLabJsonl`: the rounds of one session after the other, as `write_weka` has them."""
-    with path.open("w") as file:
-        for number in range(num_rows):
-            session, call = divmod(number, CALLS)
-            at_s = 1.77e9 + session + call * ACTIVE / CALLS
-            event = {
-                "event_type": "user_message",
-                "timestamp": datetime.fromtimestamp(at_s, UTC).isoformat(),
-            }
-            row = {
-                "session_id": f"session-{session}",
-                "input_tokens_total": 64 * (call + 1),
-                "prefix_tokens": 64 * call,
-                "output_tokens": 9 + session % 90,
-                "timing_events": [event],
-            }
-            file.write(json.dumps(row) + "\n")
-
-
-def write_recording(path: Path, num_rows: int) -> None:
-    """Writes `Recording`, with two segments per prompt."""
-    log, numbers = TrafficLog(), count()
-    for times, prompts, outputs in drawn(num_rows):
-        for time_s, prompt, output in zip(times, prompts, outputs, strict=True):
-            segments = (Segment(prompt, 16), Segment(output, 8))
-            request = Request(next(numbers), time_s, Prompt(prompt + 23, segments), max_tokens=output)
-            log.add(request, output, time_s)
-    write_table(log.table({}), path)
-
-
 def compress_gzip(source: Path, path: Path) -> None:
     """Compresses a file as gzip does by default."""
     with source.open("rb") as file, gzip.open(path, "wb", compresslevel=6) as compressed:
@@ -164,16 +103,13 @@ FORMATS = {
     ".jsonl": Format(MooncakeJsonl, write_json),
     ".parquet": Format(ChutesParquet, write_parquet),
     ".unsorted.csv": Format(partial(PlainCsv, sort=True), partial(write_csv, is_sorted=False)),
-    ".weka.jsonl": Format(partial(WekaJsonl, arrivals=Poisson(rate_per_s=1.0)), write_weka),
-    ".tracelab.jsonl": Format(TraceLabJsonl, write_tracelab),
-    ".recording": Format(Recording, write_recording),
 }
 COMPRESSED = {".gz": compress_gzip, ".zst": compress_zstd}
 
 
-def files(folder: Path, num_rows: int) -> Iterator[Path]:
+def files(folder: Path, num_rows: int, formats: Mapping[str, Format] = FORMATS) -> Iterator[Path]:
     """Yields the file of each format; the next call deletes it."""
-    for suffix, kind in FORMATS.items():
+    for suffix, kind in formats.items():
         path = folder / f"trace{suffix}"
         kind.write(path, num_rows)
         yield path
@@ -192,11 +128,11 @@ def peak_kib() -> int:
     return int(found[1])
 
 
-def measure(path: Path) -> tuple[float, float, float]:
+def measure(path: Path, formats: Mapping[str, Format] = FORMATS) -> tuple[float, float, float]:
     """Returns peak MiB above the start of this process, us per row to check the trace, and to read it."""
     suffix = path.name.removeprefix("trace").removesuffix(".gz").removesuffix(".zst")
     before_kib, began_s = peak_kib(), process_time()
-    source = FORMATS[suffix].reads(path=path).source(seed=0, max_model_len=1 << 20)
+    source = formats[suffix].reads(path=path).source(seed=0, max_model_len=1 << 20)
     checked_s = process_time()
     num_rows = sum(map(len, chunks_of(source)))
     read_s = process_time()
@@ -207,13 +143,15 @@ def measure(path: Path) -> tuple[float, float, float]:
     )
 
 
-def main(nums_rows: list[int]) -> None:
-    """Prints one line for each format and number of rows."""
+def main(
+    nums_rows: list[int], formats: Mapping[str, Format] = FORMATS, module: str = "experiments.bench.traces"
+) -> None:
+    """Prints one line for each format and number of rows. module: the one that measures a file."""
     print(f"{'file':22} {'rows':>12} {'peak MiB':>9} {'check us/row':>13} {'read us/row':>12}")
     with tempfile.TemporaryDirectory() as folder:
         for num_rows in nums_rows:
-            for path in files(Path(folder), num_rows):
-                command = [sys.executable, "-m", "experiments.bench.traces", "--file", str(path)]
+            for path in files(Path(folder), num_rows, formats):
+                command = [sys.executable, "-m", module, "--file", str(path)]
                 ended = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
                 peak_mib, check_us, read_us = map(float, ended.stdout.split())
                 print(

@@ -167,7 +167,8 @@ def _wrong_row(path: Path, row: int, name: str, found: object) -> ValueError:
 
 def _check_repeated(path: Path, ids: Sequence[IntArray]) -> None:
     """Raises ValueError for the first row with the request id of an earlier one."""
-    in_order = np.sort(np.concatenate([np.empty(0, np.int64), *ids]))
+    in_order = np.concatenate([np.empty(0, np.int64), *ids])
+    in_order.sort()
     if (in_order[1:] == in_order[:-1]).any():
         row = int(pd.Index(np.concatenate(ids)).duplicated().argmax())
         raise _wrong_row(path, row, "request_id", np.concatenate(ids)[row])
