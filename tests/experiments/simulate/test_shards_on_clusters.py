@@ -44,6 +44,7 @@ def test_workers_of_ray_with_other_code_are_named_before_they_simulate(tmp_path,
             run(tmp_path / "other", OnRay(jobs=1))
     (tmp_path / "none" / "experiments").mkdir(parents=True)
     (tmp_path / "none" / "experiments" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)  # Ray's workers import from the folder in which the command runs
     monkeypatch.setattr(on_ray, "python_path", lambda: str(tmp_path / "none"))
     monkeypatch.setattr(on_ray, "passed_on", nullcontext)
     with pytest.raises(ConfigError, match=r"^launcher=ray: a worker cannot import .*No module named"):
