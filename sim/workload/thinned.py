@@ -39,6 +39,8 @@ KEPT_PER_GROUP = 16
 """Sessions, or families, that are kept of those with consecutive numbers."""
 CANDIDATES = 64
 """Samples of a chunk of which the best is taken."""
+UNITS = 1 << 63
+"""Number of families that are told apart."""
 STRATA = 4
 """Classes of prompts in a sample."""
 
@@ -171,7 +173,8 @@ class ThinnedSource:
         units = (
             one.prompt.segments[0].content_id if one.prompt.segments else one.session_id for one in requests
         )
-        return np.array([NO_SESSION if unit is None else unit for unit in units], np.int64)
+        # Hashes of a trace may be negative, or have more bits.
+        return np.array([NO_SESSION if unit is None else unit % UNITS for unit in units], np.int64)
 
     def _draw_places(self, group: int) -> IntArray:
         """Draws the places of a group of units with consecutive numbers that are kept."""

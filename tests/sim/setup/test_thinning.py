@@ -1,6 +1,7 @@
 """Thinned fleets: what stays of the traffic and of the fleet, and what their intervals say."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -65,6 +66,20 @@ def test_sessions_and_families_stay_whole(sessions, n):
     for one in whole:
         by_family.setdefault(one.request.prompt.segments[0].content_id, set()).add(one.at_s in kept)
     assert all(len(found) == 1 for found in by_family.values())
+
+
+@pytest.mark.parametrize("first", [-2, 1 << 63, 10**25])
+def test_families_of_any_hashes_stay_whole(first):
+    """Half of the 96 families are kept, about: groups of 32 families may be cut at the ends."""
+    whole = [
+        Arrival(Request(i, float(i), Prompt(100, (Segment(first + i % 96, 10),))), 10) for i in range(960)
+    ]
+    kept = list(
+        ThinnedSource(ListedSource(whole, notes=WorkloadNotes()), 2, seed=1, by_family=True).arrivals()
+    )
+    families = Counter(one.request.prompt.segments[0].content_id for one in kept)
+    assert set(families.values()) == {10}
+    assert 32 <= len(families) <= 64
 
 
 def test_the_sample_has_the_lengths_of_the_whole():
