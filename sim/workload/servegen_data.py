@@ -230,7 +230,7 @@ def _probabilities(path: Path, text: str, key: str, found: Any, name: str) -> tu
     if isinstance(found, str):  # ServeGen writes the dictionary as a text
         try:
             table = ast.literal_eval(found)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             table = None
     rule = f"{name} with lengths up to {MAX_TOKENS:,} and their probabilities, such as {{100: 0.5, 200: 0.5}}"
     try:

@@ -71,6 +71,8 @@ def lines_of(path: Path) -> Iterator[str]:
             f"{path}: is not gzip data, although its name ends with .gz; rename it if it is plain text"
         ) from None
     except (EOFError, OSError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
         raise ValueError(f"{path}:{line + 1}:1: expected more compressed data, found: {error}") from None
 
 

@@ -84,6 +84,7 @@ def test_a_bad_line_is_named_with_file_line_and_column(tmp_path, trace, message)
         ('{\n  "noon": {}}', r"dataset.json:2:3: noon: expected a time in seconds as key"),
         ('{"0": 3}', r"dataset.json:1:2: 0: expected an object with input_tokens and output_tokens"),
         ('{"0": {"input_tokens": "{1: }"}}', r"dataset.json:1:2: 0: expected input_tokens with lengths"),
+        ('{"0": {"input_tokens": "{[1]: 1.0}"}}', r"dataset.json:1:2: 0: expected input_tokens with lengths"),
         ('{"0": {"input_tokens": "{1: -1.0}"}}', r"dataset.json:1:2: 0: expected input_tokens with lengths"),
         ('{"0": {"input_tokens": "{1: 1.0}"}}', r"dataset.json:1:2: 0: expected output_tokens with lengths"),
     ],
@@ -91,6 +92,12 @@ def test_a_bad_line_is_named_with_file_line_and_column(tmp_path, trace, message)
 def test_a_bad_dataset_is_named_with_file_line_and_column(tmp_path, dataset, message):
     with pytest.raises(ValueError, match=message):
         arrivals_of(write(tmp_path, dataset=dataset))
+
+
+def test_a_client_without_its_second_file_is_refused(tmp_path):
+    (write(tmp_path) / "chunk-0-dataset.json").unlink()
+    with pytest.raises(ValueError, match=r"chunk-0-dataset.json: cannot be read: No such file or directory$"):
+        arrivals_of(tmp_path)
 
 
 def test_a_folder_without_clients_is_refused(tmp_path):

@@ -104,6 +104,18 @@ def test_csv_columns_are_its_rows(tmp_path_factory, rows, odd, end, piece, start
     assert columns == one_by_one
 
 
+def test_of_a_repeated_key_the_last_value_counts(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text(
+        '{"timestamp": 7, "timestamp": 5000, "input_length": 600, "input_length": 9, "output_length": 3, '
+        '"hash_ids": [1, 2], "hash_ids": [7]}\n'
+    )
+    columns, one_by_one = both_ways(MooncakeJsonl(path=path), mooncake, "pieces_of")
+    assert columns == one_by_one
+    assert columns[0][0][:4] == (1, 5.0, 9, 3)
+    assert columns[0][0][-1] == (7,)
+
+
 DATES = st.one_of(
     st.builds(
         "2023-11-{:02} {:02}:{:02}:{:02}{}{}".format,
