@@ -22,7 +22,7 @@ from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
 from realengine.weights.move import weights_on
 from tests.realengine.adapters import random_adapter
-from tests.realengine.serving.test_async_llm import CONFIG, GREEDY, LONG, SETTINGS
+from tests.realengine.serving.async_scenarios import CONFIG, GREEDY, LONG, SETTINGS
 
 torch.set_num_threads(1)
 
