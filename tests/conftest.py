@@ -23,7 +23,8 @@ settings.register_profile("deep", settings.get_profile("new"), max_examples=3000
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 MISSING = [name for name in ("torch", "triton") if find_spec(name) is None]
-collect_ignore = ["kernels", "realengine", "experiments/validate/engine"] if MISSING else []
+NEED_TORCH = ["kernels", "realengine", "experiments/calibrate/engine", "experiments/validate/engine"]
+collect_ignore = NEED_TORCH if MISSING else []
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 

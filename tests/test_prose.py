@@ -62,7 +62,7 @@ ALLOWED = {
     "CHANGELOG.md": {"troubles"},
     "experiments/conformance/renamed.py": {"everybody", "who"},
     "sim/settings/renamed.py": {"troubles"},
-    "tests/experiments/conformance/test_conformance.py": {"everybody"},
+    "tests/experiments/conformance/test_plugin.py": {"everybody"},
     "tests/sim/settings/test_renamed.py": {"troubles"},
     # A key of summary.json, and the name of a random stream, whose draws it decides.
     "configs/experiment/crash_recovery.yaml": {"troubles"},

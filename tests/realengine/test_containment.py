@@ -27,7 +27,7 @@ from policies.user_code.failure import PolicyError
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
 from tests.examples import examples
-from tests.realengine.serving.test_async_llm import CONFIG, GREEDY, SETTINGS, last, prompts, run_scenario
+from tests.realengine.serving.async_scenarios import CONFIG, GREEDY, SETTINGS, last, prompts, run_scenario
 
 torch.set_num_threads(1)
 

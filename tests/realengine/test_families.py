@@ -23,8 +23,8 @@ from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
+from tests.realengine.small_models import LLAMA, prompts, tokens_of
 from tests.realengine.steps import all_logits
-from tests.realengine.test_engine import LLAMA, prompts, tokens_of
 
 torch.set_num_threads(1)
 

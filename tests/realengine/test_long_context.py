@@ -18,8 +18,8 @@ from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
 from tests.realengine.eager import eager_logits
+from tests.realengine.small_models import LLAMA
 from tests.realengine.steps import batch_of
-from tests.realengine.test_engine import LLAMA
 
 torch.set_num_threads(1)
 

@@ -16,7 +16,7 @@ from realengine.serving.byte_tokenizer import byte_tokenizer
 from realengine.serving.llm import LLM
 from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
-from tests.realengine.serving.test_async_llm import CONFIG, SETTINGS
+from tests.realengine.serving.async_scenarios import CONFIG, SETTINGS
 
 torch.set_num_threads(1)
 

@@ -30,7 +30,7 @@ from realengine.settings import KV_DTYPES
 from realengine.speculation.settings import NEEDS_MODEL, PROPOSERS
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
-from tests.realengine.test_engine import CONFIGS
+from tests.realengine.small_models import CONFIGS
 
 torch.set_num_threads(1)
 

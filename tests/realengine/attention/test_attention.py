@@ -24,7 +24,7 @@ from realengine.attention.torch_attention import SdpaAttention, VarlenAttention
 from realengine.model.backend import TORCH
 from tests.examples import examples
 from tests.kernels.paged_kv import paged, plain
-from tests.realengine.test_engine import GREEDY, make, prompts, tokens_of
+from tests.realengine.small_models import GREEDY, make, prompts, tokens_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -17,8 +17,8 @@ from policies.scheduling.fcfs import Fcfs
 from realengine.runner.work import SAMPLING_WORDS
 from realengine.serving.sampling_params import SamplingParams
 from tests.realengine.adapters import random_adapter
+from tests.realengine.small_models import make, prompts
 from tests.realengine.speculation.methods import LIKE_TARGET
-from tests.realengine.test_engine import make, prompts
 
 torch.set_num_threads(1)
 

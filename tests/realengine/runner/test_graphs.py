@@ -11,7 +11,7 @@ import torch
 from realengine.runner.executor import Executor
 from realengine.serving.sampling_params import SamplingParams
 from tests.realengine.recorded import record_on_cpu
-from tests.realengine.test_engine import make, prompts
+from tests.realengine.small_models import make, prompts
 
 torch.set_num_threads(1)
 

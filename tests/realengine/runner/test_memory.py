@@ -14,7 +14,7 @@ from realengine.runner.graph_mode import MODES
 from realengine.runner.memory import GIB, GRAPH_BYTES, MemoryPlan
 from realengine.settings import EngineSettings
 from realengine.speculation.context import LoadedDraft
-from tests.realengine.test_engine import CONFIGS, make
+from tests.realengine.small_models import CONFIGS, make
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,8 @@ from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
+from tests.realengine.small_models import CONFIGS, GREEDY, make, prompts, tokens_of
 from tests.realengine.speculation.methods import DRAFTERS, LIKE_TARGET
-from tests.realengine.test_engine import CONFIGS, GREEDY, make, prompts, tokens_of
 from tests.realengine.test_families import CONFIGS as FAMILIES
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from realengine.runner.rank import build_executor
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
 from tests.realengine.recorded import RerunRecorder, record_on_cpu
-from tests.realengine.test_engine import CONFIGS, GREEDY, make, prompts
+from tests.realengine.small_models import CONFIGS, GREEDY, make, prompts
 
 CPU = torch.device("cpu")
 SAFE = {"all_reduce", "all_gather"}

@@ -1,8 +1,8 @@
 """The settings of every way to draft, for a target of two layers."""
 
 from realengine.model.architecture import Architecture
+from tests.realengine.small_models import CONFIGS
 from tests.realengine.speculation.test_lossless import NGRAM
-from tests.realengine.test_engine import CONFIGS
 
 LIKE_TARGET = Architecture.from_hf(CONFIGS["llama"])
 SMALLER = Architecture.from_hf(CONFIGS["llama"] | {"num_hidden_layers": 1})

@@ -26,8 +26,8 @@ from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.adapters import random_adapter
+from tests.realengine.small_models import CONFIGS
 from tests.realengine.speculation.guided import Guide, GuidedHost
-from tests.realengine.test_engine import CONFIGS
 
 METHODS = (
     "ngram", "reference", "suffix", "host", "draft_model", "smaller", "self_speculative", "lookahead",

@@ -7,10 +7,10 @@ import torch
 
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
+from tests.realengine.small_models import make
 from tests.realengine.speculation.methods import DRAFTERS, LIKE_TARGET
 from tests.realengine.speculation.test_graphs import WAYS
 from tests.realengine.speculation.test_lossless import plain_outputs, prompts, tokens_of
-from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
 

@@ -11,8 +11,8 @@ from policies.speculation.fixed import Fixed
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.settings import SpeculationSettings
 from realengine.speculation.vllm_keys import KEYS
+from tests.realengine.small_models import make
 from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, prompts, tokens_of
-from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
 

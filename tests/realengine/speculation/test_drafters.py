@@ -14,7 +14,7 @@ from realengine.model.kv_cache import KvCache
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.drafters import draft_model
 from tests.realengine.adapters import random_adapter
-from tests.realengine.test_engine import CONFIGS, make, prompts, tokens_of
+from tests.realengine.small_models import CONFIGS, make, prompts, tokens_of
 
 torch.set_num_threads(1)
 

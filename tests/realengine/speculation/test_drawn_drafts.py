@@ -11,8 +11,8 @@ from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
 from tests.realengine.eager import eager_logits
+from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.test_lossless import GREEDY, prompts, tokens_of
-from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
 

@@ -37,6 +37,7 @@ from realengine.speculation.context import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
+from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.methods import DRAFTERS, LIKE_TARGET
 from tests.realengine.speculation.scripted import ScriptedDrafter
 from tests.realengine.speculation.test_lossless import (
@@ -48,7 +49,6 @@ from tests.realengine.speculation.test_lossless import (
     prompts,
     tokens_of,
 )
-from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
 

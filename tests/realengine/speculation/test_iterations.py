@@ -10,6 +10,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from realengine.model.architecture import Architecture
 from realengine.observer import Observer
+from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.test_lossless import (
     GREEDY,
     PENALISED,
@@ -18,7 +19,6 @@ from tests.realengine.speculation.test_lossless import (
     prompts,
     tokens_of,
 )
-from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
 

@@ -30,11 +30,11 @@ from realengine.speculation.settings import SpeculationSettings
 from realengine.weights.load import load_weights
 from realengine.weights.table import expected
 from tests.realengine.model.test_decoder import CPU, cache_of, make
+from tests.realengine.small_models import CONFIGS
+from tests.realengine.small_models import make as make_llm
 from tests.realengine.speculation.passes import Row, Sequences
 from tests.realengine.speculation.test_draft_model import PROMPTS, decode_row, prompt_rows
 from tests.realengine.speculation.test_lossless import GREEDY, prompts, tokens_of
-from tests.realengine.test_engine import CONFIGS
-from tests.realengine.test_engine import make as make_llm
 
 torch.set_num_threads(1)
 

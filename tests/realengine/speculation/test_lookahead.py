@@ -8,8 +8,8 @@ import torch
 from policies.batching.chunked import Chunked
 from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs
+from tests.realengine.small_models import make
 from tests.realengine.speculation.test_lossless import GREEDY, WAYS, plain_outputs, prompts, tokens_of
-from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
 

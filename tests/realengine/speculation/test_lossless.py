@@ -19,8 +19,8 @@ from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.context import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.adapters import random_adapter
+from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.scripted import ScriptedDrafter
-from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
 

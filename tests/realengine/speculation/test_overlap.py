@@ -17,6 +17,7 @@ from realengine.model.architecture import Architecture
 from realengine.runner import rank
 from realengine.speculation.context import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
+from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.scripted import ScriptedDrafter
 from tests.realengine.speculation.test_lossless import (
     GREEDY,
@@ -27,7 +28,6 @@ from tests.realengine.speculation.test_lossless import (
     prompts,
     tokens_of,
 )
-from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
 

@@ -22,8 +22,8 @@ from realengine.speculation.pass_times import (
     RecordedPassTimes,
     fitted,
 )
+from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, prompts, tokens_of
-from tests.realengine.test_engine import CONFIGS, make
 
 torch.set_num_threads(1)
 

@@ -7,10 +7,10 @@ from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
 from realengine.serving.model import Model
 from tests.realengine.recorded import record_on_cpu
+from tests.realengine.small_models import CONFIGS
 from tests.realengine.speculation.guided import guide_drafters
 from tests.realengine.speculation.random_case import METHODS, drawn_case
 from tests.realengine.speculation.test_stops import Letters
-from tests.realengine.test_engine import CONFIGS
 
 torch.set_num_threads(1)
 

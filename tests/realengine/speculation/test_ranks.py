@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.realengine.small_models import make
 from tests.realengine.speculation.methods import DRAFTERS
 from tests.realengine.speculation.test_graphs import WAYS
 from tests.realengine.speculation.test_lossless import prompts, tokens_of
-from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
 

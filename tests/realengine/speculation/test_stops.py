@@ -8,9 +8,9 @@ import torch
 
 from realengine.serving.model import Model
 from tests.realengine.recorded import record_on_cpu
+from tests.realengine.small_models import make
 from tests.realengine.speculation.methods import DRAFTERS
 from tests.realengine.speculation.test_lossless import GREEDY, SAMPLED, prompts, tokens_of
-from tests.realengine.test_engine import make
 
 torch.set_num_threads(1)
 

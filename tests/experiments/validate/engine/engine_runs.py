@@ -29,7 +29,7 @@ from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.table import TableSource
-from tests.realengine.test_engine import LLAMA
+from tests.realengine.small_models import LLAMA
 
 CPU = torch.device("cpu")
 

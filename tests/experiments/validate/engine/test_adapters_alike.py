@@ -20,7 +20,7 @@ from realengine.serving.model import Model  # noqa: E402
 from sim.workload.adapters import WithAdapters  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
 from tests.realengine.adapters import random_adapter  # noqa: E402
-from tests.realengine.test_engine import LLAMA  # noqa: E402
+from tests.realengine.small_models import LLAMA  # noqa: E402
 
 SERVINGS = {
     "lru": FixedSlots(max_loras=2, max_lora_rank=8),

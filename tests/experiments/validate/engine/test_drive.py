@@ -11,7 +11,7 @@ from realengine.clock import ThreadTimeClock
 from sim.workload.base import WorkloadNotes
 from sim.workload.table import TableSource
 from tests.experiments.validate.engine.test_recording import fresh_core
-from tests.realengine.test_engine import make
+from tests.realengine.small_models import make
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ from realengine.serving.model import Model  # noqa: E402
 from sim.settings.compose import ConfigSource  # noqa: E402
 from sim.settings.config_groups import CONFIG_DIR  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import scenario_of, traffic  # noqa: E402
-from tests.realengine.test_engine import LLAMA  # noqa: E402
+from tests.realengine.small_models import LLAMA  # noqa: E402
 
 ARCHITECTURE = Architecture.from_hf(LLAMA)
 CONFIG = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose_plain([])  # what is recorded of it

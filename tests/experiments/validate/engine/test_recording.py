@@ -22,7 +22,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
 from realengine.serving.sampling_params import SamplingParams
-from tests.realengine.test_engine import make, prompts
+from tests.realengine.small_models import make, prompts
 
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, head_dim, float32
 

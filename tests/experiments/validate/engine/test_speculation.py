@@ -51,7 +51,7 @@ from policies.speculation.tree import TokenTree  # noqa: E402
 from sim.speculation.acceptance.iid import Iid  # noqa: E402
 from sim.speculation.acceptance.table import Table  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402
-from tests.realengine.test_engine import LLAMA  # noqa: E402
+from tests.realengine.small_models import LLAMA  # noqa: E402
 
 NGRAM = Ngram(draft=HostDraft(), num_speculative_tokens=4, prompt_lookup_max=2, prompt_lookup_min=1)
 SUFFIX = Suffix(draft=HostDraft(), num_speculative_tokens=5)

@@ -24,7 +24,7 @@ from policies.scheduling.length_aware import LengthAware
 from realengine.model.architecture import Architecture
 from tests.experiments.validate.engine.engine_runs import UnevenClock, run_engine, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS
-from tests.realengine.test_engine import LLAMA
+from tests.realengine.small_models import LLAMA
 
 torch.set_num_threads(1)
 
