@@ -21,7 +21,7 @@ from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import SamplingParams
 from realengine.weights.load import load_weights
 from tests.realengine.adapters import random_adapter
-from tests.realengine.model.test_lora import merged
+from tests.realengine.model.lora_models import merged
 from tests.realengine.small_models import (
     CONFIGS,
     GREEDY,

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from experiments.calibrate.engine import gpu_sections
-from experiments.calibrate.engine.grids import (
-    Point,
-)
+from experiments.calibrate.engine.grids import Point
 from experiments.calibrate.engine.measure import Sections, measure
 from experiments.calibrate.engine.pace import variation
 from experiments.calibrate.engine.profile_rows import profile_rows

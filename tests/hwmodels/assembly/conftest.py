@@ -1,0 +1,25 @@
+"""Sites on a toy device."""
+
+import pytest
+
+from hwmodels.assembly.site import Site
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.operators.calibration import Calibration
+from tests.hwmodels.assembly.listed import BALANCED, make_model
+
+
+@pytest.fixture
+def site(toy_device):
+    """Makes a Site; what is not given: the small model on one toy device, balanced routing."""
+
+    def make(model=None, lora=None, kernels=BALANCED, device=toy_device, **layout):
+        return Site(
+            model=model or make_model(),
+            device=device,
+            layout=ParallelLayout(**layout),
+            calibration=Calibration(),
+            kernels=kernels,
+            lora=lora,
+        )
+
+    return make
