@@ -14,7 +14,7 @@ from realengine.model.architecture import Architecture
 from realengine.speculation.checkpoints.heads import load_heads
 from realengine.speculation.checkpoints.layers import load_eagle
 from tests.realengine.small_models import CONFIGS, LLAMA
-from tests.realengine.speculation.test_layers import Plain, context_of, whole_states
+from tests.realengine.speculation.plain_layers import Plain, context_of, whole_states
 
 torch.set_num_threads(1)
 

@@ -1,8 +1,6 @@
-"""Iterations priced from a measured table: interpolation, missing operators, and refused tables."""
+"""Iterations priced from a measured table: interpolation, and operators that the table lacks."""
 
-from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,96 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, causal_pairs
+from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.levels.grid import Grid, fill_holes
-from hwmodels.levels.physical import check_physical, least_attention_seconds
-from hwmodels.levels.profile import Profile
-from hwmodels.levels.readers import Layers, llmservingsim_rows, vidur_rows
-from hwmodels.levels.table import MeasuredTable
-
-DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
-NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)
-NO_GRAPHS = CudaGraphs(enabled=False)
-
-
-class Base:
-    """Prices what a table lacks: 1 us a token for attention, 2 us for messages, 3 us a sampled row."""
-
-    peak_flops_per_s = 1e15
-    peak_bytes_per_s = 4e12
-
-    def flops(self, shape):
-        return 5.0 * shape.decode_seqs
-
-    def bytes_moved(self, shape):
-        return 7.0 * shape.decode_seqs
-
-    def explain(self, shape):
-        parts = self.breakdown(shape)
-        lines = {"attention_decode": "attention", "all_reduce": "communication", "lm_head": "lm_head"}
-        return [
-            *(Explained(n, c, parts[c], 0.0, "memory", 0.0, 0.0, 1.0) for n, c in lines.items()),
-            Explained("qkv_proj", "gemm", 3.0, 0.0, "memory", 0.0, 0.0, 1.0),
-            Explained("o_proj", "gemm", 1.0, 0.0, "memory", 0.0, 0.0, 1.0),
-            Explained("attention_norm", "elementwise", 1.0, 0.0, "memory", 0.0, 0.0, 1.0),
-            Explained("host and launches", "host", 0.0, 0.0, "host", 0.0, 0.0, 0.0),
-        ]
-
-    def breakdown(self, shape):
-        tokens = shape.decode_seqs + shape.prefill_tokens
-        parts = dict.fromkeys(COMPONENTS, 0.0 * tokens)
-        return parts | {
-            "attention": 1e-6 * tokens,
-            "communication": 2e-6 * tokens,
-            "lm_head": 3e-6 * shape.sampled_seqs,
-        }
-
-
-def rows_of(operator, component, calls, sizes, latency_us):
-    """Returns one row per size; a size of attention is (prefill_tokens, cached, decode_seqs, decode_kv)."""
-    columns = {"attention": ("prefill_tokens", "cached_tokens", "decode_seqs", "decode_kv_tokens")}.get(
-        component, ("num_seqs",) if component == "lm_head" else ("num_tokens",)
-    )
-    return [
-        {"operator": operator, "component": component, "calls": calls, "latency_us": latency}
-        | dict(zip(columns, np.atleast_1d(size), strict=True))
-        for size, latency in zip(sizes, latency_us, strict=True)
-    ]
-
-
-GEMM = rows_of("qkv_proj", "gemm", 2, [1, 10, 110], [10, 10, 30])
-NORM = rows_of("norm", "elementwise", 4, [1, 100], [1, 2])
-LM_HEAD = rows_of("lm_head", "lm_head", 1, [1, 100], [50, 149])
-DECODES = [(0, 0, n, kv) for n in (1, 10) for kv in (100, 1_100)]
-CHUNKS = [(n, cached, 0, 0) for n in (10, 20) for cached in (0, 1_000)]
-ATTENTION = [
-    *rows_of("attention", "attention", 2, DECODES, [10, 20, 30, 130]),
-    *rows_of("attention", "attention", 2, CHUNKS, [8, 28, 12, 52]),
-]
-BOTH = [chunk[:2] + decode[2:] for chunk in CHUNKS for decode in DECODES]
-APART = [row | {"chunks_apart": 1} for row in ATTENTION]
-MIXED = rows_of("attention", "attention", 2, BOTH, [60 + 3 * place for place in range(16)])
-
-
-def columns(*tables):
-    rows = [row for table in tables for row in table]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, 0) for row in rows]) for name in names}
-
-
-def make_table(*tables, host=NO_HOST, cuda_graphs=NO_GRAPHS, **given):
-    profile = Profile.from_rows(columns(*tables))
-    return MeasuredTable(profile=profile, base=Base(), host=host, cuda_graphs=cuda_graphs, **given)
-
-
-def decode(num_seqs, context):
-    return IterationShape(num_seqs, context, 0, 0, 0, 0, num_seqs)
-
-
-def prefill(num_tokens, cached=0, chunks=1):
-    pairs = chunks * causal_pairs(num_tokens, cached)
-    total = chunks * num_tokens
-    return IterationShape(0, 0, chunks, total, pairs, chunks * (num_tokens + cached), chunks)
+from tests.hwmodels.levels.measured_rows import (
+    APART,
+    ATTENTION,
+    GEMM,
+    LM_HEAD,
+    MIXED,
+    NORM,
+    decode,
+    make_table,
+    prefill,
+    rows_of,
+    shapes,
+)
 
 
 def test_an_iteration_is_the_sum_of_its_operators():
@@ -244,18 +167,6 @@ def test_a_captured_graph_computes_the_padding_too():
     assert graphs.breakdown(decode(9, 900))["elementwise"] == pytest.approx(4e-6 * (1 + 15 / 99))
 
 
-shapes = st.builds(
-    lambda n, kv, chunks, each, cached: IterationShape(
-        n, n * kv, chunks, chunks * each, chunks * causal_pairs(each, cached), chunks * (each + cached), n + 1
-    ),
-    st.integers(1, 300),
-    st.integers(1, 3_000),
-    st.integers(0, 3),
-    st.integers(1, 50),
-    st.integers(0, 2_000),
-)
-
-
 @given(
     st.lists(shapes, min_size=1, max_size=6),
     st.sampled_from([(GEMM, NORM, LM_HEAD, ATTENTION, MIXED), (GEMM, APART), (GEMM, NORM)]),
@@ -303,235 +214,3 @@ def test_grid_gives_arrays_what_it_gives_numbers(sizes):
     axes = [np.array([1.0, 4.0, 9.0]), np.array([0.0, 2.0]), np.array([3.0, 5.0, 7.0, 30.0])]
     grid = Grid(axes, np.linspace(1, 2, 24).reshape(3, 2, 4) ** 3)
     assert grid.at_many(*(np.array([size]) for size in sizes)).tolist() == [grid.at(*sizes)]
-
-
-def changed(table, row, **values):
-    return [*table[:row], table[row] | values, *table[row + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (
-            columns(changed(GEMM, 1, latency_us=0)),
-            r"profile, row 1 \(qkv_proj\): latency_us=0: must be finite",
-        ),
-        (
-            columns(changed(GEMM, 1, latency_us=-3)),
-            r"row 1 \(qkv_proj\): latency_us=-3: must be finite and > 0",
-        ),
-        (columns(changed(GEMM, 2, num_tokens=0)), r"row 2 \(qkv_proj\): num_tokens=0: must be a number >= 1"),
-        (columns(changed(GEMM, 2, num_tokens=10)), r"row 2 \(qkv_proj\): num_tokens=10 occurs twice"),
-        (
-            columns(changed(GEMM, 2, calls=3)),
-            r"row 2 \(qkv_proj\): calls=3.0: row 0 of the same operator says 2",
-        ),
-        (columns(changed(GEMM, 0, calls=1.5)), r"row 0 \(qkv_proj\): calls=1.5: must be a whole number >= 1"),
-        (columns(changed(GEMM, 2, component="gem")), "row 2: component=gem: must be one of gemm"),
-        (
-            columns(APART[:1], ATTENTION[1:]),
-            "row 1 .attention.: chunks_apart=0: row 0 of the same operator says 1",
-        ),
-        (
-            columns(APART, [row | {"chunks_apart": 1} for row in MIXED]),
-            "chunks_apart=1: must have no rows",
-        ),
-        (
-            columns(ATTENTION, [row | {"prefill_seqs": 2} for row in ATTENTION[-1:]]),
-            "prefill_seqs > 1: must not occur with chunks_apart=0",
-        ),
-        (columns(GEMM[:1]), "qkv_proj has a single row; two sizes or more"),
-        (columns(ATTENTION[:4]), "attention has no rows of a prompt chunk alone"),
-        (columns(ATTENTION[4:]), "attention has no rows of decodes alone"),
-        (columns(ATTENTION[:3], ATTENTION[4:]), "no row at decode_seqs=10, decode_kv_tokens=1100 and none"),
-        (
-            columns(ATTENTION, changed(ATTENTION, 0, operator="mla")[:1]),
-            "a second operator of component attention",
-        ),
-        (
-            columns(changed(ATTENTION, 0, decode_seqs=0)),
-            r"row 0 \(attention\): decode_seqs=0: attention needs",
-        ),
-        (
-            {name: column for name, column in columns(GEMM).items() if name != "num_tokens"},
-            "profile: has no column num_tokens; it has operator, component, calls, latency_us",
-        ),
-        ({**columns(GEMM), "calls": np.array([2])}, "profile: columns differ in length"),
-        ({name: column[:0] for name, column in columns(GEMM).items()}, "profile: holds no row"),
-    ],
-)
-def test_profile_rejects(rows, message):
-    with pytest.raises(ValueError, match=message):
-        Profile.from_rows(rows)
-
-
-LAYER_TABLES = {
-    "dense": {
-        "layer": np.array(["qkv_proj", "qkv_proj", "layernorm", "layernorm", "embedding", "embedding"]),
-        "tokens": np.array([1, 100] * 3),
-        "time_us": np.array([10.0, 20, 1, 2, 3, 4]),
-    },
-    "per_sequence": {
-        "layer": np.array(["lm_head", "lm_head", "sampler", "sampler"]),
-        "sequences": np.array([1, 100] * 2),
-        "time_us": np.array([50.0, 60, 5, 15]),
-    },
-    "attention": {
-        name: np.array([row[column] for row in ATTENTION])
-        for name, column in {
-            "prefill_chunk": "prefill_tokens",
-            "kv_prefill": "cached_tokens",
-            "n_decode": "decode_seqs",
-            "kv_decode": "decode_kv_tokens",
-            "time_us": "latency_us",
-        }.items()
-    },
-}
-
-
-def test_llmservingsim_layers_are_counted_as_a_model_runs_them():
-    rows = llmservingsim_rows(**LAYER_TABLES, layers=Layers(3, 3))
-    table = MeasuredTable(profile=Profile.from_rows(rows), base=Base(), host=NO_HOST, cuda_graphs=NO_GRAPHS)
-    parts = table.breakdown(decode(1, 100))
-    assert parts["gemm"] == pytest.approx(3 * 10e-6)
-    assert parts["elementwise"] == pytest.approx((6 * 1 + 3) * 1e-6)
-    assert parts["lm_head"] == pytest.approx(55e-6)
-    assert parts["attention"] == pytest.approx(3 * 10e-6)
-
-
-def test_llmservingsim_rejects_missing_columns_and_mixed_gpus():
-    without = {name: column for name, column in LAYER_TABLES["dense"].items() if name != "tokens"}
-    with pytest.raises(ValueError, match="dense: has no column tokens; it has layer, time_us"):
-        llmservingsim_rows(**{**LAYER_TABLES, "dense": without}, layers=Layers(3, 3))
-    two = {**LAYER_TABLES["dense"], "gpu": np.array(["A", "A", "A", "B", "B", "B"])}
-    with pytest.raises(ValueError, match="dense: gpu is A, B; select the rows of one"):
-        llmservingsim_rows(**{**LAYER_TABLES, "dense": two}, layers=Layers(3, 3))
-
-
-def test_vidur_operators_leave_attention_to_the_base():
-    linear_ops = {
-        "num_tokens": np.array([1, 100]),
-        "attn_pre_proj_us": np.array([10.0, 20]),
-        "add_us": np.array([1.0, 2]),
-        "post_attention_layernorm_us": np.array([np.nan, np.nan]),
-    }
-    profile = Profile.from_rows(vidur_rows(linear_ops, layers=Layers(3, 3)))
-    assert {operator.name: operator.calls for operator in profile.operators} == {"qkv_proj": 3, "add": 6}
-    assert MeasuredTable(profile=profile, base=Base()).missing == ("attention", "lm_head")
-
-
-@pytest.fixture(scope="module")
-def llama(models):
-    return models["llama3_1_8b"]
-
-
-def test_a_latency_below_the_physical_limit_is_refused(llama, devices):
-    # gate_up_proj: 4,096 x 28,672 x 2 bytes less 50 MiB of L2 take 54.5 us at 3.35e12 bytes/s.
-    fast = columns(rows_of("gate_up_proj", "gemm", 32, [1, 2], [54.0, 30.0]))
-    with pytest.raises(
-        ValueError, match=r"row 1 \(gate_up_proj, 2 rows\): latency_us=30: H100 SXM cannot .* 54.5 us"
-    ):
-        check_physical(fast, model=llama, device=devices["h100_sxm"])
-    # 2 x 4,096 x 4,096 x 28,672 FLOPs at 989.4e12 a second: 972 us. Milliseconds, then.
-    wrong_unit = columns(rows_of("gate_up_proj", "gemm", 32, [1, 4_096], [60.0, 1.2]))
-    with pytest.raises(ValueError, match="H100 SXM cannot do it in less than 972 us; check the unit"):
-        check_physical(wrong_unit, model=llama, device=devices["h100_sxm"])
-
-
-def test_a_latency_of_attention_below_the_physical_limit_is_refused(llama, devices):
-    # 64 x 4,096 tokens of 4,096 bytes less 50 MiB of L2 take 304.9 us at 3.35e12 bytes/s.
-    shapes = [(0, 0, 64, 4_096), (4_096, 4_096, 0, 0)]
-    h100 = devices["h100_sxm"]
-    check_physical(
-        columns(rows_of("attention", "attention", 32, shapes, [330, 700])), model=llama, device=h100
-    )
-    fast = columns(rows_of("attention", "attention", 32, shapes, [0.33, 700]))
-    with pytest.raises(ValueError, match=r"row 0 \(attention, 64 rows\): latency_us=0.33: .* 305 us"):
-        check_physical(fast, model=llama, device=h100)
-    # 4 x 32 x 128 FLOPs for each of 25.2e6 pairs at 989.4e12 a second: 417 us.
-    fast = columns(rows_of("attention", "attention", 32, shapes, [330, 0.7]))
-    with pytest.raises(ValueError, match=r"row 1 \(attention, 4096 rows\): latency_us=0.7: .* 417 us"):
-        check_physical(fast, model=llama, device=h100)
-    # On two ranks each has half of the heads.
-    check_physical(
-        columns(rows_of("attention", "attention", 32, shapes, [150, 350])),
-        model=llama,
-        device=h100,
-        tensor_parallel_size=2,
-    )
-
-
-def test_attention_within_a_window_reads_and_multiplies_no_more_than_it(llama, devices):
-    """10 new tokens behind 100, window 50: 500 pairs; 60 tokens decoded at 100 each: 3,000."""
-    narrow = replace(llama.blocks[0].attention, window=50)
-    model = replace(llama, blocks=(replace(llama.blocks[0], attention=narrow),))
-    device = replace(devices["h100_sxm"], l2_bytes=1.0)
-    rows = columns(
-        rows_of("attention", "attention", 32, [(10, 100, 0, 0), (0, 0, 60, 100), (50, 0, 0, 0)], [1] * 3)
-    )
-    least_s = least_attention_seconds(rows, model=model, device=device)
-    pair_s = 4 * 32 * 128 / device.peak_flops_per_s["bf16"]
-    token_s = 4_096 / device.memory_bandwidth_bytes_per_s
-    expected = [max(500 * pair_s, 50 * token_s), 3_000 * token_s, max(1_275 * pair_s, 50 * token_s)]
-    assert least_s == pytest.approx(expected, rel=1e-4)
-    assert least_attention_seconds(rows, model=llama, device=device)[1] == pytest.approx(
-        6_000 * token_s, rel=1e-4
-    )
-
-
-def test_nanoseconds_in_a_column_of_microseconds_are_refused(llama, devices):
-    slow = columns(rows_of("gate_up_proj", "gemm", 32, [1, 2], [60_000.0, 61_000.0]))
-    with pytest.raises(
-        ValueError, match=r"profile, gate_up_proj: latency_us: large rows take 1,1\d\d times as long as H100"
-    ):
-        check_physical(slow, model=llama, device=devices["h100_sxm"])
-    # Small ones are launches, however long those take.
-    small = columns(rows_of("o_proj", "gemm", 32, [1, 2], [60_000.0, 61_000.0]))
-    check_physical(small, model=llama, device=devices["h100_sxm"])
-
-
-def test_weights_that_fit_into_the_cache_may_be_faster_than_memory(llama, devices):
-    # 50.3 MB: less than the 128 MiB of an RTX PRO 6000, of which memory alone would need 31.5 us.
-    rows = columns(rows_of("qkv_proj", "gemm", 32, [1, 2], [5.0, 5.0]))
-    check_physical(rows, model=llama, device=devices["rtx_pro_6000_server"])
-    with pytest.raises(ValueError, match="V100"):
-        check_physical(rows, model=llama, device=devices["v100_sxm"])
-
-
-needs_layer_tables = pytest.mark.skipif(
-    not (DATA / "vllm_requests" / "layers_dense.parquet").exists(),
-    reason="needs ../shared/data/vllm_requests",
-)
-
-
-@needs_layer_tables
-@pytest.mark.parametrize(
-    ("gpu", "tp", "preset"),
-    [
-        ("RTX4090", 1, "rtx_4090"),
-        ("RTXPRO6000", 1, "rtx_pro_6000_server"),
-        ("RTXPRO6000", 2, "rtx_pro_6000_server"),
-    ],
-)
-def test_measured_layer_tables_are_read_whole(gpu, tp, preset, llama, devices):
-    pd = pytest.importorskip("pandas")
-
-    def table(name):
-        rows = pd.read_parquet(DATA / "vllm_requests" / f"layers_{name}.parquet")
-        rows = rows[(rows.gpu == gpu) & (rows.tp == tp)]
-        return {column: rows[column].to_numpy() for column in rows}
-
-    dense, attention = table("dense"), table("attention")
-    rows = llmservingsim_rows(
-        dense=dense, attention=attention, per_sequence=table("per_sequence"), layers=Layers(32, 32)
-    )
-    check_physical(rows, model=llama, device=devices[preset], tensor_parallel_size=tp)
-    model = MeasuredTable(profile=Profile.from_rows(rows), base=Base(), host=NO_HOST, cuda_graphs=NO_GRAPHS)
-    measured = (
-        (attention["prefill_chunk"] == 0) & (attention["n_decode"] == 64) & (attention["kv_decode"] == 4_096)
-    )
-    parts = model.breakdown(decode(64, 64 * 4_096))
-    assert parts["attention"] == pytest.approx(32e-6 * attention["time_us"][measured].item())
-    # Weights once over the data sheet's bandwidth are a floor, twice that is far from any measurement.
-    floor_s = 16.06e9 / tp / devices[preset].memory_bandwidth_bytes_per_s
-    assert floor_s < model.seconds(decode(1, 128)) < 1.5 * floor_s
