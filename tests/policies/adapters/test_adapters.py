@@ -1,90 +1,19 @@
-"""LoRA adapters: which are resident, which requests wait for them, and which are evicted."""
+"""LoRA adapters: which are resident, which requests wait for them, and which settings are refused."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policies.adapters.exchange import Exchange
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter, AdapterMemory, Registry
+from policies.adapters.registry import Adapter, Registry
 from policies.adapters.unified_paging import UnifiedPaging
-from policies.batching.chunked import Chunked
 from policies.caching.contiguous import Contiguous
-from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
-from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
-from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
-from policies.core.plan import StepOutcome
-from policies.core.request import Prompt, Request, Segment
 from policies.core.sequence import SequenceState
-from policies.scheduling.fcfs import Fcfs
-
-
-def registry_of(names="abcd", rank=4, **memory):
-    """Returns adapters of one rank; by default a rank takes one byte, and a block has four."""
-    adapters = [Adapter(name=name, rank=rank) for name in names]
-    return Registry(adapters, "base", AdapterMemory(**{"bytes_per_rank": 1.0, "block_bytes": 4.0} | memory))
-
-
-class Machine:
-    """An engine whose adapters arrive when the test says so."""
-
-    def __init__(self, serving, registry=None, *, num_blocks=100, caching=None, max_num_seqs=8):
-        pool = (caching or Paged(block_size=4)).pool(KvMemory(num_blocks))
-        self.core = EngineCore(
-            batching=Chunked(),
-            scheduling=Fcfs(),
-            block_pool=pool,
-            max_num_seqs=max_num_seqs,
-            max_model_len=400,
-            residents=serving.residents(registry or registry_of(), pool),
-        )
-        self.residents = self.core.residents
-        self.loads = []  # on their way
-        self.log = []  # (name, where from)
-        self.now = 0.0
-        self._next_id = 0
-
-    def ask(self, adapter=None, num_prompt_tokens=4, num_output_tokens=3, segments=()):
-        prompt = Prompt(num_prompt_tokens, tuple(Segment(*segment) for segment in segments))
-        request = Request(self._next_id, self.now, prompt, adapter=adapter)
-        self._next_id += 1
-        return self.core.add(request, num_output_tokens)
-
-    def step(self, come=True, now=None):
-        """Runs one step; if `come`, requested adapters arrive before its end. Returns its plan, or None."""
-        self.now = self.now + 1.0 if now is None else now
-        plan = self.core.plan(self.now)
-        loads = self.core.take_adapter_loads()
-        self.log += [(load.name, load.source) for load in loads]
-        self.loads += loads
-        if come:
-            self.come()
-        self.served = set() if plan is None else set(plan.tokens_by_request)
-        if plan is not None:
-            self.core.commit(plan, StepOutcome(), self.now)
-            self.core.check_integrity()
-        return plan
-
-    def come(self):
-        for load in self.loads:
-            self.core.adapter_loaded(load.name)
-        self.loads = []
-
-    def run(self, max_steps=300):
-        for _ in range(max_steps):
-            if not self.core.num_unfinished:
-                return
-            self.step()
-        raise AssertionError("the requests do not end")
-
-
-# What there is.
+from tests.policies.adapters.machine import Machine, registry_of
 
 
 def test_an_adapter_of_another_base_model_is_refused_with_key_value_and_rule():
@@ -171,9 +100,6 @@ def test_adapters_need_blocks_not_regions():
         Machine(UnifiedPaging(), caching=Contiguous(block_size=4))
 
 
-# Slots.
-
-
 def test_a_sequence_waits_with_its_slot_until_its_adapter_has_come():
     machine = Machine(FixedSlots(max_loras=1))
     seq = machine.ask("a")
@@ -252,171 +178,6 @@ def test_an_aborted_wait_leaves_the_adapter_to_others():
     machine.come()
     machine.run()
     assert [name for name, _ in machine.log] == ["a", "b"]
-
-
-# One pool.
-
-
-def test_an_adapter_takes_blocks_of_kv_memory_by_its_rank():
-    machine = Machine(UnifiedPaging(), registry_of("a", rank=9))  # 9 bytes: 3 blocks of 4
-    machine.ask("a", num_prompt_tokens=4, num_output_tokens=9)
-    machine.step()
-    machine.step()
-    assert machine.residents.num_blocks == 3
-    assert machine.core.block_pool.num_used == 3 + 1
-    machine.run()
-    assert machine.core.block_pool.num_used == 3  # it is unused, and it stays
-
-
-def test_an_idle_adapter_gives_way_to_the_kv_of_a_prompt_and_of_an_answer():
-    for num_prompt, num_output in ((24, 2), (4, 22)):
-        machine = Machine(UnifiedPaging(), registry_of("a"), num_blocks=6)
-        machine.ask("a")
-        machine.run()
-        assert machine.residents.num_blocks == 1
-        machine.ask(None, num_prompt, num_output)
-        machine.run()
-        assert machine.residents.counts.num_evicted == 1
-        assert machine.residents.num_blocks == machine.core.block_pool.num_used == 0
-
-
-def test_an_adapter_in_use_makes_sequences_go_not_itself():
-    machine = Machine(UnifiedPaging(), registry_of("a"), num_blocks=8)
-    first, second = machine.ask("a", 8, 20), machine.ask(None, 8, 20)
-    machine.run()
-    assert machine.core.num_preemptions > 0
-    assert first.num_preemptions == 0 < second.num_preemptions
-    assert machine.residents.counts.num_evicted == 0
-
-
-def test_a_prompt_that_fits_only_without_its_adapter_is_rejected():
-    machine = Machine(UnifiedPaging(), registry_of("a"), num_blocks=6)
-    machine.ask(None, 24, 1)
-    machine.ask("a", 20, 1)
-    with pytest.raises(
-        RejectedError, match=r"prompt of 21 tokens: the KV cache holds at most 20 .* its adapter"
-    ):
-        machine.ask("a", 21, 1)
-    machine.run()
-
-
-def test_a_wanted_adapter_is_evicted_last():
-    machine = Machine(UnifiedPaging(), registry_of("abc"), num_blocks=6, max_num_seqs=1)
-    for name in "ab":
-        machine.ask(name)
-        machine.run()
-    machine.ask(None, 4, 14)  # takes five blocks in the end; a and b have one each
-    machine.ask("a")
-    machine.run()
-    assert [name for name, _ in machine.log] == ["a", "b"]  # b, used later, had to go
-
-
-@given(
-    asks=st.lists(
-        st.tuples(st.sampled_from([None, *"abcd"]), st.integers(1, 20), st.integers(1, 20)),
-        min_size=1,
-        max_size=12,
-    ),
-    num_blocks=st.integers(12, 24),
-    block_size=st.sampled_from([1, 4]),
-    cache=st.sampled_from([Paged, PrefixCaching, Radix]),
-    prefetch=st.integers(0, 3),
-    data=st.data(),
-)
-def test_no_block_is_leaked_and_every_request_ends(asks, num_blocks, block_size, cache, prefetch, data):
-    """After every commit, as `Machine.step` checks: blocks free + owned + of adapters = all."""
-    ranks = {name: data.draw(st.sampled_from([1, 4, 9])) for name in "abcd"}
-    adapters = [Adapter(name=name, rank=rank) for name, rank in ranks.items()]
-    registry = Registry(adapters, "base", AdapterMemory(1.0, 4.0))
-    caching = cache(block_size=block_size)
-    machine = Machine(UnifiedPaging(prefetch=prefetch), registry, num_blocks=num_blocks, caching=caching)
-    for adapter, num_prompt, num_output in asks:
-        try:
-            machine.ask(adapter, num_prompt, num_output)
-        except RejectedError:
-            continue
-        machine.step(come=data.draw(st.booleans()))
-    for _ in range(2000):
-        if not machine.core.num_unfinished:
-            break
-        machine.step(
-            come=data.draw(st.booleans()) or not machine.core.running or not machine.core.decodes.size
-        )
-    assert not machine.core.num_unfinished
-    machine.come()
-    pool = machine.core.block_pool
-    assert pool.num_used == machine.residents.num_blocks
-    machine.residents.evict_until(lambda: False)
-    assert pool.num_used == machine.residents.num_blocks == 0
-    machine.core.check_integrity()
-
-
-# Turns.
-
-
-def test_adapters_that_always_have_requests_all_get_their_turns():
-    """Four, two of them active at a time for two steps: they start about equally often."""
-    machine = Machine(Exchange(max_loras=3, max_active_adapters=2, cycle_time_s=2.0), max_num_seqs=4)
-    starts = {name: [] for name in "abcd"}
-    sequences = []
-    for step in range(120):
-        for name in "abcd":  # never an empty queue
-            num_waiting = sum(s.request.adapter == name and s.state.name == "waiting" for s in sequences)
-            for _ in range(3 - num_waiting):
-                sequences.append(machine.ask(name, 4, 2))
-        machine.step()
-        for seq in sequences:
-            if seq.state.name != "waiting" and seq.request_id not in starts[seq.request.adapter]:
-                starts[seq.request.adapter].append(seq.request_id)
-        sequences = [seq for seq in sequences if seq.state.name != "ended"]
-        assert len(machine.residents.active) <= 2
-        assert step < 20 or all(starts.values())
-    counts = sorted(len(started) for started in starts.values())
-    assert counts[0] >= 0.7 * counts[-1]
-
-
-def test_no_adapter_leaves_while_no_other_is_waited_for():
-    machine = Machine(Exchange(max_loras=2, max_active_adapters=1, cycle_time_s=2.0))
-    machine.ask("a", 4, 50)
-    for _ in range(30):
-        machine.step()
-    assert machine.residents.active == ("a",)
-    machine.ask("b")
-    machine.step()
-    assert machine.residents.active == ("b",)  # its time was over, and a request waits
-    assert machine.residents.is_resident("a")  # it still runs
-
-
-# Merged weights.
-
-
-def test_merged_weights_serve_one_adapter_at_a_time_and_the_next_in_line_comes_then():
-    machine = Machine(Merged(max_serve_s=None))
-    for name in (None, "a", "b", "a", "b"):
-        machine.ask(name)
-    together = []
-    for _ in range(60):
-        plan = machine.step()
-        if plan is not None:
-            together.append(machine.served)
-            assert plan.adapters is None
-    assert max(map(len, together)) == 2
-    order = [frozenset(group) for group in together]
-    assert [group for i, group in enumerate(order) if group not in order[:i]] == [{0}, {1, 3}, {2, 4}]
-    assert [name for name, _ in machine.log] == ["a", "b"]
-
-
-def test_an_adapter_whose_time_is_over_lets_others_in():
-    machine = Machine(Merged(max_serve_s=3.0), max_num_seqs=1)
-    first = [machine.ask("a", 4, 2) for _ in range(6)]
-    other = machine.ask("b", 4, 2)
-    machine.run()
-    assert [name for name, _ in machine.log] == ["a", "b", "a"]
-    assert other.finish_reason is not None
-    assert all(seq.finish_reason is not None for seq in first)
-
-
-# All ways of serving adapters.
 
 
 def test_a_step_says_what_it_computes_with_adapters():

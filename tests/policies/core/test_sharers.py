@@ -15,7 +15,7 @@ from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, SequenceState
 from policies.scheduling.fcfs import Fcfs
-from tests.policies.core.test_transfers import run_core
+from tests.policies.core.labelled_memory import run_core
 
 BLOCK_SIZE = 4
 BELOW = {
@@ -306,7 +306,7 @@ def draw_requests(rng):
 @pytest.mark.parametrize("cache", CACHES)
 @given(st.integers(0, 2**32))
 def test_after_any_preemption_behind_an_admission_all_sequences_compute_on_existing_kv(cache, seed):
-    """The engine runs on a memory with labelled contents (test_transfers.py)."""
+    """The engine runs on a memory with labelled contents (labelled_memory.py)."""
     rng = random.Random(seed)
     num_swap_blocks, num_blocks = rng.choice([0, 20]), rng.randint(24, 40)
     host_blocks = rng.choice([4, 12, 40])

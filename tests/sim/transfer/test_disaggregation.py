@@ -1,122 +1,30 @@
-"""Prompts computed in one replica, answers decoded in another: times by hand, and nothing lost or leaked."""
+"""Prompts computed in one replica, answers decoded in another: times by hand."""
 
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
-from policies.adapters.fixed_slots import FixedSlots
-from policies.adapters.registry import Adapter
-from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from sim.cluster.failures import Failures, Scripted
-from sim.engine.links import Links
 from sim.metrics.summary import check_conservation
 from sim.metrics.transfers import transferred
 from sim.records.event_table import events_table
-from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.workload.retries import Retries
 from tests.sim.metrics.figures_of import transfer_use
-from tests.worlds.services import (
-    Service,
-    draw_adapter_services,
-    draw_failing_services,
-    draw_services,
-    toy_network,
-)
+from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks
+from tests.worlds.services import Service, draw_services, toy_network
 
 
 @given(service=draw_services())
 def test_leap_equals_step(service):
     check_conservation(assert_leap_equals_step(service).records)
-
-
-@given(service=draw_failing_services())
-def test_leap_equals_step_when_replicas_crash_and_clients_try_again(service):
-    check_conservation(assert_leap_equals_step(service).records)
-
-
-@given(service=draw_adapter_services())
-def test_leap_equals_step_with_adapters(service):
-    check_conservation(assert_leap_equals_step(service).records)
-
-
-@dataclass
-class Counting:
-    """Round robin that counts: the end of each chosen request is reported once, and only then."""
-
-    turn: int = 0
-    under_way: Counter = field(default_factory=Counter)
-
-    def choose(self, request, replicas, now):
-        self.turn += 1
-        self.under_way[request.request_id] += 1
-        assert self.under_way[request.request_id] == 1, "chosen again before its end was reported"
-        return self.turn % len(replicas)
-
-    def on_first_token(self, request, now):
-        assert self.under_way[request.request_id] == 1, "its end was reported before its first token"
-
-    def on_end(self, request, now):
-        self.under_way[request.request_id] -= 1
-        assert self.under_way[request.request_id] == 0, "an end was reported twice"
-
-
-@given(service=draw_failing_services())
-def test_the_router_gets_one_end_for_each_time_that_it_has_chosen(service):
-    records = replace(service, routing=Counting()).simulate().records
-    check_conservation(records)
-    assert records.requests.request_id.is_unique
-
-
-def test_a_retry_is_not_reported_as_ended_when_its_former_prefill_replica_lets_go(ask):
-    """The decode replica has room for two. The third request times out there, while its prefill replica is
-    in the middle of a chunk of the fifth, and comes again to the other one before that chunk ends.
-    """
-    service = Service(
-        asks=[
-            ask(0.0, 4, 10),
-            ask(0.0, 4, 10),
-            ask(0.5 * TICK_S, 4, 4),
-            ask(5.0 * TICK_S, 4, 4),
-            ask(5.1 * TICK_S, 40, 4),
-        ],
-        num_prefill=2,
-        max_num_seqs=2,
-        prefill_batching=Chunked(max_num_batched_tokens=4),
-        kv_transfer=KvTransferSettings(transfer="at_end", first_token_at="decode"),
-        retries=Retries(
-            timeout_s=8.0 * TICK_S, base_s=0.05 * TICK_S, jitter="none", timeout_until="first_token"
-        ),
-        routing=Counting(),
-    )
-    requests = service.simulate().records.requests
-    assert requests.tries.tolist() == [1, 1, 2, 2, 4]
-    assert requests.status.tolist() == ["finished"] * 4 + ["rejected"]
-
-
-AT_END = KvTransferSettings(transfer="at_end")
-
-
-def run_world(*asks, **given):
-    records = assert_leap_equals_step(Service(asks=asks, **given)).records
-    check_conservation(records)
-    return records
-
-
-def ticks(records, *names):
-    """Times of all requests, in ticks."""
-    return [tuple(row[f"{name}_s"] / TICK_S for name in names) for _, row in records.requests.iterrows()]
 
 
 TIMES = ("first_token", "last_token", "kv_transfer")
@@ -246,52 +154,6 @@ def test_a_request_that_gives_up_leaves_nothing_behind(ask, patience_ticks, num_
     assert (row.status, row.output_tokens) == ("aborted", num_tokens)
 
 
-def crash(at_ticks, replica, duration_ticks=100):
-    return Scripted(
-        kind=FailureKind.crash,
-        at_s=at_ticks * TICK_S,
-        duration_s=duration_ticks * TICK_S,
-        replicas=(replica,),
-    )
-
-
-def test_a_decode_replica_that_crashes_during_the_copy_costs_only_the_copy(ask):
-    """Prompt until tick 1; copy to replica 1 until it crashes at 2; again to replica 2, until 4."""
-    failures = Failures(events=(crash(2, 1),))
-    records = run_world(ask(0, 8, 3), num_decode=2, kv_transfer=AT_END, failures=failures)
-    assert ticks(records, "first_token", "last_token") == [(1, 6)]
-    (row,) = records.requests.itertuples()
-    assert (row.replica, row.attempts, row.lost_tokens) == (2, 1, 0)
-
-
-def test_a_prefill_replica_that_crashes_during_the_copy_costs_the_prompt(ask):
-    """Prompt until tick 1; replica 0 crashes at 2, with half of the KV copied; again in replica 1 until 3."""
-    failures = Failures(events=(crash(2, 0),))
-    records = run_world(ask(0, 8, 3), num_prefill=2, kv_transfer=AT_END, failures=failures)
-    assert ticks(records, "first_token", "last_token") == [(3, 7)]
-    (row,) = records.requests.itertuples()
-    assert (row.prefill_replica, row.attempts, row.lost_tokens) == (1, 2, 1)
-
-
-def test_a_request_that_has_timed_out_ends_once_if_its_prefill_replica_crashes_during_the_copy(ask):
-    """The second request times out at 3.6, in the middle of a step of replica 1; replica 0 crashes at 3.8."""
-    records = run_world(
-        ask(0, 1, 30),
-        ask(1.0 * TICK_S, 8, 3),
-        kv_transfer=KvTransferSettings(transfer="at_end", first_token_at="decode"),
-        retries=Retries(timeout_s=2.6 * TICK_S, timeout_until="first_token", max_attempts=1),
-        failures=Failures(events=(crash(3.8, 0),)),
-    )
-    assert records.requests.status.tolist() == ["finished", "rejected"]
-
-
-def test_a_lost_link_stalls_the_copy(ask):
-    """4 of 8 tokens are copied by tick 2; the link is back at 5: there at 6."""
-    down = Scripted(kind=FailureKind.link_down, at_s=2 * TICK_S, duration_s=3 * TICK_S, replicas=(1,))
-    records = run_world(ask(0, 8, 3), kv_transfer=AT_END, failures=Failures(events=(down,)))
-    assert ticks(records, "kv_transfer", "last_token") == [(5, 8)]
-
-
 def test_mixed_replicas_take_what_is_too_much_for_the_prefill_replica(ask):
     """16 queued tokens are enough: the third goes to the mixed replica, which answers it alone."""
     few = KvTransferSettings(transfer="at_end", overflow_tokens=16)
@@ -330,61 +192,6 @@ def test_long_answers_are_spread(ask):
     )
     heavy = records.requests[records.requests.output_tokens == 90]
     assert sorted(heavy.replica) == [1, 2]
-
-
-def with_adapter(ask, at_ticks=0, num_prompt=8, num_output=3):
-    return ask(at_ticks * TICK_S, num_prompt, num_output)._replace(adapter="a")
-
-
-SLOTS = {
-    "adapters": FixedSlots(max_loras=1),
-    "served": (Adapter(name="a", rank=8), Adapter(name="b", rank=4)),
-    "links": partial(Links, bytes_per_token=1.0, host_bytes_per_s=8 / TICK_S, disk_bytes_per_s=4 / TICK_S),
-    "kv_transfer": AT_END,
-}
-"""An adapter of 8 bytes comes from disk in 2 ticks, from host memory in 1."""
-
-
-def test_a_handed_over_answer_waits_for_its_kv_and_for_its_adapter(ask):
-    """Adapter to the prefill replica until tick 2, prompt until 3; then both to the decode replica: KV, 8
-    tokens at 4 a tick, until 5, and the adapter until 5; 2 ticks of answer. The second finds the adapter in
-    both: prompt until 21, KV until 23.
-    """
-    records = run_world(with_adapter(ask), with_adapter(ask, 20), **SLOTS)
-    assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 7, 2), (21, 25, 2)]
-    assert [counts.num_loads for counts in records.adapters] == [1, 1]
-
-
-def test_the_later_of_kv_and_adapter_counts(ask):
-    """A slow disk: 8 ticks to the prefill replica, prompt until 9, 8 more to the decode replica; KV until 11.
-    A slow network: adapter until 2, prompt until 3, adapter until 5, KV until 11.
-    """
-    slow_disk = partial(Links, bytes_per_token=1.0, host_bytes_per_s=1 / TICK_S, disk_bytes_per_s=1 / TICK_S)
-    records = run_world(with_adapter(ask), **SLOTS | {"links": slow_disk})
-    assert ticks(records, "first_token", "last_token", "kv_transfer") == [(9, 19, 2)]
-    records = run_world(with_adapter(ask), network=toy_network(1), **SLOTS)
-    assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 13, 8)]
-
-
-def test_without_a_slot_for_its_adapter_an_answer_keeps_its_kv_in_the_prefill_replica(ask):
-    """One slot each. In the prefill replica it is a's until its KV has left at 5: b's 4 bytes come by 6, its
-    prompt is done at 7. In the decode replica it is a's until 27: then KV and adapter set out.
-    """
-    asks = [with_adapter(ask, 0, num_output=23), with_adapter(ask, 4)._replace(adapter="b")]
-    records = run_world(*asks, **SLOTS)
-    assert ticks(records, "first_token", "last_token", "kv_transfer") == [(3, 27, 2), (7, 31, 2)]
-    waits = records.requests[["wait_adapter_s", "wait_load_s"]] / TICK_S
-    assert waits.iloc[1].tolist() == [(5 - 4) + (27 - 7), 1 + 2]
-
-
-def test_an_adapter_beside_which_no_decode_replica_can_hold_the_kv_is_refused_on_arrival(ask):
-    """10 blocks of 4 tokens: 2 for the adapter leave 32 tokens, a prompt of 32 would need 33."""
-    paged = {**SLOTS, "adapters": UnifiedPaging(), "num_blocks": 10, "num_prefill_blocks": 100}
-    fits, too_long = with_adapter(ask, 0, 31), with_adapter(ask, 0, 32)
-    assert run_world(fits, **paged).requests.status.tolist() == ["finished"]
-    (row,) = run_world(too_long, **paged).requests.itertuples()
-    assert (row.status, row.prefill_replica) == ("rejected", -1)
-    assert row.reason == "a sequence of 33 tokens: it would have ended at 33 here"
 
 
 class TurnOnce:
