@@ -1,14 +1,12 @@
-"""Routers, called directly."""
+"""Routers, called directly: by load, in turns, at random, by session, by deadline and by cost."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.core.request import Prompt, Request, Segment
 from policies.routing.cost_aware import CostAware
 from policies.routing.freest import Freest
 from policies.routing.join_shortest_kv import JoinShortestKv
@@ -16,7 +14,6 @@ from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.power_of_two import PowerOfTwo
 from policies.routing.prefix_affinity import PrefixAffinity
 from policies.routing.prefix_index import PrefixIndex
-from policies.routing.prefix_tree import PrefixTree
 from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
 from policies.routing.session_affinity import SessionAffinity
@@ -24,30 +21,7 @@ from policies.routing.slo_aware import SloAware
 from policies.routing.ttft_estimates import TtftEstimates
 from policies.routing.weighted import Weighted
 from policies.routing.weighted_score import WeightedScore
-
-
-def replicas(*num_outstanding, **more):
-    """Returns replicas with these outstanding requests; `more` are lists of other counts."""
-    return [
-        SimpleNamespace(index=i, num_outstanding=count, **{name: values[i] for name, values in more.items()})
-        for i, count in enumerate(num_outstanding)
-    ]
-
-
-def idle(num_replicas):
-    return replicas(*[0] * num_replicas)
-
-
-def ask(request_id, *pieces, session_id=None):
-    """Returns a request whose prompt is (content, tokens) pieces."""
-    prompt = Prompt(sum(n for _, n in pieces), tuple(Segment(*piece) for piece in pieces))
-    return Request(request_id, 0.0, prompt, session_id=session_id)
-
-
-def choices(routing, views, make_request, num_requests, **settings):
-    return [
-        routing.choose(make_request(request_id, **settings), views, 0.0) for request_id in range(num_requests)
-    ]
+from tests.policies.routing.called import ask, choices, idle, replicas
 
 
 def test_round_robin_goes_around_whatever_the_load(make_request):
@@ -170,159 +144,6 @@ def test_no_replica_above_its_bound_is_chosen_and_the_first_below_it_is(loads, s
         full.add(order[-1])
     assert chosen == next(index for index in order if loads[index] < bound)
     assert order[0] == SessionAffinity(max_load=float("inf")).choose(request, views, 0.0)
-
-
-def test_prefix_affinity_follows_the_prefix_while_load_is_balanced():
-    routing, views = PrefixAffinity(balance_abs_threshold=2), idle(3)
-
-    def choose(*pieces):
-        return routing.choose(ask(0, *pieces), views, 0.0)
-
-    assert choose((1, 100), (2, 10)) == 0  # nothing known: the smallest tree, the first of equals
-    assert choose((3, 100)) == 1
-    assert choose((1, 100), (4, 10)) == 0  # 100 of 110 match
-    assert choose((1, 31), (5, 69)) == 0  # 31 of 100
-    assert choose((1, 30), (6, 70)) == 2  # 30 of 100 are not more than 0.3: the smallest tree
-    views[0].num_outstanding = 3
-    assert choose((1, 100)) == 1  # out of balance: the fewest, the first of equals
-    views[1].num_outstanding = views[2].num_outstanding = 2
-    assert choose((1, 100)) == 0  # 3 - 2 is in balance; of 0 and 1, which hold it alike, the one before
-    views[0].num_outstanding, views[1].num_outstanding, views[2].num_outstanding = 9, 7, 6
-    assert choose((1, 100)) == 0  # 3 ahead, but no more than 1.5 times as many
-
-
-def test_prefix_affinity_forgets_what_was_sent_longest_ago():
-    routing, views = PrefixAffinity(max_tree_tokens=30, cache_threshold=0.5), idle(2)
-    chosen = [routing.choose(ask(i, (content, 20)), views, 0.0) for i, content in enumerate([1, 2, 3, 1, 2])]
-    # 1 to 0, 2 to 1, 3 to 0 (forgets 1), 1 is new and goes to the smallest, 0 (forgets 3); 2 is known
-    assert chosen == [0, 1, 0, 0, 1]
-
-
-pieces = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=4)
-
-
-def tokens_of(prompt):
-    """Returns a prompt as tokens, each identified by its whole past and itself."""
-    path, past = [], ()
-    for content, num_tokens in prompt:
-        for place in range(num_tokens):
-            path.append((past, content, place))
-        past = (*past, (content, num_tokens))
-    return path
-
-
-def longest_prefix(prompt, known):
-    """Computes the longest known prefix in tokens; pieces of one content share the tokens of the shorter."""
-    path = tokens_of(prompt)
-    return next((n for n in range(len(path), 0, -1) if path[n - 1] in known), 0)
-
-
-@given(sent=st.lists(st.tuples(pieces, st.integers(0, 2)), max_size=12), asked=pieces)
-def test_the_tree_finds_the_longest_prefix_and_the_replicas_that_have_it(sent, asked):
-    tree, known = PrefixTree(10**6), [set(), set(), set()]
-    tree.keep_only(range(3))
-    for prompt, replica in sent:
-        tree.insert([Segment(*piece) for piece in prompt], replica)
-        known[replica].update(tokens_of(prompt))
-    assert tree.num_tokens == {replica: len(tokens) for replica, tokens in enumerate(known)}
-    longest = [longest_prefix(asked, tokens) for tokens in known]
-    match = tree.match([Segment(*piece) for piece in asked])
-    assert match.num_tokens == max(longest)
-    if match.num_tokens:
-        assert longest[match.replica] == match.num_tokens
-    else:
-        assert match.replica is None or longest[match.replica] == 0
-
-
-@given(
-    sent=st.lists(st.tuples(pieces, st.integers(0, 3), st.booleans()), max_size=40),
-    max_tokens=st.integers(1, 30),
-    order=st.permutations(range(4)),
-)
-def test_the_smallest_tree_is_the_first_of_those_of_fewest_tokens(sent, max_tokens, order):
-    tree = PrefixTree(max_tokens)
-    tree.keep_only(order)
-    for prompt, replica, is_asked in sent:
-        tree.insert([Segment(*piece) for piece in prompt], replica)
-        if is_asked:
-            assert tree.smallest == min(order, key=tree.num_tokens.__getitem__)
-    tree.keep_only([*order[1:], 4])
-    assert tree.smallest == min([*order[1:], 4], key=tree.num_tokens.__getitem__)
-
-
-@given(
-    sent=st.lists(st.tuples(pieces, st.integers(0, 1)), min_size=1, max_size=20),
-    asked=pieces,
-    max_tokens=st.integers(1, 30),
-)
-def test_a_tree_that_forgets_keeps_its_bound_and_only_what_was_sent(sent, asked, max_tokens):
-    tree, known = PrefixTree(max_tokens), [set(), set()]
-    tree.keep_only(range(2))
-    for prompt, replica in sent:
-        tree.insert([Segment(*piece) for piece in prompt], replica)
-        known[replica].update(tokens_of(prompt))
-        assert max(tree.num_tokens.values()) <= max_tokens
-        tree.use(tree.match([Segment(*piece) for piece in asked]))
-    for replica in range(2):  # what the nodes say is what is counted, and every node hangs on its past
-        held = list(tree._used[replica])
-        assert sum(node.tokens_of(replica) for node in held) == tree.num_tokens[replica]
-        before = {node: node.key[0] for node in held}
-        assert all(tree._nodes[node.key] is node for node in held)
-        assert all(past.key is None or past in held for past in before.values())
-        assert all(
-            past.key is None or past.tokens_of(replica) >= node.key[1] for node, past in before.items()
-        )
-        assert all(held.index(node) < held.index(past) for node, past in before.items() if past in held)
-    match = tree.match([Segment(*piece) for piece in asked])
-    assert match.num_tokens <= max(longest_prefix(asked, tokens) for tokens in known)
-    if match.num_tokens:
-        assert match.num_tokens <= longest_prefix(asked, known[match.replica])
-    if sum(len(tokens) for tokens in known) <= max_tokens:
-        assert match.num_tokens == max(longest_prefix(asked, tokens) for tokens in known)
-
-
-def test_prefix_index_weighs_what_is_cached_against_what_is_there(make_request):
-    """100 tokens: nothing cached and idle costs 0 - 0 + 0; 60 cached beside 50 outstanding costs -10."""
-    views = replicas(0, 1, 1, num_queued_tokens=[0, 0, 40], num_outstanding_tokens=[0, 50, 40])
-    for view, num_cached in zip(views, (0, 60, 100), strict=True):
-        view.num_cached = lambda request, found=num_cached: found
-    assert PrefixIndex().choose(make_request(0, 100), views, 0.0) == 2  # 40 - 100 + 40
-    views[2].num_cached = lambda request: 80
-    assert PrefixIndex().choose(make_request(0, 100), views, 0.0) == 1
-    assert PrefixIndex(overlap_weight=0).choose(make_request(0, 100), views, 0.0) == 0
-
-
-def test_weighted_score_adds_up_what_gateways_weigh(make_request):
-    """Queues 4, 0, 2: scores 0, 1, 0.5. Free KV 0.5, 0.1, 0.9. Cached of 100 tokens: 80, 0, 0."""
-    views = replicas(
-        5,
-        5,
-        5,
-        num_waiting=[4, 0, 1],
-        num_unseen=[0, 0, 1],
-        num_free_kv_tokens=[500, 100, 1000],
-        num_unseen_tokens=[0, 0, 100],
-        num_kv_tokens=[1000, 1000, 1000],
-    )
-    for view, num_cached in zip(views, (80, 0, 0), strict=True):
-        view.num_cached = lambda request, found=num_cached: found
-    request = make_request(0, 100)
-    assert WeightedScore().choose(request, views, 0.0) == 0  # 2.4 + 0 + 1 > 2 + 0.2, 1 + 1.8
-    assert WeightedScore(prefix_weight=1).choose(request, views, 0.0) == 2  # 1.8, 2.2, 2.8
-    assert WeightedScore(prefix_weight=0, kv_weight=0).choose(request, views, 0.0) == 1
-
-
-def test_weighted_score_does_not_look_up_what_has_no_weight(make_request):
-    views = replicas(
-        1,
-        0,
-        num_waiting=[0, 0],
-        num_unseen=[0, 0],
-        num_free_kv_tokens=[9, 9],
-        num_unseen_tokens=[0, 0],
-        num_kv_tokens=[9, 9],
-    )  # no num_cached
-    assert WeightedScore(prefix_weight=0).choose(make_request(0, 100), views, 0.0) == 1
 
 
 def queued(*tokens):
