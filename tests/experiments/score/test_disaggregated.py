@@ -9,7 +9,7 @@ from experiments.score.predictions import predict_row
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels.rooflines import Spec
 from hwmodels.levels.speculative import Speculative
-from tests.experiments.score.test_score import SILICON
+from tests.experiments.score.measured_rows import SILICON
 
 SIDE = {"num_workers": 1, "tp_size": 1, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 1}
 SIDE |= {"moe_ep_size": 1, "batch_size": 4}

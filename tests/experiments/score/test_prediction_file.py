@@ -13,7 +13,7 @@ from experiments.study.launchers.outcome import Outcome, WorkerDiedError
 from hwmodels.levels.rooflines import Spec
 from sim.engine.interrupt import Interrupt
 from sim.settings.errors import ConfigError
-from tests.experiments.score.test_score import SILICON
+from tests.experiments.score.measured_rows import SILICON
 
 ROWS = [{**SILICON, "id": f"row-{i}", "isl": 100 + 10 * i} for i in range(4)]
 ROWS[1]["gpu"] = "tpu, v5"
