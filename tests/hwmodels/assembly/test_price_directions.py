@@ -1,4 +1,4 @@
-"""Which way prices of the roofline move: never down with more work, never up on a better device.
+"""Directions in which prices of the roofline move: not down with more work, not up on a better device.
 
 A batch is known by its sums: one more sequence, shorter than the others, lowers the mean context, so what
 waits for the longest one is taken to end sooner. Batches here are alike.

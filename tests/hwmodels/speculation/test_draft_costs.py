@@ -1,4 +1,4 @@
-"""What drafting costs: each method against closed forms, and the host's time."""
+"""The costs of drafting: each method against closed forms, and the host's time."""
 
 from dataclasses import replace
 

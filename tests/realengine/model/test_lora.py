@@ -1,4 +1,4 @@
-"""What adapters add to a batch, against merged weights."""
+"""Batches with adapters against models with merged weights, and the segments of their rows."""
 
 from __future__ import annotations
 
