@@ -23,6 +23,7 @@ from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged
 from policies.core.request import Segment
 from sim.metrics.definitions import describe
+from sim.metrics.pressure import held_back
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.streams import stream
@@ -52,6 +53,8 @@ METRICS = (
     "e2e_p90_ms",
     "e2e_p99_ms",
 )
+HELD_BACK_SHARE = "held_back_share"
+"""Name of the share of requests that waited for a sequence slot or KV memory, which was not measured."""
 POSITIVE = ("tp", "system_prompt_len", "question_len", "output_len", *METRICS)
 
 MAX_MODEL_LEN = 4096
@@ -113,11 +116,12 @@ class Stages:
 
 def predict(row: dict[str, Any], latency: LatencyLevel) -> dict[str, float]:
     """Computes `METRICS` over all requests of the run. Raises NotSimulatedError or ValueError."""
-    return figures_of(scenario_of(row, latency))
+    figures = figures_of(scenario_of(row, latency))
+    return {name: figures[name] for name in METRICS}
 
 
 def figures_of(scenario: Scenario) -> dict[str, float]:
-    """Simulates the scenario and computes `METRICS`. Raises NotSimulatedError."""
+    """Simulates the scenario and computes `METRICS` and `HELD_BACK_SHARE`. Raises NotSimulatedError."""
     records, table = simulated(scenario)
     figures = {name: describe(table[f"{name}_s"].to_numpy(dtype=np.float64)) for name in ("ttft", "e2e")}
     predicted = {
@@ -125,7 +129,11 @@ def figures_of(scenario: Scenario) -> dict[str, float]:
         for name in figures
         for statistic in ("mean", "p90", "p99")
     }
-    return {**predicted, "itl_mean_ms": 1e3 * describe(records.gap_s, records.gap_count)["mean_s"]}
+    return {
+        **predicted,
+        "itl_mean_ms": 1e3 * describe(records.gap_s, records.gap_count)["mean_s"],
+        HELD_BACK_SHARE: float(held_back(table).mean()),
+    }
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:

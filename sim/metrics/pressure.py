@@ -14,6 +14,8 @@ from sim.records.event_rows import TIERS, WAITS, Event
 
 _TIERS = {name: number for number, name in enumerate(TIERS) if name in ("host", "disk")}
 _CAUSES = ("gateway", *WAITS)
+_LIMITS = ("slot", "memory")
+"""Causes of a wait for a limit of the engine: max_num_seqs, and the KV memory."""
 
 
 def add_cache_use(
@@ -98,11 +100,18 @@ def knows_waits(requests: pd.DataFrame) -> bool:
     return f"wait_{WAITS[0]}_s" in requests
 
 
+def held_back(requests: pd.DataFrame) -> NDArray[np.bool_]:
+    """Returns which requests of a table with the causes of waits waited for a slot or KV memory."""
+    slot_s, memory_s = (requests[f"wait_{cause}_s"].to_numpy(dtype=np.float64) for cause in _LIMITS)
+    return np.logical_or(slot_s > 0, memory_s > 0)
+
+
 def add_waiting_use(totals: Totals, measured: pd.DataFrame) -> None:
     """Adds the terms of `waiting_figures`."""
     waited = measured[measured["status"] != "rejected"]
     if knows_waits(waited):
         totals.add("waited", np.ones(len(waited), np.bool_))
+        totals.add("held_back", held_back(waited))
         for cause in _CAUSES:
             totals.add(f"wait_{cause}_s", waited[f"wait_{cause}_s"].to_numpy(dtype=np.float64))
 
@@ -110,14 +119,17 @@ def add_waiting_use(totals: Totals, measured: pd.DataFrame) -> None:
 def waiting_figures(totals: Totals, *, is_known: bool) -> dict[str, Any]:
     """Computes the mean seconds of waiting, in total and by cause, over the requests that were not rejected.
 
+    held_back_share: the share of them that waited for a sequence slot or KV memory.
+
     Includes waits after preemptions and crashes, and requests that were never served. Cause gateway: the
     request was not yet at a replica. is_known: whether the causes were recorded.
     """
     if not is_known:
-        return {"mean_s": None, "by_cause_s": dict.fromkeys(_CAUSES)}
+        return {"mean_s": None, "by_cause_s": dict.fromkeys(_CAUSES), "held_back_share": None}
     count = totals["waited"]
     mean_s = {cause: totals[f"wait_{cause}_s"] / count if count else float("nan") for cause in _CAUSES}
-    return {"mean_s": sum(mean_s.values()), "by_cause_s": mean_s}
+    share = totals["held_back"] / count if count else float("nan")
+    return {"mean_s": sum(mean_s.values()), "by_cause_s": mean_s, "held_back_share": share}
 
 
 def _hits(totals: Totals, name: str) -> dict[str, Any]:

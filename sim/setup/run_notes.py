@@ -20,12 +20,16 @@ from sim.workload.base import Workload, WorkloadNotes
 
 
 def pool_notes(
-    pool: PoolSettings, model: IterationModel, slo: Slo | None, workload: Workload
+    pool: PoolSettings,
+    model: IterationModel,
+    slo: Slo | None,
+    workload: Workload,
+    held_back_share: float | None = None,
 ) -> Iterator[str]:
-    """Yields the notes on the figures of a pool."""
+    """Yields the notes on the figures of a pool. held_back_share: see `expected_error_note`."""
     basis, jitter = pool.latency.basis(pool.replica), pool.jitter
     yield basis if jitter is None else f"{basis} {jitter.sentence}"
-    yield expected_error_note(pool, workload)
+    yield expected_error_note(pool, workload, held_back_share)
     yield from pool.layout_notes
     yield from pool.model.notes
     if note := delayer_note(pool.batching, pool.layout, pool.latency):

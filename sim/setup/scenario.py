@@ -344,13 +344,14 @@ class Scenario(PoolSettings, ClusterSettings):
         if summary["kv_transfer"] is not None:
             summary["kv_transfer"] |= asdict(self.kv_transfer)
         summary["workload"] = asdict(traffic)
+        share = summary["waiting"]["held_back_share"]
         notes = (
             note
             for pool, own in zip(pools, hardware, strict=True)
-            for note in pool_notes(pool, own.model, self.slo, self.workload)
+            for note in pool_notes(pool, own.model, self.slo, self.workload, share)
         )
         summary["expected_errors"] = [
-            {"pool": name, **expected_errors_json(pool, self.workload)}
+            {"pool": name, **expected_errors_json(pool, self.workload, share)}
             for name, pool in self.pools_by_name.items()
         ]
         summary["notes"] = [

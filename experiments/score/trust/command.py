@@ -21,7 +21,9 @@ from experiments.score.trust.left_out import (
     Rows,
     expected_errors,
     left_out_tasks,
+    num_rows,
     outcomes,
+    repeated_tasks,
     rows_of,
     slope_tasks,
     to_fit,
@@ -54,6 +56,8 @@ class TrustJob:
             rows = rows_of(chosen, self.predictions)
             runs = list(left_out_tasks(self.cases, rows))
             self._simulate([task for task, _ in runs], "rows left out", console)
+            runs = [*runs, *repeated_tasks(runs, self.predictions)]
+            self._simulate([task for task, _ in runs], "rows at a limit, with other seeds", console)
         except KeyboardInterrupt:
             file.close()
             text = f"{len(file.rows):,} predictions are kept; continue with the same settings and resume=true"
@@ -129,7 +133,7 @@ def error_lines(found: Iterable[Outcome]) -> list[list[str]]:
     for key, own in sorted(cells.items()):
         errors = np.array([one.error_percent for one in own])
         median, p90 = np.percentile(np.abs(errors), [50, 90])
-        lines.append([*key, f"{len(own):,}", f"{median:.1f}", f"{p90:.1f}", f"{np.median(errors):+.1f}"])
+        lines.append([*key, f"{num_rows(own):,}", f"{median:.1f}", f"{p90:.1f}", f"{np.median(errors):+.1f}"])
     return lines
 
 

@@ -21,13 +21,16 @@ from experiments.score.trust.cases import SOURCES, Case
 from experiments.score.trust.constants import ENGINE, KINDS, steps
 from experiments.score.trust.predictions import Predictions, Task
 from hwmodels.fitting.host import Constant, Response, fit_constants
-from hwmodels.trust.table import ALL_GPUS, RATIO, TRAFFIC, ExpectedError, Level
+from hwmodels.trust.table import ALL_GPUS, HELD_BACK, RATIO, TRAFFIC, ExpectedError, Level
 
 FITTED_ROWS = {"silicon": 5, "experiments": 1}
 """By table, the number of rows of each cell (a profile, a model, a GPU) that constants are fitted to."""
 
 PREDICTED_ROWS = 20
 """Number of rows of each cell that are predicted when their group is left out."""
+
+HELD_BACK_RUNS = 10
+"""Number of runs, each with a seed of its own, of a row in which requests waited for a slot or KV memory."""
 
 RELATIVES = {"h100_sxm": "h200_sxm"}
 OTHER_RELATIVE = "h100_sxm"
@@ -173,7 +176,8 @@ def _slopes(
             continue
         moved = SOURCES[case.table].predicted(case.row, figures)
         change = value - case.values[name]
-        slope = {figure: (moved[figure] - base[figure]) / change for figure in base}
+        fitted = (figure for figure in SOURCES[case.table].fitted if figure in base)
+        slope = {figure: (moved[figure] - base[figure]) / change for figure in fitted}
         (above if change > 0 else below)[name] = slope
     for one, other in ((above, below), (below, above)):
         for name, slope in one.items():
@@ -213,16 +217,31 @@ def left_out_tasks(cases: Iterable[Case], rows: Rows) -> Iterator[tuple[Task, Le
         yield Task(case=case, values=values, calibration=relative), Level.relative
 
 
+def repeated_tasks(
+    runs: Iterable[tuple[Task, Level]], predictions: Predictions
+) -> Iterator[tuple[Task, Level]]:
+    """Yields further runs, with other seeds, of the rows whose TTFT p99 is `HELD_BACK`."""
+    for task, level in runs:
+        figures, case = predictions.of(task), task.case
+        if figures and HELD_BACK in SOURCES[case.table].predicted(case.row, figures):
+            yield from ((replace(task, number=number), level) for number in range(1, HELD_BACK_RUNS))
+
+
 def outcomes(runs: Iterable[tuple[Task, Level]], predictions: Predictions) -> Iterator[Outcome]:
-    """Yields the errors of all figures of the runs; none of a row that could not be simulated."""
+    """Yields the errors of all figures of the runs; none of a row that could not be simulated.
+
+    A repeated run has the error of `HELD_BACK` only: no other figure depends on the seed by more than 10 %.
+    """
     for task, level in runs:
         figures = predictions.of(task)
         if not figures:
             continue
         case, source = task.case, SOURCES[task.case.table]
         predicted, measured = source.predicted(case.row, figures), source.measured(case.row)
-        for figure, value in measured.items():
-            yield Outcome(case, figure, level, 100 * (predicted[figure] / value - 1))
+        for figure, value in predicted.items():
+            if task.number and figure != HELD_BACK:
+                continue
+            yield Outcome(case, figure, level, 100 * (value / measured[figure] - 1))
 
 
 def ratios(found: Iterable[Outcome]) -> Iterator[Outcome]:
@@ -254,8 +273,13 @@ def expected_errors(found: Sequence[Outcome]) -> list[ExpectedError]:
     for key, own in cells.items():
         median, p90 = np.percentile([abs(one.error_percent) for one in own], [50, 90])
         groups = {one.case.gpu if key[-1] is Level.relative else one.case.group for one in own}
-        rows.append(ExpectedError(*key, len(own), len(groups), float(median), float(p90)))
+        rows.append(ExpectedError(*key, num_rows(own), len(groups), float(median), float(p90)))
     return sorted(rows, key=_order)
+
+
+def num_rows(found: Iterable[Outcome]) -> int:
+    """Returns the number of measured rows behind errors, of which a row has one per run."""
+    return len({one.case.key for one in found})
 
 
 def _order(row: ExpectedError) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,12 +27,16 @@ class Task:
     """Constants that differ from the profile's and the calibration's."""
     calibration: str | None = None
     """GPU whose calibration is used in place of the row's own; None: its own."""
+    number: int = 0
+    """Number of the run of these values: each has a seed of its own, and run 0 that of the scenario."""
 
     @property
     def name(self) -> str:
         """The id in the file: the row, the calibration of another GPU, and the constants."""
         constants = [f"{name}={self.values[name]:.6g}" for name in sorted(self.values)]
-        return " ".join([self.case.key, *([self.calibration] if self.calibration else []), *constants])
+        number = [f"run={self.number}"] if self.number else []
+        calibration = [self.calibration] if self.calibration else []
+        return " ".join([self.case.key, *calibration, *constants, *number])
 
     def run(self) -> dict[str, str | float]:
         """Simulates; returns the figures and status ok, or the reason why there are none as the status."""
@@ -41,6 +46,8 @@ class Task:
             if self.calibration is not None:
                 relative = base_scenario(case.row["model"], self.calibration, case.profile).calibration
                 scenario = replace(scenario, calibration=relative)
+            if self.number:
+                scenario = replace(scenario, seed=zlib.crc32(f"{case.key} {self.number}".encode()))
             return {
                 "id": self.name,
                 **source.figures_of(with_values(scenario, self.values)),

@@ -88,3 +88,11 @@ def test_mean_waits_leave_out_the_rejected():
     use = waiting_use(table)
     assert use["mean_s"] == 3.0
     assert (use["by_cause_s"]["slot"], use["by_cause_s"]["memory"]) == (2.0, 1.0)
+
+
+def test_requests_held_back_are_those_that_waited_for_a_slot_or_memory():
+    table = pd.DataFrame({name: [0.0] * 5 for name in ("wait_gateway_s", *WAIT_COLUMNS)})
+    table["wait_slot_s"], table["wait_memory_s"] = [0.1, 0.0, 0.2, 0.0, 0.3], [0.0, 0.4, 0.5, 0.0, 0.0]
+    table["wait_iteration_s"], table["wait_budget_s"] = 0.01, 0.02
+    table["status"] = ["finished", "finished", "finished", "finished", "rejected"]
+    assert waiting_use(table)["held_back_share"] == 0.75

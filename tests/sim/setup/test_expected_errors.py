@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hwmodels.trust.table import ALL_GPUS, ExpectedError, Level
+from hwmodels.trust.table import ALL_GPUS, HELD_BACK, ExpectedError, Level
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.scenario import build_scenario
@@ -14,6 +14,7 @@ from sim.setup.expected_errors import (
     expected_errors_json,
     figures_of,
     never_compared,
+    tail_of,
     unknown_because,
 )
 
@@ -44,9 +45,9 @@ def scenario_of(*overrides):
     return build_scenario(SOURCE.compose(["model=llama3_1_8b", "hardware=h100_sxm", *overrides]))
 
 
-def note(*overrides):
+def note(*overrides, held_back_share=None):
     scenario = scenario_of(*overrides)
-    return expected_error_note(scenario, scenario.workload)
+    return expected_error_note(scenario, scenario.workload, held_back_share)
 
 
 def test_measured_gpu_has_the_figures_of_its_own_kind_of_traffic():
@@ -60,6 +61,64 @@ def test_measured_gpu_has_the_figures_of_its_own_kind_of_traffic():
         "Expected error (half of the cases / nine in ten are within): TTFT 18 / 55 %, TPOT 5.2 / 14 %, "
         "throughput 6 / 16 % (measured: 93 configurations of dense models with vLLM on H100 SXM)."
     )
+
+
+OPEN = {"ITL": (3.5, 9.0), "TTFT p99": (14.0, 25.0)}
+AT_LIMIT = rows("open", "H100 SXM", Level.measured, **{HELD_BACK: (70.0, 200.0)})
+DEPENDS = "Whether more than 1 % do depends on the seed and on a few percent of load, and the p99 with it."
+
+
+def test_tail_of_a_run_at_a_limit_has_the_errors_of_such_runs(monkeypatch):
+    table = (*rows("open", "H100 SXM", Level.measured, **OPEN), *AT_LIMIT)
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: table)
+    free, held = (note("workload=poisson", held_back_share=share) for share in (0.0009, 0.02))
+    assert free == note("workload=poisson")
+    assert "TTFT p99 14 / 25 %" in free
+    assert "TTFT p99 70 / 200 % (measured" in held
+    assert held.endswith(
+        "TTFT p99 is of the 93 runs at such a limit, as 2 % of the requests waited for a sequence slot or KV "
+        f"memory. {DEPENDS}"
+    )
+    scenario = scenario_of("workload=poisson")
+    found = expected_errors_json(scenario, scenario.workload, 0.02)["figures"]
+    assert (found["TTFT p99"]["median_percent"], found["ITL"]["median_percent"]) == (70.0, 3.5)
+
+
+def test_tail_is_unknown_where_no_measured_run_was_at_a_limit(monkeypatch):
+    of_experts = [row._replace(architecture="moe") for row in AT_LIMIT]
+    table = (*TABLE, *rows("open", "H100 SXM", Level.measured, **{"TTFT p99": (14.0, 25.0)}), *of_experts)
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: table)
+    waited = "of the requests waited for a sequence slot or KV memory"
+    held = note("workload=poisson", held_back_share=0.02)
+    assert "14 / 25 %" not in held
+    assert held.endswith(
+        f"TTFT p99: unknown, as 2 % {waited}, and no such run of dense models was measured; of mixtures of "
+        f"experts it is TTFT p99 70 / 200 %. {DEPENDS}"
+    )
+    overloaded = note("workload=poisson", held_back_share=0.6)
+    assert overloaded.endswith(f"TTFT p99: unknown, as 60 % {waited}, more than in any measured run.")
+    assert note("workload=closed_loop", held_back_share=0.02) == note("workload=closed_loop")
+
+
+def test_a_run_that_waits_for_slots_says_so(monkeypatch):
+    table = (*rows("open", "H100 SXM", Level.measured, **OPEN), *AT_LIMIT)
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: table)
+    base = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=300")
+    free = scenario_of(*base).run().summary
+    assert free["waiting"]["held_back_share"] == 0
+    assert free["expected_errors"][0]["figures"]["TTFT p99"]["median_percent"] == 14.0
+    held = scenario_of(*base, "engine.max_num_seqs=1").run().summary
+    assert held["waiting"]["held_back_share"] > 0.05
+    assert "more than in any measured run" in held["notes"][1]
+    assert "TTFT p99" not in held["expected_errors"][0]["figures"]
+
+
+@pytest.mark.parametrize(
+    ("share", "figure"),
+    [(None, "TTFT p99"), (float("nan"), "TTFT p99"), (0.0, "TTFT p99"), (0.001, HELD_BACK), (0.06, None)],
+)
+def test_figure_of_a_tail_follows_from_the_share_held_back(share, figure):
+    assert tail_of(share) == figure
 
 
 def test_gpu_without_rows_of_engines_has_the_figures_of_other_gpus():

@@ -15,19 +15,21 @@ from experiments.score.trust import cases as cases_module
 from experiments.score.trust.cases import Case
 from experiments.score.trust.constants import KINDS, NAMES, steps, values_of, with_values
 from experiments.score.trust.left_out import (
+    HELD_BACK_RUNS,
     Outcome,
     expected_errors,
     left_out_tasks,
     outcomes,
     owned_by,
     ratios,
+    repeated_tasks,
     rows_of,
     slope_tasks,
     to_fit,
 )
 from experiments.score.trust.predictions import Predictions, Task
 from experiments.study.presets import base_scenario
-from hwmodels.trust.table import ALL_GPUS, Level, read
+from hwmodels.trust.table import ALL_GPUS, HELD_BACK, Level, read
 
 SHIPPED = {
     "iteration_s": 600e-6,
@@ -161,6 +163,33 @@ def test_table_follows_from_the_errors():
     whole, own = table[ALL_GPUS, "TPOT"], table["h100_sxm", "TPOT"]
     assert (whole.rows, whole.groups, whole.median_percent, whole.p90_percent) == (4, 2, 25.0, 37.0)
     assert (own.rows, own.groups, own.median_percent) == (2, 1, 15.0)
+
+
+def test_rows_count_once_however_often_they_are_simulated():
+    case = case_of(0, *GROUPS[0])
+    found = [Outcome(case, "TPOT", Level.measured, error) for error in (1.0, 2.0, 3.0)]
+    assert {(row.rows, row.median_percent) for row in expected_errors(found)} == {(1, 2.0)}
+
+
+@pytest.mark.parametrize(("share", "figures_of_tail"), [(0.0, ["TTFT p99"]), (0.02, [HELD_BACK]), (0.5, [])])
+def test_tail_of_a_simulated_run_is_that_of_its_kind_of_runs(share, figures_of_tail):
+    row = dict.fromkeys(cases_module.runs.METRICS, 30.0)
+    case = replace(case_of(0, *GROUPS[0]), table="experiments", row=row | {"id": "r0"})
+    tasks = [Task(case=case, values={}, number=number) for number in range(HELD_BACK_RUNS)]
+    done = {}
+    for task in tasks:
+        figures_ms = dict.fromkeys(cases_module.runs.METRICS, 33.0 + 3 * task.number)
+        done[task.name] = {"id": task.name, "status": "ok", **figures_ms, "held_back_share": share}
+    predictions = Predictions(file=SimpleNamespace(rows=done), jobs=1)
+    first = [(tasks[0], Level.measured)]
+    found = list(outcomes(first, predictions))
+    assert [one.figure for one in found if "TTFT p99" in one.figure] == figures_of_tail
+    assert [one.error_percent for one in found] == [pytest.approx(10.0)] * len(found)
+    more = list(repeated_tasks(first, predictions))
+    is_repeated = figures_of_tail == [HELD_BACK]
+    assert [task for task, _ in more] == (tasks[1:] if is_repeated else [])
+    again = [(one.figure, one.error_percent) for one in outcomes(more, predictions)]
+    assert again == [(HELD_BACK, pytest.approx(10.0 * n)) for n in range(2, 11) if is_repeated]
 
 
 def test_errors_of_a_ratio_cancel_where_they_are_common():
@@ -300,6 +329,16 @@ def test_refuses_a_single_group_and_another_level(data, tmp_path, capsys):
     assert "update_trust=true: states errors of latency=calibrated" in capsys.readouterr().err
     assert main(["score", "update_trust=true", f"measured={tmp_path}"]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_each_run_of_an_open_loop_has_a_seed_of_its_own(data):
+    [case] = [case for case in cases_module.read_cases(data) if case.table == "experiments"]
+    tasks = [Task(case=case, values={}, number=number) for number in (0, 1, 1, 2)]
+    first, second, again, third = (task.run() for task in tasks)
+    assert second == again
+    assert len({task.name for task in tasks}) == 3
+    assert len({run["ttft_mean_ms"] for run in (first, second, third)}) == 3
+    assert first["held_back_share"] == 0
 
 
 def test_predictions_are_finite_numbers_or_reasons():
