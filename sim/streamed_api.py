@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from sim.api import arguments, composed_run, latency_table
+from sim.records.timed_rows import interval_s
 from sim.report import evidence, wording
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
@@ -50,7 +51,8 @@ def simulate_streamed(
         raise ConfigError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "config.yaml", config_yaml(config))
-    tables = StreamedTables(folder, scenario.slo, iterations=iterations)
+    width_s = interval_s(scenario.num_replicas) if iterations else None
+    tables = StreamedTables(folder, scenario.slo, width_s=width_s)
     with errors_of_user(scenario):
         run = StreamedRun(scenario, traffic, tables)
         summary = run.run()

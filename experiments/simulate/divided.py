@@ -36,11 +36,6 @@ def divided(
     launcher: the node of the launcher. config: the resolved config of the run.
     """
     shards, routing = scenario.sim.shards, scenario.routing
-    if output.writes_iterations:
-        raise ConfigError(
-            f"output.tables=stream_all, sim.shards={shards}: shards do not stream iterations; "
-            "set output.tables=stream, or sim.shards=null"
-        )
     try:
         check_traffic(source, scenario.sim)
     except ValueError as error:
@@ -61,6 +56,7 @@ def divided(
             launcher=built,
             progress=output.progress,
             plots=output.report,
+            iterations=output.writes_iterations,
         )
     return ShardedRun(
         scenario=scenario,
@@ -72,4 +68,5 @@ def divided(
         progress=output.progress,
         streams=streams,
         plots=streams and output.report,
+        iterations=output.writes_iterations,
     )

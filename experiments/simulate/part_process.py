@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from experiments.study.launchers.outcome import CutShortError, WorkerDiedError, attempt
 from experiments.study.launchers.parent import end_with_parent
+from sim.records.timed_rows import interval_s
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
@@ -36,13 +37,14 @@ class PartTask:
 
     config: the resolved config of the run, as JSON. bounds: the replicas. rows: the file to which the rows of
     requests are streamed; None: the process returns all tables at the end. plots: whether what the plots show
-    is added up when rows are streamed.
+    is added up when rows are streamed. iterations: whether iterations and gaps are streamed, too.
     """
 
     config: str
     bounds: Bounds
     rows: Path | None = None
     plots: bool = True
+    iterations: bool = False
 
     @property
     def name(self) -> str:
@@ -154,7 +156,8 @@ def new_part(scenario: Scenario, source: Source, task: PartTask) -> PartHere | S
     if task.rows is None:
         return PartHere(**settings)
     new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=task.plots)
-    return StreamedPart(**settings, new_setting=new_setting, rows=task.rows)
+    width_s = interval_s(scenario.num_replicas) if task.iterations else None
+    return StreamedPart(**settings, new_setting=new_setting, rows=task.rows, width_s=width_s)
 
 
 def _serve(pipe: Connection, task: PartTask, import_dir: str, parent: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.study.code import code_version
 from sim.engine.replica_pool import ReplicaPool
+from sim.records.timed_rows import interval_s
 from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
@@ -64,6 +65,8 @@ class ShardTask:
     """Returns accumulators of the figures and the rows of requests instead of all tables."""
     plots: bool = False
     """Whether the accumulators have what the plots show."""
+    iterations: bool = False
+    """Returns the tables of iterations and gaps, too, if it streams."""
 
     @property
     def name(self) -> str:
@@ -91,7 +94,8 @@ class ShardTask:
             raise KeyboardInterrupt  # a part of a shard is no result
         if self.streams:
             setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
-            content = streamed_shard_bytes(shard, own, assignment.notes, setting)
+            width_s = interval_s(scenario.num_replicas) if self.iterations else None
+            content = streamed_shard_bytes(shard, own, assignment.notes, setting, width_s)
         else:
             content = shard_bytes(shard, assignment.notes)
         return FinishedShard(content, len(shard.records.requests))

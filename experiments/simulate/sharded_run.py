@@ -24,6 +24,7 @@ from experiments.study.progress import lasting_progress
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.report.numbers import number
+from sim.report.streamed_tables import ITERATIONS_BYTES
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.settings.override import not_about
@@ -45,9 +46,13 @@ MAX_TRIES = 3
 """How often a shard is begun whose worker dies."""
 
 
-def check_room(folder: Path, num_requests: int | None, num_shards: int, *, streams: bool) -> None:
+def check_room(
+    folder: Path, num_requests: int | None, num_shards: int, *, streams: bool, iterations: bool = False
+) -> None:
     """Raises ConfigError if the shards of so many requests would not fit on the disk of the results."""
     needed = (STREAMED_BYTES if streams else SHARD_BYTES) * (num_requests or 0)
+    if iterations:
+        needed += 2 * ITERATIONS_BYTES * (num_requests or 0)  # in shards, and in the tables
     if streams:
         needed += ACCUMULATOR_BYTES * num_shards
     free = disk_usage(folder).free
@@ -74,6 +79,8 @@ class ShardedRun:
     """Adds up figures and rows of requests, in memory that does not grow with the run."""
     plots: bool = False
     """Whether a run that streams adds up what its plots show."""
+    iterations: bool = False
+    """Whether a run that streams has the tables of iterations and gaps, too."""
     continues: ClassVar[bool] = True
     """Whether finished shards of the same run that its folder holds are used."""
 
@@ -90,10 +97,11 @@ class ShardedRun:
             getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
         )
         folder.mkdir(parents=True, exist_ok=True)
-        check_room(folder, self.num_requests, len(bounds), streams=self.streams)
+        check_room(folder, self.num_requests, len(bounds), streams=self.streams, iterations=self.iterations)
         code, command = code_of_windtunnel(), self._command(folder)
         # The files of shards depend on these settings of the output.
-        config = self.config | {"output.tables": self.streams, "output.report": self.plots}
+        tables = "stream_all" if self.iterations else self.streams
+        config = self.config | {"output.tables": tables, "output.report": self.plots}
         with ShardFolder.opened(folder, config, len(bounds), code, command) as shards:
             self._run_missing(shards, console)
             yield shards
@@ -187,6 +195,7 @@ class ShardedRun:
                 checks=tuple(checks),
                 streams=self.streams,
                 plots=self.plots,
+                iterations=self.iterations,
             )
             for index in missing
         ]

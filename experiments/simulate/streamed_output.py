@@ -11,6 +11,7 @@ from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary
 from experiments.simulate.output import STREAMED_ABOVE, SimulateOutput
+from sim.records.timed_rows import interval_s
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import summary_json
@@ -52,7 +53,8 @@ def run_streamed(
             "iterations and events (output.tables=true writes all, in "
             "4.4 kB of memory per request).",
         )
-    tables = StreamedTables(folder, scenario.slo, iterations=output.writes_iterations)
+    width_s = interval_s(scenario.num_replicas) if output.writes_iterations else None
+    tables = StreamedTables(folder, scenario.slo, width_s=width_s)
     with (
         errors_of_user(scenario),
         simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report,

@@ -74,6 +74,8 @@ class WindowedRun:
     progress: bool = False
     plots: bool = True
     """Whether a run that streams adds up what its plots show."""
+    iterations: bool = False
+    """Whether a run that streams has the tables of iterations and gaps, too."""
     continues: ClassVar[bool] = False
     """Whether the run uses what an earlier one has left in its folder."""
 
@@ -96,7 +98,7 @@ class WindowedRun:
         Raises what `result` raises, and OSError if rows could not be written.
         """
         rows = folder / ROWS
-        check_room(folder, self.source.num_requests, 0, streams=True)
+        check_room(folder, self.source.num_requests, 0, streams=True, iterations=self.iterations)
         shutil.rmtree(rows, ignore_errors=True)  # of a run that was killed
         rows.mkdir(parents=True)
         found = PartFiles(path=rows, contents=())
@@ -125,6 +127,7 @@ class WindowedRun:
                 bounds=own,
                 rows=None if rows is None else rows_of(rows, index),
                 plots=self.plots,
+                iterations=self.iterations,
             )
             for index, own in enumerate(bounds)
         ]

@@ -140,6 +140,9 @@ class StreamedSimulation(Simulation):
             unfilled=unfilled,
             unfilled_since=None if unfilled is None else self._unfilled_since(),
             later_since_s=min(until_s, self._rows.earliest_arrival_s()),
+            iterations_since_s=min(
+                [self._clock.now, *(replica.running_since_s for replica in self.fleet.replicas)]
+            ),
             pool_by_replica=np.array(self._pool_by_replica(), np.int64),
             until_s=until_s,
         )

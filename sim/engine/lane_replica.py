@@ -9,6 +9,7 @@ replica goes on as any other. Its records are the same to the last bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from policies.core.lane import is_common, suits
@@ -42,6 +43,15 @@ class LaneReplica(Replica):
                 on_end=self._has_ended,
                 leave=self._go_on,
             )
+
+    @property
+    def running_since_s(self) -> float:
+        """Returns what `Replica.running_since_s` does."""
+        loop = self._loop
+        if loop is not None and loop.is_running:
+            return loop.start_s
+        step = self.step
+        return inf if step is None else step.start_s
 
     def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
         """Does what `Replica.submit` does."""

@@ -14,6 +14,11 @@ from sim.engine.engine_loop import EngineLoop
 class Replica(EngineLoop):
     """An engine that can slow down and crash. It is a `policies.routing.ReplicaView`."""
 
+    @property
+    def running_since_s(self) -> float:
+        """Returns the time at which the iterations that run began, s; inf: none run."""
+        return inf if self.step is None else self.step.start_s
+
     def slow_down(self, factor: float) -> None:
         """Multiplies the duration of iterations that begin from now on by `factor`; 1: normal speed."""
         if factor != self._slowdown:

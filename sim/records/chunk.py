@@ -44,6 +44,8 @@ class RecordChunk:
     until_s: the last end of a request before the cut, s; the run does not end before it.
     later_since_s: earliest time at which a request of a later chunk may have got a token, s; -inf: it is not
       known.
+    iterations_since_s: earliest time at which an iteration of a later chunk may begin, s; -inf: it is not
+      known.
     own_s: latencies of `requests` that only the workload knows and the SLO limits, by name, s: see
       `sim.metrics.folds.latencies.OwnLatencies`.
     end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
@@ -63,5 +65,6 @@ class RecordChunk:
     until_s: float
     unfilled_since: NDArray[np.int64] | None = None
     later_since_s: float = -np.inf
+    iterations_since_s: float = -np.inf
     own_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     end: RunRecords | None = None

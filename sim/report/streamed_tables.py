@@ -23,6 +23,7 @@ from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
+from sim.records.timed_rows import SORTED_BY, TimedRows, empty_tables
 from sim.report.files import remove_folder_of_table, table_bytes, write_table
 from sim.report.numbers import number
 from sim.report.saved import BURSTS, GAPS, saved_records
@@ -61,20 +62,21 @@ class TableFolder:
 class StreamedTables:
     """The tables of a run that streams its records.
 
-    slo: for the columns of `request_metrics`. iterations: also write the iterations and gaps. The tables of
-    an earlier run in the folder are removed.
+    slo: for the columns of `request_metrics`. width_s: length of the intervals of which the iterations and
+    gaps are written, see `sim.records.timed_rows`; None: they are not. The tables of an earlier run in the
+    folder are removed.
     """
 
     def __init__(
-        self, folder: Path, slo: Slo | None, *, iterations: bool, group_rows: int = GROUP_ROWS
+        self, folder: Path, slo: Slo | None, *, width_s: float | None, group_rows: int = GROUP_ROWS
     ) -> None:
         self._folder, self._slo, self._group_rows = folder, slo, group_rows
         for name in EARLIER:
             remove_folder_of_table(folder / f"{name}.parquet")
             (folder / f"{name}.parquet").unlink(missing_ok=True)
         self._requests = TableFolder(folder / REQUESTS)
-        names = ("iterations", "gaps", "itl", "bursts") if iterations else ()
-        self._others = {name: TableFolder(folder / f"{name}.parquet") for name in names}
+        self._timed = None if width_s is None else TimedRows(width_s)
+        self._others = {name: TableFolder(folder / f"{name}.parquet") for name in SORTED_BY}
         self._replicas, self._series = ReplicaTable(), LoadSeries()
 
     def add(self, chunk: RecordChunk) -> None:
@@ -87,18 +89,17 @@ class StreamedTables:
         for first, end in pairwise(borders):
             if end > first or (chunk.end is not None and self._requests.is_empty):
                 self._requests.add(requests[first:end])
-        if self._others:
-            self._add_others(chunk)
+        if self._timed is not None:
+            self._add_others(chunk, self._timed)
         if chunk.end is not None:
             self._finish(chunk.end)
 
-    def _add_others(self, chunk: RecordChunk) -> None:
-        self._others["iterations"].add(chunk.iterations)
-        self._others["gaps"].add(chunk.own_gaps)
-        gaps = {"gap_s": chunk.gap_s, "gap_count": chunk.gap_count, "gap_end_s": chunk.gap_end_s}
-        self._others["itl"].add(pd.DataFrame(gaps))
-        if chunk.bursts is not None:
-            self._others["bursts"].add(chunk.bursts)
+    def _add_others(self, chunk: RecordChunk, timed: TimedRows) -> None:
+        for name, _, rows in timed.add(chunk, is_last=chunk.end is not None):
+            self._others[name].add(rows)
+        for name, nothing in empty_tables(chunk.end).items() if chunk.end is not None else ():
+            if self._others[name].is_empty:
+                self._others[name].add(nothing)
 
     def _finish(self, end: RunRecords) -> None:
         write_table(self._replicas.table(end), self._folder / REPLICAS)

@@ -29,7 +29,7 @@ def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunR
     first = parts[0]
     return RunRecords(
         requests=_requests([part.requests for part in parts]),
-        iterations=_stacked([part.iterations for part in parts]),
+        iterations=stacked([part.iterations for part in parts]),
         gap_s=np.concatenate([part.gap_s for part in parts]),
         gap_count=np.concatenate([part.gap_count for part in parts]),
         gap_end_s=np.concatenate([part.gap_end_s for part in parts]),
@@ -37,8 +37,8 @@ def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunR
         replicas=tuple(replica._replace(end_s=end_s) for replica in first.replicas),
         end_s=end_s,
         interrupted=any(part.interrupted for part in parts),
-        events=_stacked([part.events for part in parts]),
-        own_gaps=_stacked([part.own_gaps for part in parts]),
+        events=stacked([part.events for part in parts]),
+        own_gaps=stacked([part.own_gaps for part in parts]),
         num_evicted_blocks=sum(part.num_evicted_blocks for part in parts),
         num_discarded_tokens=sum(part.num_discarded_tokens for part in parts),
         pinned_token_s=sum(pinned.token_s_until(end_s) for shard in shards for pinned in shard.pinned),
@@ -65,7 +65,7 @@ def _requests(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
-def _stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Returns the rows of all tables, one after the other.
 
     A column that only some tables have is that of engines with a feature; it is 0 for the others.

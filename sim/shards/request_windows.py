@@ -6,9 +6,7 @@ so that the rows of a range of ids can be read from all shards, and merged, rang
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from io import BytesIO
 from itertools import pairwise
 from typing import IO, Any, Final
@@ -19,12 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sim.records.chunk import GROUP_ROWS
+from sim.shards.open_files import OpenFiles
 from sim.shards.shard_file import ShardMember
 
 WINDOW_GROUPS: Final = 8
 """Groups (see `sim.records.chunk`) whose requests are merged at once: half a million rows, 200 MB."""
-MAX_OPEN: Final = 100
-"""Files of shards that are open at once; a process may have 256 or 1,024 of all kinds, by default."""
 ID: Final = "request_id"
 
 
@@ -76,9 +73,9 @@ def windowed_bytes(requests: pd.DataFrame, group_rows: int = GROUP_ROWS) -> byte
 def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -> Iterator[pd.DataFrame]:
     """Yields the requests of all shards, group after group, by request id; a group has at least one row.
 
-    shards: what `windowed_bytes` returns for each. At most `MAX_OPEN` of their files are open at once.
+    shards: what `windowed_bytes` returns for each. Few of their files are open at once.
     """
-    with _Tables(shards) as tables:
+    with _tables(shards) as tables:
         places: dict[int, list[tuple[int, int]]] = {}
         for shard in range(len(shards)):
             metadata = tables.opened(shard).metadata
@@ -97,34 +94,13 @@ def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -
                 yield rows[first:end].reset_index(drop=True)
 
 
-class _Tables:
-    """The tables of shards, of which the `MAX_OPEN` that were used last are open."""
+def _tables(shards: Sequence[ShardMember]) -> OpenFiles[Any]:
+    """Returns the tables of shards as `ParquetFile`s."""
+    metadata: dict[int, Any] = {}  # of all, as it is slow to read
 
-    def __init__(self, shards: Sequence[ShardMember]) -> None:
-        self._shards = shards
-        self._open: OrderedDict[int, tuple[Any, ExitStack]] = OrderedDict()
-        self._metadata: dict[int, Any] = {}  # of all, as it is slow to read
+    def read(shard: int, content: IO[bytes]) -> Any:
+        file = pq.ParquetFile(content, metadata=metadata.get(shard))
+        metadata[shard] = file.metadata
+        return file
 
-    def __enter__(self) -> _Tables:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        while self._open:
-            self._close_oldest()
-
-    def opened(self, shard: int) -> Any:
-        """Returns the table of a shard as a `ParquetFile`."""
-        if shard not in self._open:
-            if len(self._open) >= MAX_OPEN:
-                self._close_oldest()
-            with ExitStack() as stack:
-                content = stack.enter_context(self._shards[shard].opened())
-                file = pq.ParquetFile(content, metadata=self._metadata.get(shard))
-                self._metadata[shard] = file.metadata
-                self._open[shard] = file, stack.pop_all()
-        self._open.move_to_end(shard)
-        return self._open[shard][0]
-
-    def _close_oldest(self) -> None:
-        _, (_, stack) = self._open.popitem(last=False)
-        stack.close()
+    return OpenFiles(shards, read)

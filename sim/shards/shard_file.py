@@ -6,7 +6,7 @@ Reading a file executes nothing that is in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from io import BytesIO
@@ -115,6 +115,11 @@ class ShardFile:
                 if name.endswith(".parquet")
             }
             return _records(plain, tables), WorkloadNotes(**plain["notes"])
+
+    @property
+    def names(self) -> Collection[str]:
+        """Returns the names of the members."""
+        return self._archive.namelist()
 
     def part(self, name: str) -> bytes:
         """Returns the content of a member that is no table of the shard."""

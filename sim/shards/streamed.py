@@ -6,7 +6,7 @@ figures are those of one process that streams its records, to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import NamedTuple
@@ -23,7 +23,9 @@ from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
+from sim.records.timed_rows import SORTED_BY
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
+from sim.shards.intervals import MEMBERS, interval_bytes
 from sim.shards.merge import merged
 from sim.shards.request_windows import windowed_bytes
 from sim.shards.shard import ShardRecords
@@ -41,7 +43,7 @@ class StreamedShards(NamedTuple):
     """The whole run.
 
     end: its records, with tables without rows. rows: of each shard, the rows of its requests, see
-    `sim.shards.request_windows`.
+    `sim.shards.request_windows`. intervals: likewise, of the tables of `sim.records.timed_rows` by name.
     """
 
     fold: RunFold
@@ -50,6 +52,7 @@ class StreamedShards(NamedTuple):
     series: LoadSeries
     replicas: pd.DataFrame
     rows: Sequence[ShardMember]
+    intervals: Mapping[str, Sequence[ShardMember]]
 
 
 class ShardFigures:
@@ -81,13 +84,22 @@ class ShardFigures:
 
 
 def streamed_shard_bytes(
-    shard: ShardRecords, bounds: Bounds, notes: WorkloadNotes, new_setting: NewSetting
+    shard: ShardRecords,
+    bounds: Bounds,
+    notes: WorkloadNotes,
+    new_setting: NewSetting,
+    width_s: float | None = None,
 ) -> bytes:
-    """Returns the content of the file of a shard. bounds: its replicas."""
+    """Returns the content of the file of a shard.
+
+    bounds: its replicas. width_s: of the intervals of iterations and gaps; None: these are left out.
+    """
     records = shard.records
     figures = ShardFigures(new_setting(records.pools))
-    rows = figures.add(chunk_of(records))
-    parts = {ROWS: windowed_bytes(rows), **figures.parts(records, bounds)}
+    chunk = chunk_of(records)
+    rows = figures.add(chunk)
+    intervals = {} if width_s is None else interval_bytes(chunk, width_s)
+    parts = {ROWS: windowed_bytes(rows), **intervals, **figures.parts(records, bounds)}
     return shard_bytes(replace(shard, records=without_rows(records)), notes, parts)
 
 
@@ -97,6 +109,7 @@ def merged_files(
     """Merges the shards of all files, by replica. Raises DamagedShardError for the file read last."""
     shards, fold, notes = [], None, WorkloadNotes()
     series, tables, rows = LoadSeries(), [], []
+    intervals: dict[str, list[ShardMember]] = {}
     for file in files:
         shard, notes = file.records()
         shards.append(shard)
@@ -106,11 +119,14 @@ def merged_files(
         series.merge(read_accumulator(file.part(SERIES), LoadSeries))
         tables.append(pd.read_parquet(BytesIO(file.part(REPLICAS))))
         rows.append(file.member(ROWS))
+        for name in SORTED_BY:
+            if MEMBERS + name in file.names:
+                intervals.setdefault(name, []).append(file.member(MEMBERS + name))
     assert fold is not None
     end = merged(shards, until_s)
     replicas = pd.concat(tables, ignore_index=True).assign(end_s=end.end_s)
     replicas["busy_share"] = (replicas["busy_s"] / (replicas["end_s"] - replicas["start_s"])).fillna(0.0)
-    return StreamedShards(fold, end, notes, series, replicas, rows)
+    return StreamedShards(fold, end, notes, series, replicas, rows, intervals)
 
 
 def measured_rows(rows: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:

@@ -5,7 +5,7 @@ Its memory holds what is in flight only. What it leaves is merged as the files o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +18,8 @@ from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.streamed import StreamedSimulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.timed_rows import SORTED_BY, Interval, TimedRows
+from sim.shards.intervals import MEMBERS, IntervalWriter
 from sim.shards.request_windows import WindowWriter
 from sim.shards.shard_file import ShardFile, ShardMember, shard_bytes
 from sim.shards.streamed import ROWS, NewSetting, ShardFigures
@@ -88,8 +90,9 @@ class _StreamedSimulation(PartHere, StreamedSimulation):
 class StreamedPart:
     """A part of a fleet that writes the rows of its requests to a file, and adds up its figures.
 
-    rows: the file, which is made. new_setting: makes the setting of the figures. group_rows: see
-    `sim.records.chunk`. Others as for `PartHere`. Raises OSError.
+    rows: the file, which is made. new_setting: makes the setting of the figures. width_s: of the intervals of
+    iterations and gaps, which are written to files beside it (`file_of_table`); None: they are left out.
+    group_rows: see `sim.records.chunk`. Others as for `PartHere`. Raises OSError.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class StreamedPart:
         sim: SimSettings,
         new_setting: NewSetting,
         rows: Path,
+        width_s: float | None = None,
         group_rows: int = GROUP_ROWS,
     ) -> None:
         self._bounds, self._notes, self._path = bounds, source.notes, rows
@@ -117,6 +121,8 @@ class StreamedPart:
         self._figures = ShardFigures(new_setting(self._simulation.fleet.records(0.0)[0]))
         self._file = rows.open("wb")
         self._writer = WindowWriter(self._file, group_rows)
+        self._timed = None if width_s is None else TimedRows(width_s)
+        self._tables: dict[str, tuple[IO[bytes], IntervalWriter]] = {}
 
     @property
     def num_ended(self) -> int:
@@ -140,12 +146,24 @@ class StreamedPart:
         with self._named_in_errors():
             self._writer.close()
             self._file.close()
+            for file, writer in self._tables.values():
+                writer.close()
+                file.close()
         return shard_bytes(shard, self._notes, self._figures.parts(shard.records, self._bounds))
 
     def _take(self, chunk: RecordChunk) -> None:
         rows = self._figures.add(chunk)
         with self._named_in_errors():
             self._writer.add(rows)
+            if self._timed is not None:
+                self._add_intervals(self._timed.add(chunk, is_last=chunk.end is not None))
+
+    def _add_intervals(self, intervals: Iterator[Interval]) -> None:
+        for name, number, rows in intervals:
+            if name not in self._tables:
+                file = file_of_table(self._path, name).open("wb")
+                self._tables[name] = file, IntervalWriter(file)
+            self._tables[name][1].add(number, rows)
 
     @contextmanager
     def _named_in_errors(self) -> Iterator[None]:
@@ -154,6 +172,11 @@ class StreamedPart:
             yield
         except OSError as error:
             raise OSError(error.errno, error.strerror or str(error), str(self._path)) from error
+
+
+def file_of_table(rows: Path, name: str) -> Path:
+    """Returns the file of a table of iterations or gaps of a part. rows: that of its requests."""
+    return rows.with_suffix(f".{name}.arrow")
 
 
 class RowsFile(ShardMember):
@@ -174,6 +197,16 @@ class PartFile(ShardFile):
         super().__init__(BytesIO(content))
         self._rows = rows
 
+    @property
+    def names(self) -> Collection[str]:
+        """Returns the names of the members, with the tables in files of their own."""
+        tables = (name for name in SORTED_BY if file_of_table(self._rows, name).exists())
+        return [*super().names, *(MEMBERS + name for name in tables)]
+
     def member(self, name: str) -> ShardMember:
-        """Returns the rows, to be opened after this file is closed."""
-        return RowsFile(self._rows, name) if name == ROWS else super().member(name)
+        """Returns the rows or a table, to be opened after this file is closed."""
+        if name == ROWS:
+            return RowsFile(self._rows, name)
+        if name.startswith(MEMBERS):
+            return RowsFile(file_of_table(self._rows, name.removeprefix(MEMBERS)), name)
+        return super().member(name)

@@ -52,6 +52,7 @@ def chunks_of(
                 unfilled=None if records.unfilled is None else records.unfilled[unfilled_cut == index],
                 pool_by_replica=records.pool_by_replica,
                 until_s=until_s,
+                iterations_since_s=iterations["start_s"][iteration_cut > index].min(),
                 end=without_rows(records) if index == len(cuts_s) else None,
             )
         )

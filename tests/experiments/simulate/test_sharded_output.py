@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import pandas as pd
 import pytest
 
-import sim.shards.request_windows
+import sim.shards.open_files
 from experiments.app.cli import main
 
 SMALL = ("workload=poisson", "workload.num_requests=60", "replicas=4", "output.progress=false")
@@ -25,19 +25,36 @@ PUBLISHING = (
 )
 
 
-@pytest.mark.parametrize("settings", [SMALL[:2], ("workload=clients", *PUBLISHING)])
-def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path, settings):
+WINDOWS = (*SMALL[:2], "routing=join_shortest_kv", "routing.ties=index")
+SPECULATION = ("speculation=eagle3", "model=llama3_1_8b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "tables"),
+    [
+        (SMALL[:2], "stream"),
+        (("workload=clients", *PUBLISHING), "stream"),
+        ((*SMALL[:2], "workload.arrivals.rate_per_s=1"), "stream_all"),
+        ((*SMALL[:2], *SPECULATION), "stream_all"),
+        (WINDOWS, "stream_all"),
+    ],
+)
+def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path, settings, tables, monkeypatch):
+    monkeypatch.setattr("sim.records.timed_rows.REPLICA_SECONDS", 16.0)
     one, divided = tmp_path / "one", tmp_path / "divided"
-    both = ("simulate", *SMALL[2:], *settings, "output.tables=stream")
+    both = ("simulate", *SMALL[2:], *settings, f"output.tables={tables}")
     assert main([*both, f"hydra.run.dir={one}"]) == 0
     assert main([*both, f"hydra.run.dir={divided}", "sim.shards=3", "launcher.jobs=1"]) == 0
     assert {file.name for file in divided.iterdir()} == {file.name for file in one.iterdir()}
     assert (one / "summary.json").read_bytes() == (divided / "summary.json").read_bytes()
-    parts = sorted(file.name for file in (one / "requests.parquet").iterdir())
-    assert parts == sorted(file.name for file in (divided / "requests.parquet").iterdir())
-    for name in parts:
-        contents = [(folder / "requests.parquet" / name).read_bytes() for folder in (one, divided)]
-        assert contents[0] == contents[1]
+    folders = sorted(file.name for file in one.iterdir() if file.is_dir())
+    assert ("iterations.parquet" in folders) == (tables == "stream_all")
+    for table in folders:
+        parts = sorted(file.name for file in (one / table).iterdir())
+        assert parts == sorted(file.name for file in (divided / table).iterdir())
+        assert len(parts) > 1 or table == "requests.parquet"
+        for name in parts:
+            assert (one / table / name).read_bytes() == (divided / table / name).read_bytes()
     for name in ("replicas.parquet", "series.parquet"):
         assert (one / name).read_bytes() == (divided / name).read_bytes()
 
@@ -45,10 +62,8 @@ def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path, settings
 def test_shards_of_a_run_that_streams_are_not_those_of_one_with_tables(tmp_path, capsys):
     assert simulate(tmp_path / "run", "sim.shards=2", "launcher.jobs=1", "output.tables=false") == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["requests"]["finished"] == 60
-    assert simulate(tmp_path / "other", "sim.shards=2", "output.tables=stream_all") == 2
-    assert (
-        "output.tables=stream_all, sim.shards=2: shards do not stream iterations" in capsys.readouterr().err
-    )
+    assert simulate(tmp_path / "all", "sim.shards=2", "launcher.jobs=1", "output.tables=stream_all") == 0
+    assert len(list((tmp_path / "all" / "iterations.parquet").iterdir())) >= 1
 
 
 @pytest.mark.parametrize("tables", ["stream", "true"])
@@ -82,7 +97,7 @@ def test_rows_that_were_damaged_before_the_merge_are_simulated_again(tmp_path, c
 @pytest.fixture
 def few_open_files(monkeypatch):
     """Lets this process open 16 files more, and the merge 6 of them."""
-    monkeypatch.setattr(sim.shards.request_windows, "MAX_OPEN", 6)
+    monkeypatch.setattr(sim.shards.open_files, "MAX_OPEN", 6)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 16, hard))
     yield
@@ -90,7 +105,7 @@ def few_open_files(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="open files are counted in /proc")
-@pytest.mark.parametrize("tables", ["stream", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tables", ["stream", "stream_all", pytest.param("true", marks=pytest.mark.slow)])
 def test_there_may_be_more_shards_than_open_files(tmp_path, few_open_files, tables):
     own = ("replicas=30", f"output.tables={tables}", "output.report=false")
     assert simulate(tmp_path / "run", *own, "sim.shards=30", "launcher.jobs=1") == 0

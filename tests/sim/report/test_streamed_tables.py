@@ -16,15 +16,15 @@ def result():
     )
 
 
-def write(folder, result, cuts_s, *, iterations=False):
-    tables = StreamedTables(folder, result.run.slo, iterations=iterations, group_rows=16)
+def write(folder, result, cuts_s, *, width_s=None):
+    tables = StreamedTables(folder, result.run.slo, width_s=width_s, group_rows=16)
     for chunk in chunks_of(result.run.records, cuts_s, group_rows=16):
         tables.add(chunk)
 
 
 def test_tables_are_those_of_a_plain_run(tmp_path, result):
     end_s = result.run.records.end_s
-    write(tmp_path / "streamed", result, [end_s / 3, end_s / 2], iterations=True)
+    write(tmp_path / "streamed", result, [end_s / 3, end_s / 2], width_s=2.0)
     write_result(tmp_path / "plain", result.run, result.config, tables=True, report=False)
     for name, keys in (
         ("requests", ["request_id"]),
@@ -43,6 +43,20 @@ def test_tables_are_those_of_a_plain_run(tmp_path, result):
         pd.read_parquet(tmp_path / kind / "replicas.parquet") for kind in ("streamed", "plain")
     )
     pd.testing.assert_frame_equal(streamed, plain)
+
+
+def test_files_of_iterations_and_gaps_do_not_depend_on_the_cuts(tmp_path, result):
+    end_s = result.run.records.end_s
+    write(tmp_path / "once", result, [], width_s=end_s / 7)
+    write(tmp_path / "often", result, [end_s * share / 10 for share in range(1, 10)], width_s=end_s / 7)
+    for name in ("iterations", "gaps", "itl", "bursts"):
+        files = sorted((tmp_path / "once" / f"{name}.parquet").iterdir())
+        assert len(files) in (7, 8)
+        assert [file.name for file in files] == sorted(
+            file.name for file in (tmp_path / "often" / f"{name}.parquet").iterdir()
+        )
+        for file in files:
+            assert file.read_bytes() == (tmp_path / "often" / f"{name}.parquet" / file.name).read_bytes()
 
 
 def test_files_of_requests_do_not_depend_on_the_cuts(tmp_path, result):

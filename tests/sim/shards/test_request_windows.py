@@ -36,7 +36,7 @@ def test_merged_groups_are_the_requests_by_id(owners, max_open):
     files = [shard_of([i for i, own in enumerate(owners) if own == shard]) for shard in range(4)]
     whole = table([i for i, own in enumerate(owners) if own >= 0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sim.shards.request_windows, "MAX_OPEN", max_open)
+        patch.setattr(sim.shards.open_files, "MAX_OPEN", max_open)
         groups = list(merged_groups(files, GROUP))
     for group in groups:
         assert group["request_id"].iloc[0] // GROUP == group["request_id"].iloc[-1] // GROUP

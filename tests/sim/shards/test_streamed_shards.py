@@ -15,9 +15,11 @@ from sim.metrics.folds.drafts import OVER_TIME
 from sim.metrics.folds.latencies import OwnLatencies
 from sim.metrics.folds.run import RunFold
 from sim.metrics.load_series import LoadSeries
+from sim.records.timed_rows import TimedRows
 from sim.setup.streamed_run import check_streamed, fold_setting
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
+from sim.shards.intervals import merged_intervals
 from sim.shards.request_windows import merged_groups
 from sim.shards.shard_file import DamagedShardError, ShardFile
 from sim.shards.streamed import (
@@ -32,6 +34,8 @@ from sim.shards.whole_run import run_shard, shard_bounds
 from tests.sim.metrics.folds.test_run_fold import compare
 from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
 
+WIDTH_S = 16.0
+
 
 def new_setting_of(scenario):
     return partial(fold_setting, scenario, scenario.pool_hardware())
@@ -45,7 +49,7 @@ def shard_files(scenario, num_shards):
     traffic = ShardTraffic(scenario.source, assignment, every)
     for index, bounds in enumerate(every):
         shard = run_shard(traffic.source(index), assignment, pools, bounds, scenario, scenario.sim)
-        content = streamed_shard_bytes(shard, bounds, assignment.notes, new_setting)
+        content = streamed_shard_bytes(shard, bounds, assignment.notes, new_setting, WIDTH_S)
         yield ShardFile(BytesIO(content))
 
 
@@ -64,6 +68,16 @@ def assert_same_plots(found, whole):
         for name in OVER_TIME:
             one, other = (fold.by_time.of(name, 1024) for fold in drafts)
             assert (one == other).all()
+
+
+def assert_same_intervals(found, records):
+    """Asserts that a divided run has the iterations and gaps of one process, interval after interval."""
+    whole = list(TimedRows(WIDTH_S).add(chunk_of(records), is_last=True))
+    assert {one.name for one in whole} == found.intervals.keys()
+    for name, shards in found.intervals.items():
+        expected = [one.rows for one in whole if one.name == name]
+        for mine, theirs in zip(merged_intervals(name, shards), expected, strict=True):
+            pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
 
 
 @settings(max_examples=12)
@@ -89,6 +103,7 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
     rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
     pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+    assert_same_intervals(found, records)
 
 
 PUBLISHING = {

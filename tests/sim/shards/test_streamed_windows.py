@@ -16,7 +16,9 @@ from sim.shards.streamed import chunk_of, merged_files, without_rows
 from sim.shards.streamed_part import PartFile, StreamedPart
 from sim.shards.windows import WindowGateway, part_bounds
 from tests.sim.shards.test_streamed_shards import (
+    WIDTH_S,
     assert_publishing_is_that_of_one_process,
+    assert_same_intervals,
     new_setting_of,
     publishing,
 )
@@ -37,6 +39,7 @@ def part_files(scenario, num_parts, folder):
             sim=scenario.sim,
             new_setting=new_setting_of(scenario),
             rows=folder / f"{index}.parquet",
+            width_s=WIDTH_S,
             group_rows=GROUP_ROWS,
         )
         for index, bounds in enumerate(part_bounds(num_parts, scenario.num_replicas))
@@ -77,6 +80,7 @@ def test_figures_and_requests_are_those_of_one_process(tmp_path_factory, world, 
     pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
     rows = pd.concat(merged_groups(found.rows, GROUP_ROWS), ignore_index=True)
     pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+    assert_same_intervals(found, records)
 
 
 @pytest.mark.parametrize("parts", [1, 3])

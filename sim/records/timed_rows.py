@@ -1,0 +1,121 @@
+"""The tables of iterations and gaps in intervals of simulated time, for runs that write them as they go on.
+
+The rows of an interval are handed on together and in an order of their own, so that they do not depend on the
+moments at which a run was cut, nor on how it was divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor, inf, log2
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from sim.records.chunk import RecordChunk
+from sim.records.run import RunRecords
+
+SORTED_BY: Final = {
+    "iterations": ("replica", "iteration"),
+    "gaps": ("replica", "end_s", "request_id"),
+    "itl": ("gap_end_s", "gap_s", "gap_count"),
+    "bursts": ("replica", "iteration", "request_id"),
+}
+"""The tables, and the columns by which the rows of an interval are sorted."""
+REPLICA_SECONDS: Final = 4096.0
+"""Simulated seconds of all replicas together in an interval: some 400,000 iterations of 10 ms."""
+
+
+class Interval(NamedTuple):
+    """The rows of a table in the interval from number * width_s to (number + 1) * width_s."""
+
+    name: str
+    number: int
+    rows: pd.DataFrame
+
+
+def interval_s(num_replicas: int) -> float:
+    """Returns the length of intervals for a fleet, in seconds: a power of two, from 1/16 to 4096."""
+    exponent: int = floor(log2(REPLICA_SECONDS / num_replicas))
+    return 2.0 ** min(max(exponent, -4), 12)
+
+
+class TimedRows:
+    """Holds the rows of intervals that are not complete."""
+
+    def __init__(self, width_s: float) -> None:
+        self._width_s = width_s
+        self._num_complete = -inf
+        self._held: dict[str, list[tuple[pd.DataFrame, NDArray[np.int64]]]] = {name: [] for name in SORTED_BY}
+
+    def add(self, chunk: RecordChunk, *, is_last: bool = False) -> Iterator[Interval]:
+        """Yields the intervals that are complete with a chunk, in order for each table.
+
+        is_last: whether no chunk follows. An iteration, and a burst with it, belongs to the interval in which
+        it begins, a gap to that in which it ends.
+        """
+        end = inf if is_last else chunk.iterations_since_s // self._width_s
+        for name, (table, time_s) in _timed(chunk).items():
+            held, own = self._held[name], (time_s // self._width_s).astype(np.int64)
+            assert not len(own) or own.min() >= self._num_complete, f"{name}: rows of a complete interval"
+            held.append((table, own))
+            number = np.concatenate([numbers for _, numbers in held])
+            ready = number < end
+            if not ready.any():
+                continue
+            rows = _joined([one for one, _ in held])
+            held[:] = [(rows[~ready], number[~ready])]
+            yield from _intervals(name, rows[ready], number[ready])
+        self._num_complete = max(end, self._num_complete)
+
+
+def _intervals(name: str, rows: pd.DataFrame, number: NDArray[np.int64]) -> Iterator[Interval]:
+    order = np.argsort(number, kind="stable")
+    found, starts = np.unique(number[order], return_index=True)
+    for one, own in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
+        yield Interval(name, one, in_order(name, rows.iloc[own]))
+
+
+def in_order(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of an interval in their order. Rows that are equal in its columns are equal."""
+    columns = [rows[column].to_numpy() for column in reversed(SORTED_BY[name])]
+    return rows.iloc[np.lexsort(columns)].reset_index(drop=True)
+
+
+def empty_tables(end: RunRecords) -> dict[str, pd.DataFrame]:
+    """Returns the tables of a run without their rows. end: its records, whose tables may have no rows."""
+    itl = {"gap_s": end.gap_s[:0], "gap_count": end.gap_count[:0], "gap_end_s": end.gap_end_s[:0]}
+    found = {"iterations": end.iterations[:0], "gaps": end.own_gaps[:0], "itl": pd.DataFrame(itl)}
+    if end.bursts is not None:
+        found["bursts"] = end.bursts[:0]
+    return found
+
+
+def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    some = [table for table in tables if len(table)]
+    return some[0] if len(some) == 1 else pd.concat(some, ignore_index=True)
+
+
+def _timed(chunk: RecordChunk) -> dict[str, tuple[pd.DataFrame, NDArray[np.float64]]]:
+    """Returns the tables of a chunk, and the time of each row."""
+    iterations, gaps = chunk.iterations, chunk.own_gaps
+    start_s = iterations["start_s"].to_numpy(np.float64)
+    itl = {"gap_s": chunk.gap_s, "gap_count": chunk.gap_count, "gap_end_s": chunk.gap_end_s}
+    found = {
+        "iterations": (iterations, start_s),
+        "gaps": (gaps, gaps["end_s"].to_numpy(np.float64)),
+        "itl": (pd.DataFrame(itl), chunk.gap_end_s),
+    }
+    if chunk.bursts is not None:
+        row = np.searchsorted(_keys(iterations), _keys(chunk.bursts))
+        found["bursts"] = chunk.bursts, start_s[row]
+    return found
+
+
+def _keys(table: pd.DataFrame) -> NDArray[np.int64]:
+    """Returns one number for each replica and iteration; they ascend in the table of iterations."""
+    replica, iteration = (table[name].to_numpy(np.int64) for name in ("replica", "iteration"))
+    keys: NDArray[np.int64] = (replica << 40) + iteration
+    return keys

@@ -1,0 +1,92 @@
+"""The iterations and gaps of all shards in the order of simulated time, without all of them in memory.
+
+A shard writes a table as an Arrow file with one record batch for each interval of simulated time (see
+`sim.records.timed_rows`), the first of which is that of time 0, so that the rows of an interval can be read
+from all shards and merged, interval after interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from typing import IO, Any, Final
+
+import pandas as pd
+import pyarrow as pa
+
+from sim.records.chunk import RecordChunk
+from sim.records.timed_rows import TimedRows, in_order
+from sim.shards.merge import stacked
+from sim.shards.open_files import OpenFiles
+from sim.shards.shard_file import ShardMember
+
+MEMBERS: Final = "intervals/"
+"""Name of a table in the file of a shard, before that of the table."""
+
+
+class IntervalWriter:
+    """Writes a table of a shard that has rows. file: is closed by the caller."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._writer: Any = None
+        self._schema: Any = None
+        self._num_written = 0
+
+    def add(self, number: int, rows: pd.DataFrame) -> None:
+        """Writes the rows of an interval, which comes after those before."""
+        assert number >= self._num_written
+        table = pa.Table.from_pandas(rows, self._schema, preserve_index=False)
+        if self._writer is None:
+            self._schema = table.schema
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            self._writer = pa.ipc.new_file(self._file, table.schema, options=options)
+        for _ in range(number - self._num_written):
+            self._write(table.slice(0, 0))
+        self._write(table)
+        self._num_written = number + 1
+
+    def close(self) -> None:
+        """Writes the end of the table, which has at least one interval."""
+        self._writer.close()
+
+    def _write(self, table: pa.Table) -> None:
+        batches = table.combine_chunks().to_batches()
+        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+        self._writer.write_batch(batches[0] if batches else empty)
+
+
+def interval_bytes(chunk: RecordChunk, width_s: float) -> dict[str, bytes]:
+    """Returns the tables of a shard that have rows, by member. chunk: all of its records."""
+    files: dict[str, tuple[BytesIO, IntervalWriter]] = {}
+    for name, number, rows in TimedRows(width_s).add(chunk, is_last=True):
+        if name not in files:
+            file = BytesIO()
+            files[name] = file, IntervalWriter(file)
+        files[name][1].add(number, rows)
+    found = {}
+    for name, (file, writer) in files.items():
+        writer.close()
+        found[MEMBERS + name] = file.getvalue()
+    return found
+
+
+def _reader(shard: int, content: IO[bytes]) -> Any:
+    """Returns the table of a shard as a `RecordBatchFileReader`."""
+    return pa.ipc.open_file(content)
+
+
+def merged_intervals(name: str, shards: Sequence[ShardMember]) -> Iterator[pd.DataFrame]:
+    """Yields the rows of a table of all shards, interval after interval; an interval has at least one row.
+
+    Few files of shards are open at once.
+    """
+    with OpenFiles(shards, _reader) as files:
+        nothing = [files.opened(index).schema.empty_table().to_pandas() for index in range(len(shards))]
+        sizes = [files.opened(index).num_record_batches for index in range(len(shards))]
+        for number in range(max(sizes, default=0)):
+            own = [index for index, size in enumerate(sizes) if number < size]
+            parts = [files.opened(index).get_batch(number).to_pandas() for index in own]
+            parts = [part for part in parts if len(part)]
+            if parts:
+                yield in_order(name, stacked([*nothing, *parts]))
