@@ -239,6 +239,7 @@ def draw_scheduling(tick_s: float) -> st.SearchStrategy[Any]:
         | st.builds(
             Mlfq,
             quantum_tokens=st.integers(1, 12),
+            prompt_token_service=st.sampled_from([0.0, 0.1, 1.0]),
             num_levels=st.integers(1, 4),
             starvation_s=ticks,
             max_active=st.none() | st.integers(1, 4),

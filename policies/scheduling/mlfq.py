@@ -2,14 +2,15 @@
 
 A sequence may use quantum_tokens x 2^i tokens of service in level i (0 is the first), then it moves one level
 down. A new request skips the levels with a quantum that its prefill alone would use up. The paper measures
-service in time; a policy knows no durations, so here a prompt token and an output token are one token of
-service each; tokens recomputed after a preemption are none. Within a level the order is that of arrival. Of
-the running and waiting sequences, the first max_active run; other decodes are paused and keep their KV. A
-waiting sequence of a better level without a slot or memory preempts those of worse levels, the worst first.
-It preempts no sequence in prefill, and none that has got no token since its KV was loaded, because otherwise
-sequences could preempt each other without progress. One that waits for its adapter preempts none. With
-preemption_mode=swap, the KV of paused sequences is moved to host memory, worst first, when free blocks fall
-below min_free_share (the paper's proactive swapping; proactive loading is not modelled).
+service in time; a policy knows no durations, so here an output token is one token of service, and a prompt
+token is prompt_token_service, which is 0.01 or less in time; tokens recomputed after a preemption are none.
+Within a level the order is that of arrival. Of the running and waiting sequences, the first max_active run;
+other decodes are paused and keep their KV. A waiting sequence of a better level without a slot or memory
+preempts those of worse levels, the worst first. It preempts no sequence in prefill, and none that has got no
+token since its KV was loaded, because otherwise sequences could preempt each other without progress. One that
+waits for its adapter preempts none. With preemption_mode=swap, the KV of paused sequences is moved to host
+memory, worst first, when free blocks fall below min_free_share (the paper's proactive swapping; proactive
+loading is not modelled).
 A sequence without service for starvation_s is moved to the first level.
 Assumes nothing about lengths; sequences with long outputs soon move below those with short ones. An admitted
 sequence shares its first iteration with the decode that it displaces, beyond max_active. Memory pressure: the
@@ -19,6 +20,7 @@ the next promotion, or, with swapping, before free blocks could fall below the s
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,11 +39,6 @@ from policies.scheduling.displacement import displace
 
 _UNSERVED = (SequenceState.waiting, SequenceState.paused)
 _MOVABLE = (SequenceState.decoding, SequenceState.paused)
-
-
-def _service(seq: SequenceView) -> int:
-    """Returns the tokens served: computed prompt tokens, plus output tokens after the prefill."""
-    return seq.num_known if seq.num_output_tokens else seq.num_computed
 
 
 _Key = tuple[tuple[float, ...], int]  # rank, request id
@@ -83,6 +80,8 @@ class Mlfq(Scheduling):
 
     quantum_tokens: int = 64
     """Quantum of the first level in tokens of service; each further level has twice as many."""
+    prompt_token_service: float = 1.0
+    """Service of a prompt token, in output tokens."""
     num_levels: int = 8
     """Number of levels; the last has no limit."""
     starvation_s: float = 30.0
@@ -99,6 +98,8 @@ class Mlfq(Scheduling):
         for name in ("quantum_tokens", "num_levels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if not 0 <= self.prompt_token_service < math.inf:
+            raise ValueError(f"prompt_token_service={self.prompt_token_service}: must be a number >= 0")
         if not self.starvation_s > 0:
             raise ValueError(f"starvation_s={self.starvation_s}: must be > 0 s")
         if self.max_active is not None and self.max_active < 1:
@@ -112,7 +113,7 @@ class Mlfq(Scheduling):
         return self.starvation_s
 
     def level_of(self, num_tokens: int) -> int:
-        """Returns the first level with a quantum of at least num_tokens tokens, or the last."""
+        """Returns the first level with a quantum of at least num_tokens tokens of service, or the last."""
         quanta = -(-num_tokens // self.quantum_tokens)
         return min((quanta - 1).bit_length(), self.num_levels - 1)
 
@@ -121,7 +122,7 @@ class Mlfq(Scheduling):
         memory, arrival_s = self._memory, seq.request.arrival_s
         entry = memory.entries.get(seq.request_id)
         if entry is None:
-            level = self.level_of(seq.num_prompt_tokens)
+            level = self.level_of(max(1, self._prompt_service(seq.num_prompt_tokens)))
             entry = _Entry(seq, level, self._quantum(level), arrival_s)
             memory.entries[seq.request_id] = entry
             memory.alarms.set(arrival_s + self.starvation_s, seq)
@@ -175,12 +176,23 @@ class Mlfq(Scheduling):
             memory.num_admitted += 1
             memory.step.hold(1)
 
+    def _prompt_service(self, num_tokens: int) -> int:
+        return math.ceil(self.prompt_token_service * num_tokens)
+
+    def _service(self, seq: SequenceView) -> int:
+        """Returns the service of computed prompt tokens, plus output tokens after the prefill."""
+        return self._decoded_service(seq) if seq.num_output_tokens else self._prompt_service(seq.num_computed)
+
+    def _decoded_service(self, seq: SequenceView) -> int:
+        num_prompt_tokens = seq.num_prompt_tokens
+        return self._prompt_service(num_prompt_tokens) + seq.num_known - num_prompt_tokens
+
     def _quantum(self, level: int) -> int:
         return self.quantum_tokens << level if level < self.num_levels - 1 else FOREVER
 
     def _settle(self, entry: _Entry) -> bool:
         """Moves a sequence down by its service; returns whether its level has changed."""
-        service = _service(entry.seq)
+        service = self._service(entry.seq)
         if service < entry.ends_at:
             return False
         while service >= entry.ends_at:
@@ -220,7 +232,7 @@ class Mlfq(Scheduling):
         entry.check = memory.num_checks
         due = view.num_iterations + 1
         if entry.seq.width == 1:  # branches get several tokens at once
-            num_left = entry.ends_at - entry.seq.num_known
+            num_left = entry.ends_at - self._decoded_service(entry.seq)
             due = view.num_iterations + max(1, num_left // view.max_tokens_per_pass)
         heappush(memory.checks, (due, entry.check, entry))
 
@@ -257,7 +269,7 @@ class Mlfq(Scheduling):
         memory = self._memory
         entry = memory.entries[seq.request_id]
         if seq.state in _UNSERVED and entry.unserved_since_s + self.starvation_s <= memory.now:
-            entry.level, entry.ends_at = 0, _service(seq) + self._quantum(0)
+            entry.level, entry.ends_at = 0, self._service(seq) + self._quantum(0)
             self._stop_service(entry)
             self._rerank(entry, step)
 

@@ -23,7 +23,12 @@ def result(name: str, arm: str, *more: str, seed: int = 0) -> RunResult:
     return whole(simulate_config(variants.config([*shipped.arms[arm], *more], seed=seed)))
 
 
+def run_result(*settings: str, seed: int = 0) -> RunResult:
+    """Returns the result of a run with these settings of `windtunnel simulate`."""
+    variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]))
+    return whole(simulate_config(variants.config(list(settings), seed=seed)))
+
+
 def run_summary(*settings: str) -> dict[str, float]:
     """Returns the figures of a run with these settings of `windtunnel simulate` by dotted key."""
-    variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]))
-    return figures(whole(simulate_config(variants.config(list(settings), seed=0))).summary)
+    return figures(run_result(*settings).summary)

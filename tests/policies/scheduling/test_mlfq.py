@@ -127,6 +127,21 @@ def test_without_host_memory_paused_kv_stays(make_core, make_request):
         assert one_step(core)[1] == []
 
 
+def test_a_prompt_token_may_be_less_service_than_an_output_token(make_core, make_request):
+    """Quanta 3, 6, ...: a prompt of 40 is one token of service. With 2 outputs, 0 goes behind 1."""
+    policy = Mlfq(quantum_tokens=3, prompt_token_service=0.025)
+    core = make_core(scheduling=policy, max_num_seqs=1)
+    first = core.add(make_request(0, 40), stop_after=50)
+    assert policy.rank(first)[0] == 0
+    assert one_step(core) == ({0: 40}, [])
+    second = core.add(make_request(1, 40), stop_after=50)
+    assert (policy.rank(first)[0], policy.rank(second)[0]) == (0, 0)
+    one_step(core)
+    assert policy.rank(first)[0] == 1
+    assert one_step(core) == ({1: 40}, [0])
+    assert Mlfq(quantum_tokens=3).level_of(40) == 4  # the level if prompt tokens count as outputs
+
+
 def test_a_request_that_waits_too_long_goes_to_the_first_level(make_core, make_request):
     """Two long requests, one slot. 1 has waited for 30 s at 31 s, and then goes before 0."""
     core = make_core(scheduling=Mlfq(quantum_tokens=4, starvation_s=30.0), max_num_seqs=1)
@@ -145,6 +160,8 @@ def test_a_request_that_waits_too_long_goes_to_the_first_level(make_core, make_r
     [
         ({"quantum_tokens": 0}, "quantum_tokens=0: must be >= 1"),
         ({"num_levels": 0}, "num_levels=0: must be >= 1"),
+        ({"prompt_token_service": -0.1}, "prompt_token_service=-0.1: must be a number >= 0"),
+        ({"prompt_token_service": float("nan")}, "prompt_token_service=nan: must be a number >= 0"),
         ({"starvation_s": 0.0}, "starvation_s=0.0: must be > 0 s"),
         ({"max_active": 0}, "max_active=0: must be >= 1"),
         ({"min_free_share": 1.0}, "min_free_share=1.0: must be a share"),
