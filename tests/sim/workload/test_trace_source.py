@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -321,6 +323,22 @@ def test_errors_behind_the_first_block_are_found_before_the_run(tmp_path):
     with pytest.raises(ValueError, match=r"t.csv:9002:6: Request tokens: expected .* found '7x'"):
         BurstGptCsv(path=path).source(seed=0, max_model_len=100)
     assert BurstGptCsv(path=path, max_requests=8999).source(seed=0, max_model_len=9).num_requests == 8999
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnyOrderCsv(BurstGptCsv):
+    """A format of a user, whose rows are in no order of time."""
+
+    has_any_order: ClassVar[bool] = True
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_rows_of_a_format_without_order_are_sorted_without_a_setting(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(BURSTGPT + "".join(f"{i * 7 % 50},{i + 1},1\n" for i in range(50)))
+    wanted = list(BurstGptCsv(path=path, sort=True).source(seed=0, max_model_len=100).arrivals())
+    assert list(AnyOrderCsv(path=path).source(seed=0, max_model_len=100).arrivals()) == wanted
+    assert [a.at_s for a in wanted] == [float(i) for i in range(50)]
 
 
 def test_lengths_of_rows_that_are_left_out_may_be_anything(tmp_path):
