@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,9 @@ from sim.metrics.transfers import transferred
 from sim.metrics.utilisation import of_pools, seconds_inside
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
+
+ROWS_AT_ONCE: Final = 1 << 17
+"""Iterations that are added together: a chunk has eight times as many, and copies of it would be the peak."""
 
 
 class MeasuredFold:
@@ -83,7 +87,7 @@ class MeasuredFold:
     def _add_timed(self, window: Window, until_s: float, setting: FoldSetting) -> None:
         """Adds the iterations and events up to a time, and leaves the later ones."""
         late, self.late = self.late, []
-        for iterations, pool_by_replica in late:
+        for iterations, pool_by_replica in _pieces(late):
             # A last iteration may end after the run, which has then ended with its last request.
             is_late = ends_s(iterations) > until_s
             if is_late.any():
@@ -198,6 +202,15 @@ class MeasuredFold:
         rate = int(rates.sums[name].sum()) / window.duration_s if name in rates.sums else 0.0
         moved = rate - found.value
         return found._replace(value=rate, low=found.low + moved, high=found.high + moved)
+
+
+def _pieces(
+    tables: Sequence[tuple[pd.DataFrame, NDArray[np.int64]]],
+) -> Iterator[tuple[pd.DataFrame, NDArray[np.int64]]]:
+    """Yields the tables in pieces of `ROWS_AT_ONCE`; one without rows is a piece."""
+    for table, pool_by_replica in tables:
+        for begin in range(0, max(len(table), 1), ROWS_AT_ONCE):
+            yield table.iloc[begin : begin + ROWS_AT_ONCE], pool_by_replica
 
 
 def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
