@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from experiments.bench.memory import peak_mib
 from experiments.bench.sim import timeout_s
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -103,7 +103,7 @@ def measured(cfg: DictConfig) -> dict[str, Any]:
         "timeout_s": (before_s + timeout_s()) / 2,
         "requests": len(result.requests),
         "iterations": result.summary["iterations"]["count"],
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": peak_mib(),
     }
 
 

@@ -10,7 +10,6 @@ timed beside every repetition: `timeouts/request` is the median CPU time per req
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from statistics import median
 import simpy
 
 from experiments.bench.commands import DASHBOARD, STUDIES, time_dashboard, time_starts, time_study
+from experiments.bench.memory import peak_mib
 from sim.records.run import RunRecords
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -175,7 +175,7 @@ def _measure(case: str, repeat: int, traces: Path) -> None:
                 return
             overrides = (*overrides, f"workload.path={traces / file}")
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
-    best_s, peak_mib, in_timeouts = float("inf"), 0.0, []
+    best_s, most_mib, in_timeouts = float("inf"), 0.0, []
     for _ in range(repeat):
         scenario, _ = build_run(cfg)
         before_s = timeout_s()
@@ -184,14 +184,14 @@ def _measure(case: str, repeat: int, traces: Path) -> None:
         cpu_s = time.process_time() - start_s
         best_s = min(best_s, cpu_s)
         # The peak of the first repetition: later ones include memory that the allocator has not returned.
-        peak_mib = peak_mib or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        most_mib = most_mib or peak_mib()
         in_timeouts.append(2 * cpu_s / (before_s + timeout_s()))
         num_requests, num_tokens = len(records.requests), int(records.requests["output_tokens"].sum())
         num_blocks = _num_hashed_blocks(scenario, records)
         del records
     print(
         f"{best_s:7.2f}{best_s / num_requests * 1e6:11.1f}{best_s / num_tokens * 1e6:16.3f}"
-        f"{median(in_timeouts) / num_requests:17.0f}{best_s / num_blocks * 1e6:16.2f}{peak_mib:9.0f}  {name}"
+        f"{median(in_timeouts) / num_requests:17.0f}{best_s / num_blocks * 1e6:16.2f}{most_mib:9.0f}  {name}"
     )
 
 

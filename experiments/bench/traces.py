@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from experiments.bench.memory import peak_mib
 from sim.workload.base import Workload
 from sim.workload.chunks import chunks_of
 from sim.workload.csv_traces import PlainCsv
@@ -121,23 +121,16 @@ def files(folder: Path, num_rows: int, formats: Mapping[str, Format] = FORMATS) 
         path.unlink()
 
 
-def peak_kib() -> int:
-    """Returns the peak memory of this process, without that of the one which began it."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1])
-
-
 def measure(path: Path, formats: Mapping[str, Format] = FORMATS) -> tuple[float, float, float]:
     """Returns peak MiB above the start of this process, us per row to check the trace, and to read it."""
     suffix = path.name.removeprefix("trace").removesuffix(".gz").removesuffix(".zst")
-    before_kib, began_s = peak_kib(), process_time()
+    before_mib, began_s = peak_mib(), process_time()
     source = formats[suffix].reads(path=path).source(seed=0, max_model_len=1 << 20)
     checked_s = process_time()
     num_rows = sum(map(len, chunks_of(source)))
     read_s = process_time()
     return (
-        (peak_kib() - before_kib) / 1024,
+        peak_mib() - before_mib,
         (checked_s - began_s) * 1e6 / num_rows,
         (read_s - checked_s) * 1e6 / num_rows,
     )

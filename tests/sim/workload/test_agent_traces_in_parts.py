@@ -213,16 +213,16 @@ def test_workers_take_over_the_sorted_calls_of_the_command(tmp_path, monkeypatch
 
 
 PROGRAM = """
-import resource, sys
+import sys
+from experiments.bench.memory import peak_mib
 from sim.workload import agent_traces as agents, external_sort, trace_source
 from sim.workload.arrivals import Poisson
 kind = agents.TraceLabJsonl if sys.argv[2] == "rounds" else lambda path: agents.WekaJsonl(
     path=path, arrivals=Poisson(rate_per_s=1.0))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 external_sort.RUN_VALUES, trace_source.KEPT_VALUES = 1 << 18, 1 << 16
-before = peak()
+before = peak_mib()
 for chunk in kind(path=sys.argv[1]).source(seed=0, max_model_len=4096).chunks(): pass
-print(peak() - before)
+print(peak_mib() - before)
 """
 
 

@@ -110,12 +110,12 @@ def test_remarks_that_no_server_writes_are_refused(recorded, remarks):
 
 
 PROGRAM = """
-import resource, sys
+import sys
+from experiments.bench.memory import peak_mib
 from sim.workload.recording import Recording
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before = peak()
+before = peak_mib()
 for arrival in Recording(path=sys.argv[1]).source(seed=0, max_model_len=4096).arrivals(): pass
-print(peak() - before)
+print(peak_mib() - before)
 """
 
 

@@ -377,13 +377,13 @@ def test_sorted_dates_of_a_file_count_from_the_earliest(tmp_path):
 def test_the_memory_of_a_trace_does_not_grow_with_its_rows(tmp_path):
     """Peak resident memory above that of the start, in processes of their own."""
     program = (
-        "import resource, sys\n"
+        "import sys\n"
+        "from experiments.bench.memory import peak_mib\n"
         "from sim.workload.csv_traces import PlainCsv\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
-        "before = peak()\n"
+        "before = peak_mib()\n"
         "source = PlainCsv(path=sys.argv[1], sort=True).source(seed=0, max_model_len=4096)\n"
         "for chunk in source.chunks(): pass\n"
-        "print(peak() - before)\n"
+        "print(peak_mib() - before)\n"
     )
 
     def peak_mib(num, order):
