@@ -82,7 +82,7 @@ class Run(NamedTuple):
 
 
 def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = False) -> Run:
-    """Runs a world. records_decisions: with engines that record their decisions and check themselves."""
+    """Runs a world in one part. records_decisions: with engines that record decisions and check them."""
     made: list[Simulation] = []
     cores: list[Recorded] = []
 
@@ -94,7 +94,7 @@ def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = Fals
         cores.append(make(**settings))
         return cores[-1]
 
-    scenario = replace(scenario, sim=replace(scenario.sim, leap=leap))
+    scenario = replace(scenario, sim=replace(scenario.sim, leap=leap, shards=None))
     source = NotedSource(scenario.source())
     with patch.object(setup_scenario, "Simulation", simulation), _limited():
         if records_decisions:
