@@ -30,7 +30,7 @@ LARGE = (
     "retry_storm",
     "tensor_parallel_links",
 )
-"""Whose arms take more than a second to compose."""
+"""Experiments with arms that take more than a second to compose."""
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +19,7 @@ from sim.workload.arrivals import AllAtOnce, Constant, Poisson
 from sim.workload.streams import stream
 from sim.workload.table import block_segments
 from sim.workload.trace_source import TraceSource
+from tests.sim.workload.reading_memory import peak_mib_of
 
 
 def in_parts(patch):
@@ -212,22 +210,20 @@ def test_workers_take_over_the_sorted_calls_of_the_command(tmp_path, monkeypatch
     assert found_in(workload.source(seed=6, max_model_len=100)) == wanted  # equal gaps, but read again
 
 
-PROGRAM = """
-import sys
-from experiments.bench.memory import peak_mib
-from sim.workload import agent_traces as agents, external_sort, trace_source
+IMPORTS = """
+from sim.workload import external_sort, trace_source
+from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
 from sim.workload.arrivals import Poisson
-kind = agents.TraceLabJsonl if sys.argv[2] == "rounds" else lambda path: agents.WekaJsonl(
-    path=path, arrivals=Poisson(rate_per_s=1.0))
 external_sort.RUN_VALUES, trace_source.KEPT_VALUES = 1 << 18, 1 << 16
-before = peak_mib()
-for chunk in kind(path=sys.argv[1]).source(seed=0, max_model_len=4096).chunks(): pass
-print(peak_mib() - before)
 """
+WORKLOADS = {
+    "sessions": "WekaJsonl(path=sys.argv[1], arrivals=Poisson(rate_per_s=1.0))",
+    "rounds": "TraceLabJsonl(path=sys.argv[1])",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sessions", "rounds"])
+@pytest.mark.parametrize("kind", WORKLOADS)
 def test_the_memory_of_sessions_does_not_grow_with_the_file(tmp_path, kind):
     """Peak resident memory above that of the start, in processes of their own."""
 
@@ -260,13 +256,7 @@ def test_the_memory_of_sessions_does_not_grow_with_the_file(tmp_path, kind):
 
     def peak_mib(num_sessions):
         path = write(tmp_path, lines(num_sessions))
-        ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(path), kind],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[3],
-        )
-        return float(ended.stdout)
+        read = f"{WORKLOADS[kind]}.source(seed=0, max_model_len=4096).chunks()"
+        return peak_mib_of(IMPORTS, read, path)
 
     assert peak_mib(6000) < peak_mib(2000) + 16

@@ -1,9 +1,5 @@
 """Recordings of live sessions: what is logged comes back, and a file that no server writes is refused."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +14,7 @@ from sim.workload.chunks import chunks_of
 from sim.workload.faster import faster
 from sim.workload.recording import Recording
 from sim.workload.traffic_log import FILE, TrafficLog
+from tests.sim.workload.reading_memory import peak_mib_of
 
 PROMPT = Prompt(40, (Segment(7, 16), Segment(1 << 60, 16), Segment(3, 8)))
 ARRIVALS = [
@@ -109,14 +106,8 @@ def test_remarks_that_no_server_writes_are_refused(recorded, remarks):
         Recording(path=folder)
 
 
-PROGRAM = """
-import sys
-from experiments.bench.memory import peak_mib
-from sim.workload.recording import Recording
-before = peak_mib()
-for arrival in Recording(path=sys.argv[1]).source(seed=0, max_model_len=4096).arrivals(): pass
-print(peak_mib() - before)
-"""
+IMPORTS = "from sim.workload.recording import Recording"
+READ = "Recording(path=sys.argv[1]).source(seed=0, max_model_len=4096).arrivals()"
 
 
 @pytest.mark.slow
@@ -127,14 +118,7 @@ def test_the_memory_of_a_recording_does_not_grow_with_its_rows(recorded, tmp_pat
     def peak_mib(num_rows):
         table = pd.concat([rows] * num_rows, ignore_index=True).assign(request_id=range(num_rows))
         table.to_parquet(tmp_path / FILE)
-        ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(tmp_path / FILE)],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[3],
-        )
-        return float(ended.stdout)
+        return peak_mib_of(IMPORTS, READ, tmp_path / FILE)
 
     assert peak_mib(200_000) < peak_mib(50_000) + 16
 

@@ -27,6 +27,7 @@ from sim.workload.external_sort import SortedRows
 from sim.workload.mooncake import MooncakeJsonl
 from sim.workload.trace_blocks import TraceRow, blocks_of_rows
 from sim.workload.trace_source import TraceSource
+from tests.sim.workload.reading_memory import peak_mib_of
 
 BURSTGPT = "Timestamp,Request tokens,Response tokens\n"
 
@@ -376,15 +377,8 @@ def test_sorted_dates_of_a_file_count_from_the_earliest(tmp_path):
 @pytest.mark.slow
 def test_the_memory_of_a_trace_does_not_grow_with_its_rows(tmp_path):
     """Peak resident memory above that of the start, in processes of their own."""
-    program = (
-        "import sys\n"
-        "from experiments.bench.memory import peak_mib\n"
-        "from sim.workload.csv_traces import PlainCsv\n"
-        "before = peak_mib()\n"
-        "source = PlainCsv(path=sys.argv[1], sort=True).source(seed=0, max_model_len=4096)\n"
-        "for chunk in source.chunks(): pass\n"
-        "print(peak_mib() - before)\n"
-    )
+    imports = "from sim.workload.csv_traces import PlainCsv"
+    read = "PlainCsv(path=sys.argv[1], sort=True).source(seed=0, max_model_len=4096).chunks()"
 
     def peak_mib(num, order):
         path = tmp_path / "t.csv"
@@ -392,14 +386,7 @@ def test_the_memory_of_a_trace_does_not_grow_with_its_rows(tmp_path):
         times_s = np.cumsum(rng.exponential(0.01, num))[order(num)]
         rows = (f"{time_s:.4f},{i % 900 + 1},{i % 90 + 1}" for i, time_s in enumerate(times_s.tolist()))
         path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(rows))
-        ended = subprocess.run(
-            [sys.executable, "-c", program, str(path)],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[3],
-        )
-        return float(ended.stdout)
+        return peak_mib_of(imports, read, path)
 
     assert peak_mib(1_000_000, np.arange) < peak_mib(300_000, np.arange) + 16
     shuffled = np.random.default_rng(1).permutation
