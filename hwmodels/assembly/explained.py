@@ -15,7 +15,7 @@ from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostShare
-from hwmodels.exact import Num
+from hwmodels.exact import Num, larger
 from hwmodels.iterations.critical_path import Passing, bound_of, seconds_of, total_of, whole_total
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
@@ -138,7 +138,10 @@ class TimedOperators(ABC):
                 for part in Part
             }
             times.append({part: by_part[part].reshape(sizes)[()] for part in Part})
-        return [Passing(batch, times[0]), Passing(self.layout.without_chunks(shape, batch), times[1])]
+        decoding = self.layout.without_chunks(shape, batch)
+        # A micro-batch that does not exist runs zero times, but experts have no time for no token.
+        decoding = decoding._replace(all_tokens=larger(decoding.all_tokens, 1))
+        return [Passing(batch, times[0]), Passing(decoding, times[1])]
 
     def _padded_batch(self, shape: IterationShape) -> RankBatch:
         batch = self.layout.rank_batch(shape)

@@ -198,3 +198,20 @@ def test_prices_of_a_pipeline_rise_without_jumps(models, devices, make_shape, st
         assert max(ratios) < most
     filling = list(enumerate(pairwise(decodes[:stages]), start=1))
     assert all(1 <= later / earlier <= (count + 1) / count for count, (earlier, later) in filling)
+
+
+@pytest.mark.parametrize("model", ["deepseek_v2_lite", "llama3_1_8b"])
+def test_parts_of_a_pipeline_sum_to_the_whole_with_and_without_decodes(models, devices, make_shape, model):
+    """A prompt without decodes leaves no micro-batch that only decodes; experts have no time for no token."""
+    layout = ParallelLayout(pipeline_parallel_size=2)
+    roofline = Roofline(model=models[model], device=devices["h100_sxm"], layout=layout, host=NO_HOST)
+    shapes = [make_shape(chunks=[(9, 0)]), make_shape([60] * 20, [(9, 0)]), make_shape([60] * 20)]
+    arrays = IterationShape(
+        *(np.array(column) for column in zip(*[shape.counts for shape in shapes], strict=True))
+    )
+    of_arrays = roofline.breakdown(arrays)
+    for i, shape in enumerate(shapes):
+        parts = roofline.breakdown(shape)
+        assert sum(parts.values()) == pytest.approx(roofline.seconds(shape))
+        assert {name: part[i] for name, part in of_arrays.items()} == pytest.approx(parts)
+        assert sum(line.seconds for line in roofline.explain(shape)) == pytest.approx(roofline.seconds(shape))
