@@ -20,6 +20,7 @@ from experiments.app.run_folder import print_path
 from experiments.app.terminal import terminal_console
 from experiments.calibrate.engine import command as engine_command
 from experiments.calibrate.fit import (
+    FittedCalibration,
     error_table,
     fit_calibration,
     fitted_curves,
@@ -30,6 +31,7 @@ from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
+from experiments.study.yaml_text import figure
 from hwmodels.devices.device import Device
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
@@ -102,13 +104,14 @@ class CalibrateJob:
         settings, tables, device = self.settings, self.tables, self.settings.hardware
         console = terminal_console()
         num_rows = sum(len(table.sound) for table in tables.values())
+        fitted = fit_calibration(
+            tables,
+            device,
+            compute_capability=settings.compute_capability,
+            source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
+        )
         calibration = replace(
-            fit_calibration(
-                tables,
-                device,
-                compute_capability=settings.compute_capability,
-                source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
-            ),
+            fitted.calibration,
             sustained_clock_share=settings.sustained_clock_share,
             start_share=settings.start_share,
         )
@@ -118,12 +121,12 @@ class CalibrateJob:
         figures = {name: error_table(found) for name, found in lines.items()}
         for name, found in figures.items():
             console.print(printed(OPERATORS[name].title, found))
-        notes = remarks(tables, calibration)
+        notes = remarks(tables, fitted)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
         count = len(fitted_figures(calibration))
         description = f"{device.name}: {count} figures, fitted to {num_rows:,} measured operator calls"
-        text = calibration_yaml(calibration, fitted_curves(tables), description)
+        text = calibration_yaml(calibration, fitted_curves(tables), description, fitted.undetermined)
         write_whole(Path(settings.out), text)
         print_path(settings.out, console)
         if settings.report is not None:
@@ -154,13 +157,17 @@ def source_of(num_rows: int, source: str) -> str:
     return f"{source}; {num_rows:,} rows, {held_out}; fitted {date.today().isoformat()}"
 
 
-def remarks(tables: Mapping[str, Measured], calibration: Calibration) -> list[str]:
-    """Returns notes on the fit: the number of figures, missing tables and rows that were left out."""
-    count = len(fitted_figures(calibration))
+def remarks(tables: Mapping[str, Measured], fitted: FittedCalibration) -> list[str]:
+    """Returns notes on the fit: its figures, those not determined, missing tables, rows that were left out."""
+    count = len(fitted_figures(fitted.calibration))
     figures = "1 figure was" if count == 1 else f"{count} figures were"
     notes = [
-        f"{figures} fitted to measurements of {calibration.measured_on}; errors are in percent of the "
+        f"{figures} fitted to measurements of {fitted.calibration.measured_on}; errors are in percent of the "
         "measured time."
+    ]
+    notes += [
+        f"{name} is not determined by the rows: {figure(low)} to {figure(high)} fit equally well."
+        for name, (low, high) in fitted.undetermined.items()
     ]
     missing = [OPERATORS[name].title for name in OPERATORS if name not in tables]
     if missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from hwmodels.fitting.gemm import capability_of as capability_of_gemm
 from hwmodels.fitting.gemm import fit_gemm
 from hwmodels.fitting.mla import fit_mla
 from hwmodels.fitting.moe import fit_moe
-from hwmodels.fitting.robust import errors, validation_rows
+from hwmodels.fitting.robust import Fitted, errors, validation_rows
 from hwmodels.operators.calibration import Calibration
 from sim.settings.errors import ConfigError
 
@@ -32,9 +32,17 @@ CURVES = {
 """Fields of `Calibration`, in the order of the fits -> the tables that each one needs."""
 
 
+class FittedCalibration(NamedTuple):
+    """A calibration, and the figures in it that the measurements do not determine."""
+
+    calibration: Calibration
+    undetermined: dict[str, tuple[float, float]]
+    """curve.name -> the range of values that fit equally well."""
+
+
 def fit_calibration(
     tables: Mapping[str, Measured], device: Device, *, compute_capability: str | None, source: str
-) -> Calibration:
+) -> FittedCalibration:
     """Fits every curve whose tables exist; the other curves keep their defaults.
 
     Validation groups are held out. Raises ConfigError if rows cannot be fitted.
@@ -60,7 +68,7 @@ def fit_calibration(
             )
         return capability
 
-    fits: dict[str, Callable[[Calibration], Any]] = {
+    fits: dict[str, Callable[[Calibration], Fitted[Any]]] = {
         "gemm": lambda c: fit_gemm(rows["gemm"], device, compute_capability=capability),
         "attention": lambda c: fit_attention(
             rows["attention_decode"], rows["attention_prefill"], device, compute_capability=capability
@@ -69,13 +77,15 @@ def fit_calibration(
         "moe": lambda c: fit_moe(rows["moe"], device, compute_capability=chip()),
         "collectives": lambda c: fit_collectives(rows["collectives"], device),
     }
+    undetermined = {}
     for curve in fitted_curves(tables):
         try:
             found = fits[curve](fitted)
         except ValueError as error:
             raise ConfigError(f"ops: {', '.join(CURVES[curve])}: {error}") from error
-        fitted = replace(fitted, **{curve: found})
-    return fitted
+        fitted = replace(fitted, **{curve: found.curve})
+        undetermined |= {f"{curve}.{name}": values for name, values in found.undetermined.items()}
+    return FittedCalibration(fitted, undetermined)
 
 
 def fitted_curves(tables: Mapping[str, Measured]) -> list[str]:

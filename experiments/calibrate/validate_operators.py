@@ -118,7 +118,7 @@ def read_gpu(name: str, settings: ValidateSettings) -> Gpu:
     device, calibration = composed(name)
     tables = read_tables(Path(settings.ops), device)
     if settings.refit:
-        calibration = fit_calibration(tables, device, compute_capability=None, source="")
+        calibration = fit_calibration(tables, device, compute_capability=None, source="").calibration
     return Gpu(device, calibration, {key: kept_back(key, table) for key, table in tables.items()})
 
 

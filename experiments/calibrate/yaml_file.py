@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,17 @@ MAX_WIDTH = 120
 CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibration(), f.name))]
 
 
-def calibration_yaml(calibration: Calibration, curves: Sequence[str], description: str) -> str:
-    """Returns the text of the file. curves: the fitted curves; the others are left to their defaults."""
+def calibration_yaml(
+    calibration: Calibration,
+    curves: Sequence[str],
+    description: str,
+    undetermined: Mapping[str, tuple[float, float]],
+) -> str:
+    """Returns the text of the file.
+
+    curves: the fitted curves; the others are left to their defaults. undetermined: ranges of values that fit
+    equally well, by curve.name.
+    """
     lines = [
         f"# {description}",
         "# Written by `windtunnel calibrate`; values without a remark were fitted to measurements.",
@@ -35,7 +44,12 @@ def calibration_yaml(calibration: Calibration, curves: Sequence[str], descriptio
         given = f"{share}: {figure(getattr(calibration, share))}"
         lines.append(commented(given, meanings[share], "; a setting, not fitted"))
     for curve in curves:
-        lines += [f"{curve}:", *curve_lines(getattr(calibration, curve))]
+        ranges = {
+            name.removeprefix(f"{curve}."): values
+            for name, values in undetermined.items()
+            if name.startswith(f"{curve}.")
+        }
+        lines += [f"{curve}:", *curve_lines(getattr(calibration, curve), ranges)]
     default = [name for name in CURVES if name not in curves]
     lines.append(f"# Not measured, so defaults are used: {', '.join(default)}")
     return "\n".join(lines) + "\n"
@@ -46,7 +60,7 @@ def is_calibration(file: Path) -> bool:
     return f"_target_: {path_of(Calibration)}\n" in file.read_text(encoding="utf-8", errors="replace")
 
 
-def curve_lines(curve: Any) -> Iterator[str]:
+def curve_lines(curve: Any, undetermined: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     """Yields the YAML lines of a curve: its class, and each figure with its meaning as a comment."""
     yield f"  _target_: {path_of(type(curve))}"
     meanings, default = field_meanings(type(curve)), type(curve)()
@@ -54,6 +68,9 @@ def curve_lines(curve: Any) -> Iterator[str]:
         value = getattr(curve, field.name)
         is_default = isinstance(value, float) and value == getattr(default, field.name)
         remark = "; default, as no measurement determines it" if is_default else ""
+        if field.name in undetermined:
+            low, high = undetermined[field.name]
+            remark = f"; not determined: {figure(low)} to {figure(high)} fit equally well"
         shown = figure(value) if isinstance(value, float) else str(value)
         yield commented(f"  {field.name}: {shown}", meanings[field.name], remark)
 

@@ -32,10 +32,19 @@ APPLICATION = Application(
     config_name="compare",
 )
 
+OWN_ARMS = Application(
+    name="compare",
+    summary=APPLICATION.summary,
+    module="experiments.compare.own",
+    config_name="compare_own",
+)
+
 USAGE = """\
 usage: windtunnel compare experiment=NAME [key=value ...]
+       windtunnel compare "compare.arms=['NAME: key=value ...','NAME: key=value ...']" [key=value ...]
 
-Runs the arms of an experiment on the same traffic. All settings: windtunnel compare experiment=NAME --help
+Runs the arms of an experiment, or your own, on the same traffic. All settings: windtunnel compare
+experiment=NAME --help, or windtunnel compare compare.arms=[] --help
 
 experiments"""
 
@@ -44,7 +53,8 @@ def main(arguments: Sequence[str]) -> None:
     """Runs a comparison; without a setting, prints the experiments. Raises what `launch` raises."""
     options = parser_of(APPLICATION).parse_intermixed_args(arguments)
     if any(value for name, value in vars(options).items() if name != "config_dir"):
-        launch(APPLICATION, arguments)
+        own = any(word.startswith("compare.") for word in arguments)
+        launch(OWN_ARMS if own else APPLICATION, arguments)
         return
     console = Console(stderr=True, highlight=False)
     console.print(USAGE, soft_wrap=True, markup=False)

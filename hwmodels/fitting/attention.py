@@ -11,14 +11,13 @@ In an engine other layers run in between. Predictions of rows account for this; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.devices.device import Device
-from hwmodels.fitting.robust import Floats, fit
+from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.operators.attention import (
     AttentionCurve,
     DecodeAttention,
@@ -28,6 +27,7 @@ from hwmodels.operators.attention import (
 )
 
 Rows = Mapping[str, Any]
+Prices = Callable[[AttentionCurve], Floats]
 
 GROUP_BY = ("num_heads", "num_kv_heads", "head_dim")
 """Columns with the same values in all rows of a validation group (`robust.validation_rows`)."""
@@ -46,61 +46,33 @@ FALL_BACKS = ("vllm_triton_attn", "vllm_flash_attn_fa4", "torch_flow_flashinfer"
 L2_BYTES_PER_SM_S = 19e9
 """L2 bandwidth per SM: on RTX PRO 6000 2.2 times its share of memory bandwidth, elsewhere less."""
 
-DECODE_FIELDS = ("decode_start_s", "decode_item_s", "kv_bandwidth_share")
-DECODE_LOWER = np.array([1e-6, 0.1e-6, 0.2])
-DECODE_UPPER = np.array([50e-6, 50e-6, 1.0])
-PREFILL_FIELDS = ("prefill_start_s", "flops_share", "tile_s")
-PREFILL_LOWER = np.array([1e-6, 0.1, 0.2e-6])
-PREFILL_UPPER = np.array([50e-6, 1.0, 50e-6])
+DECODE_RANGES = {
+    "decode_start_s": (1e-6, 50e-6),
+    "decode_item_s": (0.1e-6, 50e-6),
+    "kv_bandwidth_share": (0.2, 1.0),
+}
+PREFILL_RANGES = {"prefill_start_s": (1e-6, 50e-6), "flops_share": (0.1, 1.0), "tile_s": (0.2e-6, 50e-6)}
+"""Fitted figures of `AttentionCurve`, with their bounds."""
 
 
 def fit_attention(
-    decode: Rows, prefill: Rows, device: Device, *, compute_capability: str | None = None
-) -> AttentionCurve:
+    decode: Rows, prefill: Rows, device: Device, *, compute_capability: str | None = None, seed: int = 0
+) -> Fitted[AttentionCurve]:
     """Returns the curve of the device that all rows were measured on, for all libraries together.
 
     compute_capability None: derived from vLLM's decode kernels. Raises ValueError if there are none.
     """
     capability = compute_capability or capability_of(decode["kernel"])
-    curve = AttentionCurve(compute_capability=capability)
-    decode = chosen_rows(decode, fitted_rows(decode, device))
-    prefill = chosen_rows(prefill, fitted_rows(prefill, device))
-    curve = fit_fields(
-        curve, DECODE_FIELDS, DECODE_LOWER, DECODE_UPPER, decode, lambda c: predict_decode(decode, device, c)
-    )
-    return fit_fields(
-        curve,
-        PREFILL_FIELDS,
-        PREFILL_LOWER,
-        PREFILL_UPPER,
-        prefill,
-        lambda c: predict_prefill(prefill, device, c),
-    )
-
-
-def fit_fields(
-    curve: AttentionCurve,
-    names: tuple[str, ...],
-    lower: Floats,
-    upper: Floats,
-    rows: Rows,
-    predict: Callable[[AttentionCurve], Floats],
-) -> AttentionCurve:
-    """Returns the curve with the named fields fitted, in units of their start values."""
-    unit = np.array([getattr(curve, name) for name in names])
-
-    def curve_of(parameters: Floats) -> AttentionCurve:
-        return replace(curve, **dict(zip(names, (unit * parameters).tolist(), strict=True)))
-
-    measured_s = np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6
-    best = fit(
-        lambda parameters: predict(curve_of(parameters)),
-        measured_s,
-        np.ones(len(names)),
-        lower / unit,
-        upper / unit,
-    )
-    return curve_of(best)
+    fitted = Fitted(AttentionCurve(compute_capability=capability), 0.0, {})
+    for rows, ranges, prices in (
+        (decode, DECODE_RANGES, decode_prices),
+        (prefill, PREFILL_RANGES, prefill_prices),
+    ):
+        used = chosen_rows(rows, fitted_rows(rows, device))
+        measured_s = np.asarray(used["latency_us"], dtype=np.float64) * 1e-6
+        price = prices(used, device, fitted.curve)
+        fitted = fitted.then(fit_curve(fitted.curve, ranges, price, measured_s, seed=seed))
+    return fitted
 
 
 def capability_of(kernels: Any) -> str:
@@ -137,33 +109,55 @@ def fitted_rows(rows: Rows, device: Device) -> NDArray[np.bool_]:
 
 def predict_decode(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
     """Returns the predicted seconds of each decode row."""
-    num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
-    context_tokens = decode_context(rows)
-    seconds = np.empty(len(num_seqs))
-
-    def packs_windows(framework: str) -> bool:
-        return kernels_of(framework, curve).decode.packs_windows
-
-    for heads, framework, _, chosen in layouts(rows, packs_windows):
-        attention = DecodeAttention(heads, device, curve, framework)
-        from_memory = memory_tokens(context_tokens[chosen], heads, device)
-        seconds[chosen] = attention.seconds(num_seqs[chosen], from_memory)
-    return seconds
+    return decode_prices(rows, device, curve)(curve)
 
 
 def predict_prefill(rows: Rows, device: Device, curve: AttentionCurve) -> Floats:
     """Returns the predicted seconds of each prefill row."""
+    return prefill_prices(rows, device, curve)(curve)
+
+
+def decode_prices(rows: Rows, device: Device, curve: AttentionCurve) -> Prices:
+    """Returns the seconds of each decode row as a function of a curve with the given one's kernels."""
     num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
+    context_tokens = decode_context(rows)
+
+    def packs_windows(framework: str) -> bool:
+        return kernels_of(framework, curve).decode.packs_windows
+
+    groups = [
+        (heads, framework, memory_tokens(context_tokens[chosen], heads, device), chosen)
+        for heads, framework, _, chosen in layouts(rows, packs_windows)
+    ]
+
+    def price(curve: AttentionCurve) -> Floats:
+        seconds = np.empty(len(num_seqs))
+        for heads, framework, from_memory, chosen in groups:
+            attention = DecodeAttention(heads, device, curve, framework)
+            seconds[chosen] = attention.seconds(num_seqs[chosen], from_memory)
+        return seconds
+
+    return price
+
+
+def prefill_prices(rows: Rows, device: Device, curve: AttentionCurve) -> Prices:
+    """Returns the seconds of each prefill row as a function of a curve with the given one's kernels."""
+    num_seqs = np.asarray(rows["batch_size"], dtype=np.float64)
+    tokens = num_seqs * np.asarray(rows["seq_len"], dtype=np.float64)
     new_tokens = np.asarray(rows["seq_len"], dtype=np.float64)
     seen = np.minimum(windows(rows), new_tokens)
-    pairs = seen * (seen + 1) / 2 + (new_tokens - seen) * seen
-    seconds = np.empty(len(num_seqs))
-    for heads, framework, compute_dtype, chosen in layouts(rows, lambda framework: True):
-        attention = PrefillAttention(heads, device, curve, framework, compute_dtype)
-        n = num_seqs[chosen]
-        tokens = n * new_tokens[chosen]
-        seconds[chosen] = attention.seconds(n, tokens, n * pairs[chosen], tokens)
-    return seconds
+    pairs = num_seqs * (seen * (seen + 1) / 2 + (new_tokens - seen) * seen)
+    groups = layouts(rows, lambda framework: True)
+
+    def price(curve: AttentionCurve) -> Floats:
+        seconds = np.empty(len(num_seqs))
+        for heads, framework, compute_dtype, chosen in groups:
+            attention = PrefillAttention(heads, device, curve, framework, compute_dtype)
+            n = tokens[chosen]
+            seconds[chosen] = attention.seconds(num_seqs[chosen], n, pairs[chosen], n)
+        return seconds
+
+    return price
 
 
 def decode_context(rows: Rows) -> Floats:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num
-from hwmodels.fitting.robust import Floats, fit
+from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.operators.collectives import (
     CollectiveCurve,
     all_gather_seconds,
@@ -30,9 +30,13 @@ Rows = Mapping[str, Any]
 GROUP_BY = ("gpu", "implementation", "collective", "num_gpus")
 """Validation keeps back whole message-size sweeps; sizes between fitted ones would show nothing."""
 
-NAMES = ("start_s", "hop_s", "bandwidth_share", "direct_start_s")
-LOWER = np.array([1e-6, 0.1e-6, 0.1, 1e-6])
-UPPER = np.array([50e-6, 10e-6, 1.0, 50e-6])
+RANGES = {
+    "start_s": (1e-6, 50e-6),
+    "hop_s": (0.1e-6, 10e-6),
+    "bandwidth_share": (0.1, 1.0),
+    "direct_start_s": (1e-6, 50e-6),
+}
+"""Fitted figures of `CollectiveCurve`, with their bounds."""
 
 
 def fitted_rows(rows: Rows) -> NDArray[np.bool_]:
@@ -82,21 +86,14 @@ def seconds_of(collective: str, framework: str, implementation: str) -> Callable
     return prices[collective]
 
 
-def fit_collectives(rows: Rows, device: Device) -> CollectiveCurve:
+def fit_collectives(rows: Rows, device: Device, *, seed: int = 0) -> Fitted[CollectiveCurve]:
     """Returns the curve fitted to those rows of one device that `fitted_rows` selects."""
     chosen = fitted_rows(rows)
     columns = {name: np.asarray(values)[chosen] for name, values in rows.items()}
-    start = CollectiveCurve()
-    parameters = fit(
-        lambda p: predict_collectives(columns, device, curve_of(p)),
+    return fit_curve(
+        CollectiveCurve(),
+        RANGES,
+        lambda curve: predict_collectives(columns, device, curve),
         np.asarray(columns["latency_us"], dtype=np.float64) * 1e-6,
-        np.array([getattr(start, name) for name in NAMES]),
-        LOWER,
-        UPPER,
+        seed=seed,
     )
-    return curve_of(parameters)
-
-
-def curve_of(parameters: Floats) -> CollectiveCurve:
-    """Returns the curve with these parameters, in the order of NAMES."""
-    return CollectiveCurve(**dict(zip(NAMES, parameters.tolist(), strict=True)))

@@ -6,15 +6,14 @@ m, n, k, latency_us.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.devices.device import Device
-from hwmodels.fitting.robust import Floats, fit
+from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 
@@ -44,25 +43,22 @@ CAPABILITY_OF_KERNEL = {
 }
 """Compute capability by vLLM kernels that run on one kind of chip only."""
 
-STAGES: tuple[tuple[tuple[str, ...], dict[str, tuple[float, float, float]]], ...] = (
+STAGES: tuple[tuple[tuple[str, ...], dict[str, tuple[float, float]]], ...] = (
     (
         ("bfloat16",),
         {
-            "start_s": (0.5e-6, 2.4e-6, 10e-6),
-            "bandwidth_share": (0.3, 0.8, 1.0),
-            "flops_share": (0.2, 0.6, 1.0),
-            "l2_bytes_per_sm_s": (20e9, 60e9, 500e9),
-            "store_bytes_per_sm_s": (5e9, 40e9, 500e9),
-            "wave_share": (0.0, 0.7, 1.0),
+            "start_s": (0.5e-6, 10e-6),
+            "bandwidth_share": (0.3, 1.0),
+            "flops_share": (0.2, 1.0),
+            "l2_bytes_per_sm_s": (20e9, 500e9),
+            "store_bytes_per_sm_s": (5e9, 500e9),
+            "wave_share": (0.0, 1.0),
         },
     ),
-    (("fp8", "fp8_block", "sq"), {"flops_share_8bit": (0.2, 0.5, 1.0)}),
-    (("nvfp4",), {"flops_share_4bit": (0.2, 0.4, 1.0)}),
+    (("fp8", "fp8_block", "sq"), {"flops_share_8bit": (0.2, 1.0)}),
+    (("nvfp4",), {"flops_share_4bit": (0.2, 1.0)}),
 )
-"""Dtypes of rows, and the figures that are fitted to these rows (lower bound, start of the fit, upper bound).
-
-The fit starts at slow arithmetic and slow L2: from above, a figure that limits no row would stay there.
-"""
+"""Dtypes of rows, and the figures that are fitted to these rows, with their bounds."""
 
 
 def modelled_rows(rows: Rows) -> NDArray[np.bool_]:
@@ -72,30 +68,46 @@ def modelled_rows(rows: Rows) -> NDArray[np.bool_]:
 
 def predict_gemm(rows: Rows, device: Device, curve: GemmCurve) -> Floats:
     """Returns the predicted seconds of each row on that device, for repeated calls as in a benchmark."""
-    m, n, k = (np.asarray(rows[name], dtype=np.float64) for name in ("m", "n", "k"))
+    return gemm_prices(rows, device)(curve)
+
+
+def gemm_prices(rows: Rows, device: Device) -> Callable[[GemmCurve], Floats]:
+    """Returns the seconds of each row as a function of the curve."""
     frameworks, dtypes = np.asarray(rows["framework"], dtype=str), np.asarray(rows["dtype"], dtype=str)
-    seconds = np.empty_like(m)
+    groups = []
     for framework, dtype in sorted(set(zip(frameworks.tolist(), dtypes.tolist(), strict=True))):
-        chosen = (frameworks == framework) & (dtypes == dtype)
-        weights = WEIGHT_FORMATS[FORMATS.get(dtype, dtype)]
-        seconds[chosen] = gemm_seconds(
-            m[chosen], n[chosen], k[chosen], weights, device, curve, kernels=framework, repeated=True
-        )
-    return seconds
+        chosen = np.flatnonzero((frameworks == framework) & (dtypes == dtype))
+        sizes = [np.asarray(rows[name], dtype=np.float64)[chosen] for name in ("m", "n", "k")]
+        groups.append((chosen, *sizes, WEIGHT_FORMATS[FORMATS.get(dtype, dtype)], framework))
+
+    def price(curve: GemmCurve) -> Floats:
+        seconds = np.empty(len(frameworks))
+        for chosen, m, n, k, weights, framework in groups:
+            seconds[chosen] = gemm_seconds(m, n, k, weights, device, curve, kernels=framework, repeated=True)
+        return seconds
+
+    return price
 
 
-def fit_gemm(rows: Rows, device: Device, *, compute_capability: str | None = None) -> GemmCurve:
+def fit_gemm(
+    rows: Rows, device: Device, *, compute_capability: str | None = None, seed: int = 0
+) -> Fitted[GemmCurve]:
     """Returns the curve fitted to the rows of one device, stage by stage (`STAGES`).
 
-    A figure that no row determines keeps its default. compute_capability None: derived from the rows.
+    A figure without rows keeps its default. compute_capability None: derived from the rows.
     """
-    curve = GemmCurve(compute_capability=compute_capability or capability_of(rows["kernel"]))
+    fitted = Fitted(
+        GemmCurve(compute_capability=compute_capability or capability_of(rows["kernel"])), 0.0, {}
+    )
     modelled, dtypes = modelled_rows(rows), np.asarray(rows["dtype"], dtype=str)
-    for stage_dtypes, figures in STAGES:
+    for stage_dtypes, ranges in STAGES:
         chosen = modelled & np.isin(dtypes, stage_dtypes)
         if chosen.any():
-            curve = fit_stage({name: np.asarray(rows[name])[chosen] for name in rows}, device, curve, figures)
-    return curve
+            used = {name: np.asarray(rows[name])[chosen] for name in rows}
+            measured_s = np.asarray(used["latency_us"], dtype=np.float64) * 1e-6
+            prices = gemm_prices(used, device)
+            fitted = fitted.then(fit_curve(fitted.curve, ranges, prices, measured_s, seed=seed))
+    return fitted
 
 
 def capability_of(kernels: Any) -> str:
@@ -107,23 +119,3 @@ def capability_of(kernels: Any) -> str:
     if len(found) > 1:
         raise ValueError(f"kernel: rows name kernels of {', '.join(sorted(found))}; give rows of one device")
     return found.pop() if found else "sm80"
-
-
-def fit_stage(
-    rows: Rows, device: Device, curve: GemmCurve, figures: Mapping[str, tuple[float, float, float]]
-) -> GemmCurve:
-    """Returns the curve with these figures (lower, start, upper) fitted to all rows, the others unchanged."""
-    lower, start, upper = np.array(list(figures.values())).T
-
-    def with_figures(parameters: Floats) -> GemmCurve:
-        return replace(curve, **dict(zip(figures, parameters.tolist(), strict=True)))
-
-    return with_figures(
-        fit(
-            lambda parameters: predict_gemm(rows, device, with_figures(parameters)),
-            np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6,
-            start,
-            lower,
-            upper,
-        )
-    )

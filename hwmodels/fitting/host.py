@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hwmodels.fitting.robust import Floats
+from hwmodels.fitting.robust import NUM_STARTS, Floats, spread_points
 
 LEAST_SHARE = 0.05
 """Least share of its base that a predicted figure may have; lines extrapolate below 0 otherwise."""
@@ -80,14 +80,15 @@ class Response:
 
 
 def fit_constants(
-    response: Response, measured: Floats, weights: Floats, constants: Sequence[Constant]
+    response: Response, measured: Floats, weights: Floats, constants: Sequence[Constant], *, seed: int = 0
 ) -> Floats:
     """Returns the constants that minimise the logarithms of predicted / measured, robust to outliers.
 
         sum of weight * soft(log(predicted / measured))^2 + sum of ((constant - neutral) / scale)^2
 
     weights: of each row, 1 / (the variance of its logarithm), divided by the number of rows that err alike.
-    A constant without an effect on any row gets its neutral value. Raises ValueError if there are no rows.
+    The search starts at the neutral values and at points within three standard deviations of them. A constant
+    without an effect on any row gets its neutral value. Raises ValueError if there are no rows.
     """
     if not len(measured):
         raise ValueError("no rows to fit the constants to")
@@ -108,14 +109,20 @@ def fit_constants(
         own = (root * slope / predicted)[:, None] * response.gradient(values) * scale
         return np.concatenate([own, np.eye(len(constants))])
 
-    result = least_squares(
-        residuals,
-        np.clip(neutral, lower + 0.1 * scale, np.maximum(lower, upper - 0.1 * scale)) / scale,
-        jac=jacobian,
-        bounds=(lower / scale, np.maximum(upper, np.nextafter(lower, np.inf)) / scale),
-        max_nfev=500,
-    )
-    return np.asarray(np.clip(result.x * scale, lower, upper))
+    inner = lower + 0.1 * scale, np.maximum(lower, upper - 0.1 * scale)
+    spread = neutral + 3 * scale * (2 * spread_points(NUM_STARTS - 1, len(neutral), seed) - 1)
+    results = [
+        least_squares(
+            residuals,
+            np.clip(start, *inner) / scale,
+            jac=jacobian,
+            bounds=(lower / scale, np.maximum(upper, np.nextafter(lower, np.inf)) / scale),
+            max_nfev=500,
+        )
+        for start in (neutral, *spread)
+    ]
+    best = min(results, key=lambda result: float(result.cost))
+    return np.asarray(np.clip(best.x * scale, lower, upper))
 
 
 SOFT = 0.1

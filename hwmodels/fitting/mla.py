@@ -14,14 +14,14 @@ scope `kernel`: the attention alone. scope `module`: all that DeepSeek-V3 does b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.devices.device import Device
-from hwmodels.fitting.robust import Floats, fit
+from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.model.quantization import KV_BYTES, WeightFormat, weight_format
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 from hwmodels.operators.mla import (
@@ -44,9 +44,8 @@ BF16 = weight_format("bf16")
 DTYPES = {"bfloat16": "bf16"}
 """Dtype by name in the rows, where names differ."""
 
-NAMES = ("start_s", "bandwidth_share", "flops_share")
-LOWER = np.array([2e-6, 0.1, 0.1])
-UPPER = np.array([50e-6, 1.0, 1.0])
+RANGES = {"start_s": (2e-6, 50e-6), "bandwidth_share": (0.1, 1.0), "flops_share": (0.1, 1.0)}
+"""Fitted figures of `MlaCurve`, with their bounds."""
 
 HOST_S = {"decode": 330e-6, "prefill": 270e-6}
 """Host time of vLLM 0.14 (A100), which was timed outside CUDA graphs: no row is faster than its launches."""
@@ -119,10 +118,7 @@ def predict_mla(
     stream: StreamCurve | None = None,
 ) -> Floats:
     """Returns seconds of each row on that device; gemm and stream price a module's other operators."""
-    rest_s = other_seconds(
-        rows, device, gemm or GemmCurve(), stream or StreamCurve(), curve.compute_capability
-    )
-    return attention_and(rest_s, rows, device, curve)
+    return prices(rows, device, curve.compute_capability, gemm, stream)(curve)
 
 
 def fit_mla(
@@ -132,50 +128,50 @@ def fit_mla(
     stream: StreamCurve | None = None,
     *,
     compute_capability: str,
-) -> MlaCurve:
+    seed: int = 0,
+) -> Fitted[MlaCurve]:
     """Returns the curve fitted to the rows of one device, kernels and modules together."""
-    start = MlaCurve(compute_capability=compute_capability)
-    rest_s = other_seconds(rows, device, gemm or GemmCurve(), stream or StreamCurve(), compute_capability)
-    parameters = fit(
-        lambda p: attention_and(rest_s, rows, device, curve_of(p, compute_capability)),
+    return fit_curve(
+        MlaCurve(compute_capability=compute_capability),
+        RANGES,
+        prices(rows, device, compute_capability, gemm, stream),
         np.asarray(rows["latency_us"], dtype=np.float64) * 1e-6,
-        np.array([getattr(start, name) for name in NAMES]),
-        LOWER,
-        UPPER,
+        seed=seed,
     )
-    return curve_of(parameters, compute_capability)
 
 
-def curve_of(parameters: Floats, compute_capability: str) -> MlaCurve:
-    """Returns the curve with these parameters, in the order of NAMES."""
-    figures = dict(zip(NAMES, parameters.tolist(), strict=True))
-    return MlaCurve(compute_capability=compute_capability, **figures)
+def prices(
+    rows: Rows,
+    device: Device,
+    compute_capability: str,
+    gemm: GemmCurve | None = None,
+    stream: StreamCurve | None = None,
+) -> Callable[[MlaCurve], Floats]:
+    """Returns the seconds of each row as a function of a curve of that compute capability.
 
-
-def other_seconds(
-    rows: Rows, device: Device, gemm: GemmCurve, stream: StreamCurve, compute_capability: str
-) -> Floats:
-    """Returns seconds of each row's operators besides the attention; 0 for rows of scope `kernel`."""
-    num_seqs, new_tokens, _ = lengths(rows)
-    seconds = np.zeros_like(num_seqs)
-    for group, chosen in groups(rows):
+    A module's other kernels are added to the attention. No row outside CUDA graphs takes less than the host.
+    """
+    num_seqs, new_tokens, kv_len = lengths(rows)
+    rest_s, least_s = np.zeros_like(num_seqs), np.zeros_like(num_seqs)
+    parts = list(groups(rows))
+    for group, chosen in parts:
         if group.scope == "module":
             num_tokens = (num_seqs * new_tokens)[chosen]
-            seconds[chosen] = projection_seconds(group, num_tokens, device, gemm)
-            seconds[chosen] += elementwise_seconds(group, num_tokens, device, stream, compute_capability)
-    return seconds
-
-
-def attention_and(rest_s: Floats, rows: Rows, device: Device, curve: MlaCurve) -> Floats:
-    """Adds attention's seconds to those of the other kernels; outside graphs, at least the host's time."""
-    num_seqs, new_tokens, kv_len = lengths(rows)
-    seconds = rest_s.copy()
-    for group, chosen in groups(rows):
-        shape = num_seqs[chosen], new_tokens[chosen], kv_len[chosen]
-        seconds[chosen] += attention_seconds(group, *shape, device, curve)
+            rest_s[chosen] = projection_seconds(group, num_tokens, device, gemm or GemmCurve())
+            rest_s[chosen] += elementwise_seconds(
+                group, num_tokens, device, stream or StreamCurve(), compute_capability
+            )
         if group.outside_graphs:
-            seconds[chosen] = np.maximum(seconds[chosen], HOST_S[group.phase])
-    return seconds
+            least_s[chosen] = HOST_S[group.phase]
+
+    def price(curve: MlaCurve) -> Floats:
+        seconds = rest_s.copy()
+        for group, chosen in parts:
+            shape = num_seqs[chosen], new_tokens[chosen], kv_len[chosen]
+            seconds[chosen] += attention_seconds(group, *shape, device, curve)
+        return np.maximum(seconds, least_s)
+
+    return price
 
 
 def lengths(rows: Rows) -> tuple[Floats, Floats, Floats]:

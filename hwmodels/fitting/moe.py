@@ -9,14 +9,14 @@ measured: it computes its own experts, other assignments are masked (NVIDIA aico
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.devices.device import Device
-from hwmodels.fitting.robust import Floats, fit
+from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
 from hwmodels.operators.moe import MoeCurve, MoeWork, moe_work, work_seconds
 from hwmodels.operators.moe_kernels import kernel_family
@@ -62,23 +62,15 @@ _KEYS = (
     "dtype",
 )
 
-_LOWER = MoeCurve(
-    kernel_s=1e-6,
-    weight_bandwidth_share=0.3,
-    flops_share=0.1,
-    activation_bandwidth_share=0.1,
-    saturating_tiles_per_sm=0.01,
-    tile_fill_rows=0.5,
-)
-_UPPER = MoeCurve(
-    kernel_s=2e-5,
-    weight_bandwidth_share=1.0,
-    flops_share=1.0,
-    activation_bandwidth_share=1.0,
-    saturating_tiles_per_sm=1.0,
-    tile_fill_rows=150.0,
-)
-_PARAMETERS = tuple(field.name for field in fields(MoeCurve) if field.name != "compute_capability")
+RANGES = {
+    "kernel_s": (1e-6, 2e-5),
+    "weight_bandwidth_share": (0.3, 1.0),
+    "flops_share": (0.1, 1.0),
+    "activation_bandwidth_share": (0.1, 1.0),
+    "saturating_tiles_per_sm": (0.01, 1.0),
+    "tile_fill_rows": (0.5, 150.0),
+}
+"""Fitted figures of `MoeCurve`, with their bounds."""
 
 
 def fitted_rows(rows: Mapping[str, Any], device: Device, compute_capability: str) -> NDArray[np.bool_]:
@@ -99,7 +91,9 @@ def fitted_rows(rows: Mapping[str, Any], device: Device, compute_capability: str
     return np.asarray(chosen & sound)
 
 
-def fit_moe(rows: Mapping[str, Any], device: Device, *, compute_capability: str) -> MoeCurve:
+def fit_moe(
+    rows: Mapping[str, Any], device: Device, *, compute_capability: str, seed: int = 0
+) -> Fitted[MoeCurve]:
     """Returns the curve of one device from its `fitted_rows`; each format has the same weight in the fit.
 
     Raises ValueError if no row is left.
@@ -111,15 +105,14 @@ def fit_moe(rows: Mapping[str, Any], device: Device, *, compute_capability: str)
     work = _work(rows, device, compute_capability)
     measured = rows["latency_us"].astype(np.float64) * 1e-6
     formats, which, counts = np.unique(rows["dtype"].astype(str), return_inverse=True, return_counts=True)
-    parameters = fit(
-        lambda p: work_seconds(work, _curve(p, compute_capability)),
+    return fit_curve(
+        MoeCurve(compute_capability=compute_capability),
+        RANGES,
+        lambda curve: work_seconds(work, curve),
         measured,
-        _vector(MoeCurve()),
-        _vector(_LOWER),
-        _vector(_UPPER),
         weights=len(measured) / (len(formats) * counts[which]),
+        seed=seed,
     )
-    return _curve(parameters, compute_capability)
 
 
 def predict_moe(rows: Mapping[str, Any], device: Device, curve: MoeCurve) -> Floats:
@@ -127,15 +120,6 @@ def predict_moe(rows: Mapping[str, Any], device: Device, curve: MoeCurve) -> Flo
     if not len(rows["num_tokens"]):
         return np.empty(0)
     return work_seconds(_work(rows, device, curve.compute_capability), curve)
-
-
-def _vector(curve: MoeCurve) -> Floats:
-    return np.array([getattr(curve, name) for name in _PARAMETERS])
-
-
-def _curve(parameters: Floats, compute_capability: str) -> MoeCurve:
-    figures = dict(zip(_PARAMETERS, map(float, parameters), strict=True))
-    return MoeCurve(compute_capability=compute_capability, **figures)
 
 
 def _work(rows: Mapping[str, Any], device: Device, compute_capability: str) -> MoeWork:

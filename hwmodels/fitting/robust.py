@@ -1,17 +1,20 @@
-"""Tools that all fits share: split by groups of shapes, robust least squares in log space, error figures."""
+"""Tools of all fits: validation groups, robust least squares from several starts, error figures."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 Floats = NDArray[np.float64]
+Curve = TypeVar("Curve")
 
 
 def validation_rows(columns: Mapping[str, Any], group_by: Sequence[str]) -> NDArray[np.bool_]:
@@ -51,33 +54,266 @@ def errors(predicted: Floats, measured: Floats) -> Errors:
     )
 
 
-def fit(
-    predict: Callable[[Floats], Floats],
+class Fitted(NamedTuple, Generic[Curve]):
+    """A curve whose figures were fitted, and what the rows say about them."""
+
+    curve: Curve
+    cost: float
+    """Half the sum of the rows' soft_l1 losses: the least that was found."""
+    undetermined: dict[str, tuple[float, float]]
+    """Figures that the rows do not determine, with the range of values that fit equally well."""
+
+    def then(self, later: Fitted[Curve]) -> Fitted[Curve]:
+        """Returns a later fit of other figures of the curve, with what both fits say."""
+        return Fitted(later.curve, self.cost + later.cost, {**self.undetermined, **later.undetermined})
+
+
+NUM_STARTS = 6
+"""Starts of a fit: the figures of the given curve, and points spread over the ranges."""
+
+SAME_COST = 0.01
+"""Costs are equal if they differ by less than this share, that is, if errors differ by about half as much."""
+
+EXACT = 1e-4
+"""Root mean square of the log errors below which rows are met exactly: tables state about four digits."""
+
+PROFILE_STEPS = 4
+"""Steps in which the other figures are fitted to one that was moved."""
+
+SCANNED = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Positions in its range to which the search moves each figure."""
+
+SCAN_STEPS = 6
+"""Steps after which the search goes on only if it is below the least cost so far."""
+
+HALVINGS = 6
+"""Bisections that find an end of the range in which a figure may lie."""
+
+MAX_RESTARTS = 5
+"""Lower minima, found while ranges are looked for, from which the search goes on."""
+
+STEP = 1e-5
+"""Step of the numerical derivatives, as a share of a figure's range."""
+
+
+def fit_curve(
+    curve: Curve,
+    ranges: Mapping[str, tuple[float, float]],
+    predict: Callable[[Curve], Floats],
     measured: Floats,
-    start: Floats,
-    lower: Floats,
-    upper: Floats,
     *,
     loss_scale: float = 0.1,
     weights: Floats | None = None,
-) -> Floats:
-    """Returns parameters between lower and upper that minimise log(predict / measured), robust to outliers.
+    seed: int = 0,
+) -> Fitted[Curve]:
+    """Returns the curve with the figures in these ranges that minimise log(predict / measured).
 
-    The loss is soft_l1 with scale loss_scale (0.1: errors beyond some 10 % count linearly). weights: per row.
+    The loss is soft_l1 with scale loss_scale (0.1: errors beyond some 10 % count linearly), times the row's
+    weight. Prices are maxima of several terms, so the cost has several minima: the search starts from
+    `NUM_STARTS` points in the logarithms of the figures, then moves each figure through its range, and the
+    least minimum counts.
+
+    A figure is not determined if doubling or halving it (or moving it to the end of its range) costs nothing
+    when the others are fitted again. It keeps its value in the given curve if that fits equally well. ranges: (lower, upper) by field of the curve. seed: of the starts.
     """
-    log_measured = np.log(measured)
-    root = np.ones_like(measured) if weights is None else np.sqrt(weights)
+    problem = _Problem(curve, ranges, predict, measured, loss_scale, weights)
+    own = problem.shares_of(curve)
+    starts = [own, *spread_points(NUM_STARTS - 1, len(own), seed)]
+    for start in starts:
+        problem.minimum(start)
+    problem.scan()
+    best, undetermined = problem.with_own_where_equal(own)
+    for _ in range(MAX_RESTARTS):
+        if problem.is_equal(best.cost):
+            break
+        problem.minimum(problem.least.shares)  # a moved figure has led to a lower minimum
+        best, undetermined = problem.with_own_where_equal(own)
+    values = {
+        name: (problem.value(index, low), problem.value(index, high))
+        for index, (name, (low, high)) in enumerate(zip(ranges, undetermined, strict=True))
+        if low < high
+    }
+    return Fitted(problem.curve_of(best.shares), best.cost, values)
 
-    def residuals(parameters: Floats) -> Floats:
-        return np.asarray(root * (np.log(predict(parameters)) - log_measured))
 
-    result = least_squares(
-        residuals,
-        np.clip(start, lower, upper),
-        bounds=(lower, upper),
-        x_scale="jac",
-        loss="soft_l1",
-        f_scale=loss_scale,
-        diff_step=np.full(len(start), 1e-4),
-    )
-    return np.asarray(result.x)
+def spread_points(num: int, dimensions: int, seed: int) -> Floats:
+    """Returns points of the unit cube, shape [num, dimensions]: a Latin hypercube."""
+    draws = np.random.default_rng(seed)
+    cells = np.stack([draws.permutation(num) for _ in range(dimensions)], axis=1)
+    return np.asarray((cells + draws.random((num, dimensions))) / num)
+
+
+class _Minimum(NamedTuple):
+    shares: Floats
+    cost: float
+
+
+class _Problem(Generic[Curve]):
+    """The cost of a curve as a function of shares: the position of each figure in its range, 0 to 1.
+
+    The scale between the bounds is logarithmic; linear if the lower bound is 0.
+    """
+
+    def __init__(
+        self,
+        curve: Curve,
+        ranges: Mapping[str, tuple[float, float]],
+        predict: Callable[[Curve], Floats],
+        measured: Floats,
+        loss_scale: float,
+        weights: Floats | None,
+    ) -> None:
+        self._curve, self._names, self._predict = curve, tuple(ranges), predict
+        self._lower, self._upper = np.array(list(ranges.values()), dtype=np.float64).T
+        self._is_log = self._lower > 0
+        self._log_measured = np.log(measured)
+        self._root = np.ones_like(measured) if weights is None else np.sqrt(weights)
+        self._loss_scale = loss_scale
+        self.least = _Minimum(self._lower, math.inf)
+        """The least minimum that was found so far."""
+        self._last: tuple[bytes, Floats] = (b"", self._root)
+        self._exact_cost = 0.5 * EXACT**2 * float((self._root**2).sum())
+
+    def shares_of(self, curve: Curve) -> Floats:
+        values = np.clip([getattr(curve, name) for name in self._names], self._lower, self._upper)
+        floor = np.where(self._is_log, self._lower, 1.0)
+        logs = np.log(np.maximum(values, floor) / floor) / np.log(np.maximum(self._upper / floor, 1 + STEP))
+        linear = (values - self._lower) / (self._upper - self._lower)
+        return np.asarray(np.where(self._is_log, logs, linear))
+
+    def value(self, index: int, share: float) -> float:
+        """Returns the value of a figure at a share of its range."""
+        lower, upper = self._lower[index], self._upper[index]
+        at = lower * (upper / lower) ** share if self._is_log[index] else lower + share * (upper - lower)
+        return float(np.clip(at, lower, upper))
+
+    def curve_of(self, shares: Floats) -> Curve:
+        values = {name: self.value(index, shares[index]) for index, name in enumerate(self._names)}
+        return replace(self._curve, **values)  # type: ignore[type-var]
+
+    def minimum(
+        self, start: Floats, fixed: Mapping[int, float] = MappingProxyType({}), max_steps: int | None = None
+    ) -> _Minimum:
+        """Returns the nearest minimum of the cost; fixed figures stay at the given shares."""
+        shares = np.array(start)
+        for index, share in fixed.items():
+            shares[index] = share
+        free = [index for index in range(len(shares)) if index not in fixed]
+        if not free:
+            return _Minimum(shares, self._cost(shares))
+
+        def whole(moved: Floats) -> Floats:
+            full = shares.copy()
+            full[free] = moved
+            return full
+
+        result = least_squares(
+            lambda moved: self._residuals(whole(moved)),
+            np.clip(shares[free], 1e-3, 1 - 1e-3),
+            jac=lambda moved: self._slopes(whole(moved), free),
+            bounds=(0.0, 1.0),
+            x_scale="jac",
+            loss="soft_l1",
+            f_scale=self._loss_scale,
+            max_nfev=max_steps,
+        )
+        found = _Minimum(whole(result.x), float(result.cost))
+        self.least = min(self.least, found, key=lambda one: one.cost)
+        return found
+
+    def scan(self) -> None:
+        """Moves each figure of the least minimum through its range, and searches from there.
+
+        A figure that limits no row at a minimum has no slope there, and may limit rows elsewhere.
+        """
+        for index in range(len(self._names)):
+            for share in SCANNED:
+                start, least_cost = np.array(self.least.shares), self.least.cost
+                start[index] = share
+                moved = self.minimum(start, max_steps=SCAN_STEPS)
+                if moved.cost <= least_cost:
+                    self.minimum(moved.shares)
+
+    def with_own_where_equal(self, own: Floats) -> tuple[_Minimum, list[tuple[float, float]]]:
+        """Returns the least minimum with those figures at `own` that are not determined, and all ranges.
+
+        A range is that of the shares at an equal cost; a figure that is determined has the same share twice.
+        """
+        best, most = self.least, self._equal_cost(self.least.cost)
+        fixed: dict[int, float] = {}
+        found = []
+        for index in range(len(own)):
+            low, high = self._equal_range(best.shares, index, fixed, most)
+            found.append((low, high))
+            if low < high and low <= own[index] <= high:
+                fixed[index] = float(own[index])
+                best = self.minimum(best.shares, fixed)
+        return best, found
+
+    def is_equal(self, cost: float) -> bool:
+        """Returns whether the cost is that of the least minimum."""
+        return cost <= self._equal_cost(self.least.cost)
+
+    def _equal_cost(self, least: float) -> float:
+        return least * (1 + SAME_COST) + self._exact_cost
+
+    def _equal_range(
+        self, shares: Floats, index: int, fixed: Mapping[int, float], most: float
+    ) -> tuple[float, float]:
+        """Returns the shares between which a figure may lie while the cost is at most `most`.
+
+        The other figures are fitted again, but for the fixed ones.
+        """
+
+        def is_equal(share: float) -> bool:
+            given = {**fixed, index: share}
+            start = np.array(shares)
+            for moved, value in given.items():
+                start[moved] = value
+            return self._cost(start) <= most or self.minimum(start, given, PROFILE_STEPS).cost <= most
+
+        def end(inner: float, outer: float) -> float:
+            if is_equal(outer):
+                return outer
+            for _ in range(HALVINGS):
+                middle = 0.5 * (inner + outer)
+                inner, outer = (middle, outer) if is_equal(middle) else (inner, middle)
+            return inner
+
+        share = float(shares[index])
+        far = (
+            float(np.log(2) / np.log(self._upper[index] / self._lower[index]))
+            if self._is_log[index]
+            else 0.25
+        )
+        lower, upper = max(share - far, 0.0), min(share + far, 1.0)
+        lower_is_equal = share - lower >= 0.1 * far and is_equal(lower)
+        upper_is_equal = upper - share >= 0.1 * far and is_equal(upper)
+        if not lower_is_equal and not upper_is_equal:
+            return share, share
+        return (
+            end(lower, 0.0) if lower_is_equal else end(share, lower),
+            end(upper, 1.0) if upper_is_equal else end(share, upper),
+        )
+
+    def _residuals(self, shares: Floats) -> Floats:
+        key = shares.tobytes()
+        if self._last[0] != key:
+            log_predicted = np.log(self._predict(self.curve_of(shares)))
+            self._last = key, np.asarray(self._root * (log_predicted - self._log_measured))
+        return self._last[1]
+
+    def _slopes(self, shares: Floats, free: Sequence[int]) -> Floats:
+        at = self._residuals(shares)
+        columns = []
+        for index in free:
+            moved = np.array(shares)
+            step = STEP if shares[index] < 0.5 else -STEP
+            moved[index] += step
+            columns.append((self._residuals(moved) - at) / step)
+        self._last = shares.tobytes(), at
+        return np.stack(columns, axis=1)
+
+    def _cost(self, shares: Floats) -> float:
+        ratio = (self._residuals(shares) / self._loss_scale) ** 2
+        return float(self._loss_scale**2 * (np.sqrt(1 + ratio) - 1).sum())

@@ -135,16 +135,16 @@ class AttentionCurve:
 
 def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
     """Returns the kernels that the library runs on such a chip. Raises ValueError for an unknown library."""
+    if (library, curve.compute_capability) in KERNELS:
+        return KERNELS[library, curve.compute_capability]
     known = sorted({name for name, _ in KERNELS} - CHOICES.keys())
     if library not in known and library not in CHOICES:
         raise ValueError(f"kernels={library}: must be one of {', '.join(known)}")
-    if (library, curve.compute_capability) not in KERNELS:
-        able = sorted(capability for name, capability in KERNELS if name == library)
-        raise ValueError(
-            f"attention_kernels={library}: runs on {', '.join(able)} only, not on "
-            f"{curve.compute_capability}; choose flash_attention_2 or flash_decoding"
-        )
-    return KERNELS[library, curve.compute_capability]
+    able = sorted(capability for name, capability in KERNELS if name == library)
+    raise ValueError(
+        f"attention_kernels={library}: runs on {', '.join(able)} only, not on "
+        f"{curve.compute_capability}; choose flash_attention_2 or flash_decoding"
+    )
 
 
 class DecodeAttention:

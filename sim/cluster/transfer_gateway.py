@@ -74,7 +74,7 @@ class TransferGateway:
         attempt = self._gateway.attempts.get(request.request_id)
         if attempt is not None and self.num_sends(request.request_id) == num_sends:
             self._gateway.notify_router(attempt)  # else it was notified when that attempt ended
-        self.pool_counts.ended(replica, True)
+        self.pool_counts.released(replica)
 
     def refuse(self, request: Request, reason: str) -> None:
         """Fails an attempt that the decode replica can never continue."""

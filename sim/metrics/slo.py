@@ -90,6 +90,21 @@ class Slo:
         latencies_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}
         return all(latencies_s[term] <= limit_s for term, limit_s in self.request_limits_s.items())
 
+    def stages_met(self, log: RequestLog, request_id: int) -> tuple[bool, bool]:
+        """Returns whether the prefill and the decode of one request, which has ended, met their limits.
+
+        TTFT is the prefill's, TPOT the decode's; a missed E2E is that of the stage that took longer.
+        """
+        limits_s, arrival_s = self.request_limits_s, log.arrival_s[request_id]
+        first_s, last_s = log.first_token_s[request_id], log.last_token_s[request_id]
+        prefill_s, decode_s = first_s - arrival_s, last_s - first_s
+        gaps = max(log.longest_tokens[request_id] - 1, 1)
+        prefill_met = prefill_s <= limits_s.get("ttft", math.inf)
+        decode_met = decode_s / gaps <= limits_s.get("tpot", math.inf)
+        if prefill_s + decode_s > limits_s.get("e2e", math.inf):
+            return prefill_met and prefill_s < decode_s, decode_met and prefill_s >= decode_s
+        return prefill_met, decode_met
+
     def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
         """Returns, for each limit, which requests meet it; a request without the latency (NaN) does not.
 

@@ -270,7 +270,7 @@ class LiveMigrations(GatewayAttachment):
     def _released(self, migration: LiveMigration, seq: Sequence) -> None:
         """Handles the release of slot and blocks on the source."""
         self._free(migration)
-        self._pool_counts.ended(migration.source, True)
+        self._pool_counts.released(migration.source)
 
     def resumed(self, request_id: int, now: float) -> None:
         """Completes the record of a migration, as an iteration with the request begins on the target."""

@@ -28,7 +28,7 @@ from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import require_positive
 from sim.workload.distributions import FloatArray
-from sim.workload.streams import stream
+from sim.workload.session_pool import begin_s, in_a_loop, require_number_in_a_loop
 
 MAIN_PROMPT, SUB_AGENT_PROMPT = 0, 1
 """Content ids of the system prompts of agents and of sub-agents."""
@@ -38,12 +38,14 @@ MAIN_PROMPT, SUB_AGENT_PROMPT = 0, 1
 class Agentic(PlanSettings):
     """Tasks that begin by `arrivals`; num_tasks and duration_s both limit them, at least one must be set.
 
+    In a closed loop each user has one task at a time, and num_tasks must be set.
+
     A task ends with the output of its last call. It fails if a call gets no token (it was rejected) or if a
     prompt and its output no longer fit the context; after an aborted output it continues with the tokens that
     were generated. task_slo_s: latency of a whole task that counts as good, for the summary.
     """
 
-    arrivals: ArrivalProcess
+    arrivals: ArrivalProcess | ClosedLoop
     num_tasks: int | None = None
     duration_s: float | None = None
     task_slo_s: float | None = None
@@ -56,21 +58,21 @@ class Agentic(PlanSettings):
         require_positive(self, "num_tasks", "duration_s", "task_slo_s", "patience_s")
         if self.num_tasks is None and self.duration_s is None:
             raise ValueError("num_tasks=null, duration_s=null: at least one must be set")
-        if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
+        require_number_in_a_loop(self, "num_tasks")
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic; a task and its calls depend on the seed and the number of the task alone."""
         arrival_s = self._arrival_s(seed)
         if not len(arrival_s):
             raise ValueError(f"duration_s={self.duration_s}: must be longer; no task begins in this time")
-        return AgenticSource(
+        tasks = AgenticSource(
             arrival_s=arrival_s,
             plans=self.plans(seed, len(arrival_s)),
             patience_s=self.patience_s,
             max_model_len=max_model_len,
             later_calls_first=self.later_calls_first,
         )
+        return in_a_loop(tasks, self.arrivals, seed=seed, duration_s=self.duration_s)
 
     @property
     def slo_terms(self) -> frozenset[str]:
@@ -101,9 +103,7 @@ class Agentic(PlanSettings):
         return np.array([plan.num_calls for plan in plans], np.int64)
 
     def _arrival_s(self, seed: int) -> FloatArray:
-        return self.arrivals.times_s(
-            stream(seed, "arrivals"), num_requests=self.num_tasks, duration_s=self.duration_s
-        )
+        return begin_s(self.arrivals, seed=seed, num_sessions=self.num_tasks, duration_s=self.duration_s)
 
 
 @dataclass(slots=True)

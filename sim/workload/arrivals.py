@@ -240,11 +240,13 @@ class Diurnal(_Drawn):
 class ClosedLoop:
     """A number of users with one request at a time; the next follows think_time_s after the last one ends.
 
-    The first requests are spread evenly over ramp_up_s.
+    Without a think time, num_users requests are always in flight (vLLM's `--max-concurrency`). Workloads of
+    sessions have one session per user at a time. The first ones are spread evenly over ramp_up_s.
     """
 
     num_users: int
-    think_time_s: Distribution
+    think_time_s: Distribution | None = None
+    """Time in seconds between the end of an answer and the user's next request; None: 0 s."""
     ramp_up_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -255,6 +257,10 @@ class ClosedLoop:
         """Returns the arrival time of the first request of each user; later ones depend on the engine."""
         first_s = np.linspace(0.0, self.ramp_up_s, self.num_users, endpoint=False)
         return _cut(first_s, num_requests, duration_s)
+
+    def think_s(self, z: FloatArray) -> FloatArray:
+        """Maps standard normal scores to think times."""
+        return np.zeros_like(z) if self.think_time_s is None else self.think_time_s.from_normal(z)
 
 
 def _cut(times_s: FloatArray, num_requests: int | None, duration_s: float | None) -> FloatArray:

@@ -113,5 +113,5 @@ class ClosedLoopSource:
         shape = (self._loop.num_users, TURNS_PER_BLOCK)
         z = stream(self._seed, "closed_loop", block).standard_normal((*shape, 3))
         prompts, outputs, clipped = self._tokens_of(z[..., :2].reshape(-1, 2))
-        think_s = self._loop.think_time_s.from_normal(z[..., 2])
+        think_s = self._loop.think_s(z[..., 2])
         return Turns(prompts.reshape(shape), outputs.reshape(shape), clipped.reshape(shape), think_s)

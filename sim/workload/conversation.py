@@ -20,6 +20,7 @@ from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
+from sim.workload.session_pool import begin_s, in_a_loop, require_number_in_a_loop
 from sim.workload.streams import stream
 
 MAX_TURNS = 10_000
@@ -30,7 +31,8 @@ MAX_TURNS = 10_000
 class Conversation:
     """Conversations that start by `arrivals` and end after their turns or when the context is full.
 
-    num_conversations and duration_s (for first turns) both limit the traffic; at least one must be set.
+    num_conversations and duration_s (for first turns) both limit the traffic; at least one must be set. In a
+    closed loop each user has one conversation at a time, and num_conversations must be set.
     A conversation draws one of num_system_prompts system prompts, the k-th most popular with weight
     k^-system_prompt_skew (0: all equally popular; 1: Zipf); 0 system prompts: none. A turn is sent
     think_time_s after the previous answer, if its prompt and its answer together fit the model's context.
@@ -38,7 +40,7 @@ class Conversation:
     the tokens that were generated.
     """
 
-    arrivals: ArrivalProcess
+    arrivals: ArrivalProcess | ClosedLoop
     turns: Distribution
     message_tokens: Distribution
     answer_tokens: Distribution
@@ -59,14 +61,11 @@ class Conversation:
         require_counts(self, MAX_TOKENS, "tokens", "message_tokens", "answer_tokens", "system_prompt_tokens")
         if self.num_conversations is None and self.duration_s is None:
             raise ValueError("num_conversations=null, duration_s=null: at least one must be set")
-        if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError(
-                "arrivals: must be an open-loop process such as poisson; a closed loop has no conversations"
-            )
+        require_number_in_a_loop(self, "num_conversations")
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        first_s = self.arrivals.times_s(
-            stream(seed, "arrivals"), num_requests=self.num_conversations, duration_s=self.duration_s
+        first_s = begin_s(
+            self.arrivals, seed=seed, num_sessions=self.num_conversations, duration_s=self.duration_s
         )
         if not len(first_s):
             raise ValueError(
@@ -74,7 +73,7 @@ class Conversation:
             )
         num_turns = whole_numbers(self.turns, stream(seed, "turns").standard_normal(len(first_s)), MAX_TURNS)
         z_T3 = stream(seed, "said").standard_normal((int(num_turns.sum()), 3))
-        return ConversationSource(
+        conversations = ConversationSource(
             first_s=first_s,
             num_turns=num_turns,
             message_tokens=whole_numbers(self.message_tokens, z_T3[:, 0]),
@@ -86,6 +85,7 @@ class Conversation:
             patience_s=self.patience_s,
             pins_system_prompt=self.pins_system_prompt,
         )
+        return in_a_loop(conversations, self.arrivals, seed=seed, duration_s=self.duration_s)
 
     def _system_prompts(self, seed: int) -> list[Segment]:
         z = stream(seed, "system_prompts").standard_normal(self.num_system_prompts)

@@ -203,4 +203,4 @@ class SyntheticSource:
 
 def _never_pauses(arrivals: ArrivalProcess | ClosedLoop) -> bool:
     """Returns whether a rejected request could be followed by the next at the same time, without end."""
-    return isinstance(arrivals, ClosedLoop) and not arrivals.think_time_s.from_normal(np.array([8.0])).any()
+    return isinstance(arrivals, ClosedLoop) and not arrivals.think_s(np.array([8.0])).any()

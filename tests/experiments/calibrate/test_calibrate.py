@@ -141,7 +141,7 @@ def test_yaml_keeps_a_source_with_quotes():
     calibration = Calibration(
         measured_on="it's", source=("a: 'b' # c, " * 20).strip(), mla=MlaCurve(start_s=9e-6)
     )
-    node = OmegaConf.create(calibration_yaml(calibration, ["mla"], "x"))
+    node = OmegaConf.create(calibration_yaml(calibration, ["mla"], "x", {}))
     read = build(node, "calibration")
     assert read == calibration
 

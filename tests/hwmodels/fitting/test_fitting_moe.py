@@ -62,7 +62,7 @@ def test_fit_finds_the_curve_that_made_the_rows(devices):
         tile_fill_rows=30.0,
     )
     rows = synthetic_rows(devices["h100_sxm"], truth)
-    found = fit_moe(rows, devices["h100_sxm"], compute_capability="sm90")
+    found = fit_moe(rows, devices["h100_sxm"], compute_capability="sm90").curve
     assert found.compute_capability == "sm90"
     for name in set(MoeCurve.__dataclass_fields__) - {"compute_capability"}:
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.02), name
@@ -149,7 +149,7 @@ def test_marlin_with_many_ranks_is_priced(devices, gpu):
     table = table[table.moe_ep_size >= 8]
     rows = {name: table[name].to_numpy() for name in table}
     capability = "sm100" if gpu == "b200_sxm" else "sm90"
-    fitted = fit_moe(rows, devices[gpu], compute_capability=capability)
+    fitted = fit_moe(rows, devices[gpu], compute_capability=capability).curve
     found = errors(predict_moe(rows, devices[gpu], fitted), rows["latency_us"] * 1e-6)
     assert found.num_rows > 100
     assert found.median < 10
@@ -179,7 +179,7 @@ def test_layouts_that_were_kept_back_are_predicted(devices, gpu, capability):
     rows = {name: table[name].to_numpy() for name in table}
     kept_back = validation_rows(rows, GROUP_BY)
     fitted = {name: column[~kept_back] for name, column in rows.items()}
-    curve = fit_moe(fitted, devices[gpu], compute_capability=capability)
+    curve = fit_moe(fitted, devices[gpu], compute_capability=capability).curve
 
     held = {name: column[kept_back] for name, column in rows.items()}
     found = errors(predict_moe(held, devices[gpu], curve), held["latency_us"] * 1e-6)

@@ -204,3 +204,37 @@ def test_scaling_in_never_ends_work(data):
     assert (requests.lost_tokens == 0).all()
     assert not requests.reason.isin(["its replica crashed", "no replica takes requests"]).any()
     assert requests.status.ne("aborted").all()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limits", "grows"),
+    [
+        (("8000", "20"), ("slo.ttft_ms=1000", "slo.tpot_ms=100"), "prefill"),
+        (("100", "400"), ("slo.ttft_ms=1000", "slo.tpot_ms=9"), "decode"),
+        (("8000", "20"), ("slo.ttft_ms=null", "slo.tpot_ms=null", "slo.e2e_ms=1500"), "prefill"),
+    ],
+)
+def test_the_pool_that_misses_the_slo_is_scaled(lengths, limits, grows):
+    """TTFT misses are the prefill pool's, TPOT misses the decode pool's, E2E misses the slower pool's."""
+    config = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(
+        [
+            "model=qwen3_30b_a3b",
+            "pools=disaggregated",
+            "network=infiniband",
+            "workload=poisson",
+            "workload.arrivals.rate_per_s=8",
+            f"workload.lengths.prompt_tokens.value={lengths[0]}",
+            f"workload.lengths.output_tokens.value={lengths[1]}",
+            "workload.num_requests=600",
+            *limits,
+            "cold_start=in_memory",
+            "scaling=slo_attainment",
+        ]
+    )
+    scenario = build_scenario(config)
+    replicas = scenario.run().records.replicas
+    names = list(scenario.pools_by_name)
+    pools = [names[replica.pool] for replica in replicas]
+    other = {"prefill": "decode", "decode": "prefill"}[grows]
+    assert pools.count(grows) > 1
+    assert pools.count(other) == 1

@@ -159,8 +159,8 @@ def test_task_latency_makespan_and_slo():
         ({"num_tasks": None}, "at least one must be set"),
         ({"fan_out": Fixed(value=0)}, "fan_out.value=0: must be >= 1"),
         (
-            {"arrivals": ClosedLoop(num_users=1, think_time_s=Fixed(value=1.0))},
-            "must be an open-loop process",
+            {"arrivals": ClosedLoop(num_users=1), "num_tasks": None, "duration_s": 60.0},
+            "num_tasks=null: must be set with arrivals by a closed loop",
         ),
         ({"task_slo_s": 0.0}, "task_slo_s=0.0: must be finite and > 0"),
     ],

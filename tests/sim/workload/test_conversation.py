@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from policies.core.request import Segment
-from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant
+from sim.workload.arrivals import AllAtOnce, Constant
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Exponential, Fixed, Geometric, Uniform
 
@@ -177,10 +177,6 @@ def test_conversations_do_not_depend_on_the_order_of_service(seed, max_model_len
         ({"system_prompt_tokens": Fixed(value=0)}, "system_prompt_tokens.value=0: must be >= 1 and"),
         ({"num_conversations": 0}, "num_conversations=0: must be finite and > 0"),
         ({"num_system_prompts": -1}, "num_system_prompts=-1: must be finite and >= 0"),
-        (
-            {"arrivals": ClosedLoop(num_users=1, think_time_s=Fixed(value=1))},
-            "arrivals: must be an open-loop process such as poisson",
-        ),
     ],
 )
 def test_rejects_settings_that_describe_no_conversation(given, message):

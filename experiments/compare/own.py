@@ -1,0 +1,94 @@
+"""Arms of one's own for `windtunnel compare`: overrides of the scenario that the command line describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.compare.arms import points
+from experiments.compare.command import CompareJob
+from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
+from experiments.compare.settings import CompareSettings, Experiment
+from experiments.compare.whatif.arms import METRICS
+from experiments.study.figures import Metric, known_figures
+from experiments.study.override_lines import by_name, check_lines
+from sim.settings.build import build_as
+from sim.settings.compose import Composition, ConfigSource
+from sim.settings.errors import ConfigError
+from sim.settings.override import Override, not_about
+from sim.settings.resolve import resolved
+from sim.settings.scenario import build_run
+from sim.settings.variants import Variants
+
+NODE = "compare"
+RESERVED = {**OF_EXPERIMENTS, "seed": f"{NODE}.seeds sets the seeds"}
+"""Keys that neither the command line nor an arm may set -> the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnSettings:
+    """Node `compare` of configs/compare_own.yaml; the rest of the config is the scenario of all arms."""
+
+    arms: tuple[str, ...] = ()
+    """Overrides of each arm, separated by spaces.
+
+    A name before a colon is optional; without one, an arm is named by its overrides.
+    """
+    baseline: str | None = None
+    """Arm that the others are compared with; None: the first."""
+    metrics: tuple[Metric, ...] = ()
+    """Figures to compare; (): `METRICS`, as far as the scenario has them."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    jobs: int | None = None
+    """Number of processes; None: one per core."""
+    report: bool = True
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.arms) < 2:
+            raise ValueError(
+                f"arms={list(self.arms)}: must be two or more, such as "
+                "arms=['vllm: engine=vllm','static: batching=static']"
+            )
+        check_lines("arms", self.arms, RESERVED)
+
+
+def prepare(cfg: DictConfig, composition: Composition) -> CompareJob:
+    """Composes and builds every arm. Raises ConfigError for a wrong setting."""
+    node = OmegaConf.to_container(cfg[NODE], resolve=True)
+    assert isinstance(node, dict)
+    if isinstance(node.get("metrics"), list):
+        node["metrics"] = [
+            build_as(Metric, part, f"{NODE}.metrics[{i}]") for i, part in enumerate(node["metrics"])
+        ]
+    own: OwnSettings = build_as(OwnSettings, node, NODE)
+    base = not_about(composition.overrides, NODE)
+    for override in map(Override.parse, base):
+        if override.root in RESERVED and override.root != "hydra":
+            raise ConfigError(f"{override.text}: must not be set here; {RESERVED[override.root]}")
+    simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
+    scenario_words = [word for word in base if Override.parse(word).root != "hydra"]
+    arms = dict(by_name(own.arms))
+    try:
+        experiment = Experiment(
+            title="Arms of one's own",
+            claim="The arms are compared on the same traffic.",
+            arms=arms,
+            baseline=own.baseline or next(iter(arms)),
+            base=tuple(scenario_words),
+            metrics=own.metrics or _usual_metrics(simulate, scenario_words, own.seeds),
+            seeds=own.seeds,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{NODE}.{error}") from error
+    settings = CompareSettings(experiment=experiment, jobs=own.jobs, report=own.report, progress=own.progress)
+    return CompareJob(cfg=cfg, settings=settings, points=points(settings, simulate))
+
+
+def _usual_metrics(source: ConfigSource, words: Sequence[str], seeds: Sequence[int]) -> tuple[Metric, ...]:
+    """Returns the metrics that the scenario has figures of."""
+    scenario, _ = build_run(resolved(Variants(source, words).config([], seed=seeds[0])))
+    known = known_figures(scenario)
+    return tuple(metric for metric in METRICS if metric.key in known)

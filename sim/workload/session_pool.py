@@ -1,0 +1,96 @@
+"""A closed loop of sessions: a fixed number at a time, and the next one begins when one has ended."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from policies.core.request import Request
+from sim.workload.arrivals import ArrivalProcess, ClosedLoop
+from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.distributions import FloatArray
+from sim.workload.streams import stream
+
+
+class SessionPool:
+    """The sessions of another source, begun by a closed loop in place of that source's own times.
+
+    Each of the loop's users has one session at a time. A session has ended when all its requests have, and no
+    more follow. Its user begins the next one think_time_s later, in the order of the source, until there are
+    no more or duration_s has passed.
+    """
+
+    def __init__(self, source: Source, loop: ClosedLoop, *, seed: int, duration_s: float | None) -> None:
+        """Creates the traffic. source: all sessions; its arrivals are the first requests of each."""
+        self.num_requests = source.num_requests if duration_s is None else None
+        self.last_arrival_s: float | None = None
+        self.patience_s = source.patience_s
+        self._source = source
+        self._loop = loop
+        self._rng = stream(seed, "session_pool")
+        self._end_s = math.inf if duration_s is None else duration_s
+        self._first = source.arrivals()
+        self._num_open = Counter[int]()
+        """Requests of each session that have not ended."""
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the other source."""
+        return self._source.notes
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for begin_s in self._loop.first_s(num_requests=None, duration_s=self._end_s).tolist():
+            yield from self._begun(begin_s)
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        following = list(self._source.follow_ups(request, now, num_output_tokens))
+        session = _session_of(request)
+        self._num_open[session] += len(following) - 1
+        if self._num_open[session]:
+            return following
+        del self._num_open[session]
+        think_s = float(self._loop.think_s(self._rng.standard_normal(1))[0])
+        return [*following, *self._begun(now + think_s)]
+
+    def _begun(self, begin_s: float) -> Iterator[Arrival]:
+        """Yields the first request of the next session, if there is one and it begins in time."""
+        first = next(self._first, None) if begin_s < self._end_s else None
+        if first is not None:
+            self._num_open[_session_of(first.request)] += 1
+            yield first._replace(request=first.request._replace(arrival_s=begin_s))
+
+
+def require_number_in_a_loop(workload: Any, name: str) -> None:
+    """Raises ValueError if a closed loop begins the sessions and their number, a field, is not set."""
+    if isinstance(workload.arrivals, ClosedLoop) and getattr(workload, name) is None:
+        raise ValueError(
+            f"{name}=null: must be set with arrivals by a closed loop, as sessions begin when others end"
+        )
+
+
+def begin_s(
+    arrivals: ArrivalProcess | ClosedLoop, *, seed: int, num_sessions: int | None, duration_s: float | None
+) -> FloatArray:
+    """Returns the times at which sessions begin; 0 s for those of a closed loop, which decides them later."""
+    if isinstance(arrivals, ClosedLoop):
+        assert num_sessions is not None, "checked by require_number_in_a_loop"
+        return np.zeros(num_sessions)
+    return arrivals.times_s(stream(seed, "arrivals"), num_requests=num_sessions, duration_s=duration_s)
+
+
+def in_a_loop(
+    source: Source, arrivals: ArrivalProcess | ClosedLoop, *, seed: int, duration_s: float | None
+) -> Source:
+    """Returns the source, whose sessions a closed loop begins if `arrivals` is one."""
+    if not isinstance(arrivals, ClosedLoop):
+        return source
+    return SessionPool(source, arrivals, seed=seed, duration_s=duration_s)
+
+
+def _session_of(request: Request) -> int:
+    assert request.session_id is not None, "every request of a pool of sessions carries its session"
+    return request.session_id
