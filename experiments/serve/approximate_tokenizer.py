@@ -9,8 +9,10 @@ tokens of a text matters, choose the model's own tokenizer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _PIECES = re.compile(
     r"( ?[a-z]{1,5})"
@@ -51,10 +53,26 @@ class ApproximateTokenizer:
         """Returns the text of token ids; an id that `encode` never returns has the text U+FFFD."""
         return b"".join(map(bytes_of, token_ids)).decode("utf-8", "replace")
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Returns a conversation as text: each message after a line with its role."""
-        turns = [f"<|{message['role']}|>\n{message['content']}\n" for message in messages]
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns a conversation as text: the tools, and each message after a line with its role."""
+        turns = [f"<|tools|>\n{json.dumps(list(tools))}\n"] if tools else []
+        for message in messages:
+            calls = [call_text(call["function"]) for call in message.get("tool_calls", ())]
+            turns.append(f"<|{message['role']}|>\n{message['content']}{''.join(calls)}\n")
         return "".join([*turns, "<|assistant|>\n"])
+
+
+def call_text(function: Mapping[str, Any]) -> str:
+    """Returns a call of a tool as an output has it: in the form of Hermes models, as vLLM parses it."""
+    arguments = function["arguments"]
+    arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def bytes_of(token_id: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from realengine.serving.tokenizer import Tokenizer
 
@@ -30,6 +31,12 @@ class ModelTokenizer:
         """Returns the text of token ids."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
         """Returns the text of a conversation, up to the start of the assistant's next turn."""
-        return self._tokenizer.chat_prompt(messages)
+        return self._tokenizer.chat_prompt(messages, tools=tools, settings=settings)

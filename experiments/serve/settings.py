@@ -30,6 +30,10 @@ class ServeSettings:
     text: Text = "random"
     dataset: Path | None = None
     output_length: OutputLength = "workload"
+    tool_call_share: float = 0.5
+    """Share of the outputs that call a tool, of requests with tools that may be called and need not."""
+    image_tokens: int = 576
+    """Tokens of the prompt for each image of a message."""
     tokenizer: Path | None = None
     duration_s: float | None = None
     """The server stops after this many seconds; None: on Ctrl-C or SIGTERM."""
@@ -49,6 +53,10 @@ class ServeSettings:
     """Simulated seconds for which a prefill replica keeps KV for a request that does not come; vLLM's key."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.tool_call_share <= 1:
+            raise ValueError(f"tool_call_share={self.tool_call_share}: must be from 0 to 1")
+        if not 1 <= self.image_tokens < 1 << 20:
+            raise ValueError(f"image_tokens={self.image_tokens}: must be >= 1 token and < 2^20")
         if not 0 <= self.max_record_mib < 1 << 20:
             raise ValueError(f"max_record_mib={self.max_record_mib}: must be >= 0 and < 2^20; 0: no records")
         if self.duration_s is not None and not 0 < self.duration_s < inf:

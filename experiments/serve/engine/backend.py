@@ -141,6 +141,13 @@ class EngineBackend:
                 "the server with scheduling=priority",
                 param="priority",
             )
+        structure = generation.structure
+        if structure is not None and (structure.kind != "tools" or structure.must_call):
+            raise ApiError(
+                f"{structure.param}: the real engine does not constrain its outputs; leave the field out, or "
+                "ask a simulated fleet",
+                param=structure.param,
+            )
         try:
             search, ends = generation.beam_search, tuple(llm.architecture.eos_token_ids)
             if search is None:

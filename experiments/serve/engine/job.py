@@ -55,6 +55,8 @@ SIMULATED_ONLY = {
     "dataset": None,
     "output_length": "workload",
     "cold_start": False,
+    "tool_call_share": 0.5,
+    "image_tokens": 576,
     "expose": "fleet",
     "kv_lease_duration_s": 30.0,
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from hashlib import sha256
 from http import HTTPStatus
 from typing import Any
+from uuid import uuid4
+
+import numpy as np
 
 from experiments.serve.backend import Backend, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError
-from experiments.serve.http.fields import Message
+from experiments.serve.http.fields import ChatFields, TokenizeFields
 
 MAX_PROMPTS = 1024
 """Prompts of one request."""
@@ -61,14 +64,45 @@ def _checked(token_ids: Any, vocab_size: int) -> list[int]:
     return token_ids
 
 
-async def chat_prompt_of(messages: Sequence[Message], tokenizer: Tokenizer, max_model_len: int) -> list[int]:
-    """Returns the token ids of a conversation. Raises ApiError."""
-    plain = [message.plain() for message in messages]
+async def chat_prompt_of(
+    fields: ChatFields | TokenizeFields, model: ServedModel, tokenizer: Tokenizer
+) -> list[int]:
+    """Returns the token ids of a conversation, with those of its tools and images. Raises ApiError."""
+    images: list[str] = []
+    mark = f"\ue000{uuid4().hex}\ue000"  # no text of a client has it
+
+    def mark_image(image: str) -> str:
+        if model.tokens_per_image is None:
+            raise ApiError("messages: this server takes no images; send text only", param="messages")
+        images.append(image)
+        return mark
+
+    plain = [message.plain(mark_image) for message in fields.messages or ()]
+    tools = [tool.model_dump(exclude_none=True) for tool in fields.tools]
     try:
-        text = tokenizer.chat_prompt(plain)
+        text = tokenizer.chat_prompt(plain, tools=tools, settings=fields.chat_template_kwargs)
     except ValueError as error:
         raise ApiError(f"messages: {error}", param="messages") from None
-    return await encoded(text, tokenizer, max_model_len, add_special_tokens=False)
+    parts = text.split(mark)
+    num_image_tokens = len(images) * (model.tokens_per_image or 0)
+    if len(parts) != len(images) + 1 or num_image_tokens > model.max_model_len:
+        raise ApiError(
+            f"messages: {len(images)} images have {num_image_tokens} tokens, and this model's maximum context "
+            f"length is {model.max_model_len} tokens; send fewer images",
+            param="messages",
+        )
+    tokens: list[int] = []
+    for place, part in enumerate(parts):
+        tokens += await encoded(part, tokenizer, model.max_model_len, add_special_tokens=False)
+        if place < len(images):
+            tokens += image_tokens(images[place], model.tokens_per_image or 0, tokenizer.vocab_size)
+    return tokens
+
+
+def image_tokens(image: str, num_tokens: int, vocab_size: int) -> list[int]:
+    """Returns the tokens that stand for an image: those of equal addresses are equal, for prefix caches."""
+    seed = sha256(image.encode("utf-8", "replace")).digest()
+    return np.random.default_rng([*seed]).integers(0, vocab_size, num_tokens).tolist()
 
 
 async def encoded(
