@@ -58,8 +58,8 @@ class Function(NamedTuple):
 class Structure(NamedTuple):
     """The form that an output must have. param: the field of the request that asks for it.
 
-    kind: json, with a JSON schema as value; choice, with the texts of which it is one; regex, with the pattern
-    that it matches as a whole; tools, with the functions that it may call, one of them if `must_call`.
+    kind: json, with a JSON schema as value; choice, with the texts of which it is one; regex, with a pattern
+    that matches all of it; tools, with the functions that it may call, one of them if `must_call`.
     """
 
     kind: Literal["json", "choice", "regex", "tools"]
@@ -91,7 +91,7 @@ class Generation:
     time.monotonic() when the request was received. deliver: takes a delta without a switch of tasks; see
     `Deliver`. None: all deltas are yielded. beam_search: it has num_outputs outputs, the best of this search;
     of its sampling only max_tokens and ignore_eos count. None: it is one output. structure: the form of the
-    output; None: free text. is_prompt_only: its client wants no output; the one token that is drawn is hidden.
+    output; None: free text. is_prompt_only: its client wants no output, and the one drawn token is hidden.
     """
 
     request_id: str

@@ -9,6 +9,7 @@ from typing import Any
 TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",

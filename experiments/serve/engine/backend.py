@@ -133,8 +133,8 @@ class EngineBackend:
             return str(error)
         return None
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        llm = self.llm()
+    def _check(self, generation: Generation) -> None:
+        """Raises ApiError for what the engine does not do."""
         if generation.priority and not self._has_priorities:
             raise ApiError(
                 f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; start "
@@ -148,6 +148,10 @@ class EngineBackend:
                 "ask a simulated fleet",
                 param=structure.param,
             )
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        llm = self.llm()
+        self._check(generation)
         try:
             search, ends = generation.beam_search, tuple(llm.architecture.eos_token_ids)
             if search is None:

@@ -8,7 +8,14 @@ from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
 from experiments.serve.http.body import fields_of
-from experiments.serve.http.common import Completion, Identity, generations_of, prompt_logprobs_body
+from experiments.serve.http.common import (
+    CHUNKS,
+    Completion,
+    Form,
+    Identity,
+    generations_of,
+    prompt_logprobs_body,
+)
 from experiments.serve.http.fields import ChatFields
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import chat_prompt_of, served_model
@@ -22,11 +29,21 @@ async def chat(request: web.Request, backend: Backend) -> web.StreamResponse:
     return await completion.respond(request, backend)
 
 
-async def chat_of(fields: ChatFields, backend: Backend, request_id: str | None) -> Completion:
-    """Returns the course of a request. request_id: as the client's header has it. Raises ApiError."""
+async def chat_of(
+    fields: ChatFields,
+    backend: Backend,
+    request_id: str | None,
+    *,
+    prefix: str = "chatcmpl",
+    form: Form = CHUNKS,
+) -> Completion:
+    """Returns the course of a request. Raises ApiError.
+
+    request_id: as the client's header has it. prefix, form: of the response, if it is of another API.
+    """
     model, tokenizer = served_model(backend, fields.model), backend.tokenizer
     prompt = await chat_prompt_of(fields, model, tokenizer)
-    identity = Identity.of(request_id, fields, "chatcmpl")
+    identity = Identity.of(request_id, fields, prefix)
     generations = generations_of(fields, [prompt], model, identity, None)
     head: dict[str, Any] = {
         "id": identity.response_id,
@@ -79,6 +96,7 @@ async def chat_of(fields: ChatFields, backend: Backend, request_id: str | None) 
         whole_choice=whole_choice,
         first_choice=first_choice,
         choice=choice,
+        form=form,
     )
 
 

@@ -92,10 +92,14 @@ def generations_of(
 
 
 class Form(NamedTuple):
-    """The form of a response. body: turns that of OpenAI's API into its own. stream: the class of its stream."""
+    """The form of a response. body: its whole, from that of OpenAI's API. stream: makes its stream."""
 
     body: Callable[[dict[str, Any]], dict[str, Any] | list[Any]] = lambda body: body
     stream: Callable[[web.Request, dict[str, Any], dict[str, str]], EventStream] = EventStream
+
+
+CHUNKS = Form()
+"""The form of OpenAI's completions, whose streams are chunks with choices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +117,7 @@ class Completion:
     whole_choice: Callable[[int, WholeOutput], Awaitable[dict[str, Any]]]
     first_choice: Callable[[int, Delta], Awaitable[dict[str, Any] | None]]
     choice: Callable[[int, Delta], dict[str, Any] | None]
-    form: Form = Form()
+    form: Form = CHUNKS
 
     async def respond(self, request: web.Request, backend: Backend) -> web.StreamResponse:
         """Returns the response, as a whole or as a stream. Raises ApiError."""
@@ -160,14 +164,10 @@ class Completion:
         try:
             async with aclosing(deltas_of(backend, generations)) as deltas:
                 async for index, delta in deltas:
-                    choices = []
-                    if index not in begun:
-                        begun.add(index)
-                        if (first := await self.first_choice(index, delta)) is not None:
-                            choices.append(first)
+                    first = None if index in begun else await self.first_choice(index, delta)
+                    begun.add(index)
                     usage.add(index, delta)
-                    if (choice := self.choice(index, delta)) is not None:
-                        choices.append(choice)
+                    choices = [each for each in (first, self.choice(index, delta)) if each is not None]
                     if choices:
                         await events.send(choices, so_far())
         except ApiError as error:

@@ -1,8 +1,8 @@
 """The bodies of completions and chat completions: fields, their limits, and the sampling that they ask for.
 
 Fields, defaults and limits are those of vLLM's API. A field that is null is as one that is absent. A field of
-that API which would change the answer and is not served is refused. Unknown fields are ignored, as clients and
-routers send fields of their own.
+that API which would change the answer and is not served is refused. Unknown fields are ignored, as clients
+and routers send fields of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -37,7 +38,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Limit of the output tokens of a completion that sets none; a chat fills the context."""
 
 _LOG = logging.getLogger("windtunnel.serve")
-_NAMED = re.compile(r"(\w+)[:=]")
+_NAMED = re.compile(r"([\w.]+)[:=]")
 """The field with which a message about several fields begins."""
 _known_to_be_ignored: set[str] = set()
 
@@ -79,11 +80,12 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guided_decoding_backend": (("auto",), "the server chooses how outputs get their form"),
     "guided_whitespace_pattern": ((), "is not supported"),
 }
-"""Fields of vLLM's and OpenAI's API that would change the answer: values without an effect, and the reason."""
-WITHOUT_EFFECT = frozenset(
-    "store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity "
-    "reasoning_effort include_reasoning parallel_tool_calls spaces_between_special_tokens vllm_xargs".split()
-)
+"""Fields of vLLM's and OpenAI's API that would change the answer: values without effect, and the reason."""
+WITHOUT_EFFECT = {
+    *("store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"),
+    *("prompt_cache_retention", "reasoning_effort", "include_reasoning", "parallel_tool_calls"),
+    *("spaces_between_special_tokens", "vllm_xargs"),
+}
 """Fields that are accepted and change neither the form of an answer nor its time."""
 
 
@@ -486,14 +488,22 @@ class DetokenizeFields(Body):
     tokens: list[TokenId]
 
 
-def parse(kind: type[Fields], body: bytes | Mapping[str, Any]) -> Fields:
-    """Returns the fields of a body, JSON or its values. Raises ApiError with the first mistake."""
+def parse(
+    kind: type[Fields], body: bytes | Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})
+) -> Fields:
+    """Returns the fields of a body, JSON or its values. Raises ApiError with the first mistake.
+
+    renamed: what the client calls fields, if it was another API that it used.
+    """
     try:
         fields = kind.model_validate_json(body) if isinstance(body, bytes) else kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"][:3])
+        parts = [str(part) for part in first["loc"][:3]]
+        where = ".".join([renamed.get(part, part) if not n else part for n, part in enumerate(parts)])
         message = str(first["msg"]).removeprefix("Value error, ")
+        if (begun := _NAMED.match(message)) and begun[1] in renamed:
+            message = renamed[begun[1]] + message[begun.end(1) :]
         found = f", found {_shown(first['input'])}" if where else ""
         named = _NAMED.match(message)
         param = where or (named[1] if named else None)
@@ -533,7 +543,7 @@ def structure_of(fields: CommonFields) -> Structure | None:
         raise ApiError(f"structured_outputs: {NO_GRAMMAR}", param="structured_outputs")
     if own.json_object:
         found.append(Structure("json", {"type": "object"}, "structured_outputs"))
-    values = (
+    values: tuple[tuple[Literal["json", "choice", "regex"], Any, str], ...] = (
         ("json", own.json_, "structured_outputs"),
         ("json", fields.guided_json, "guided_json"),
         ("regex", own.regex, "structured_outputs"),

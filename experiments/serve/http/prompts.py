@@ -31,35 +31,37 @@ def served_model(backend: Backend, name: str | None) -> ServedModel:
     raise ApiError(f"The model `{name[:200]}` does not exist.", HTTPStatus.NOT_FOUND, "model")
 
 
-async def prompts_of(prompt: str | list[Any], tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
-    """Returns the token ids of each prompt of a completion. Raises ApiError."""
+async def prompts_of(
+    prompt: str | list[Any], tokenizer: Tokenizer, max_model_len: int, name: str = "prompt"
+) -> list[list[int]]:
+    """Returns the token ids of each prompt of a completion. name: of the field. Raises ApiError."""
     many = [prompt] if isinstance(prompt, str) or set(map(type, prompt)) == {int} else prompt
     if not 1 <= len(many) <= MAX_PROMPTS:
-        raise ApiError(f"prompt: must be 1 to {MAX_PROMPTS} prompts, found {len(many)}", param="prompt")
+        raise ApiError(f"{name}: must be 1 to {MAX_PROMPTS} prompts, found {len(many)}", param=name)
     found = []
     for each in many:
         if isinstance(each, str):
             token_ids = await encoded(each, tokenizer, max_model_len)
         else:
-            token_ids = _checked(each, tokenizer.vocab_size)
+            token_ids = _checked(each, tokenizer.vocab_size, name)
         if not token_ids:
-            raise ApiError("prompt: must not be empty", param="prompt")
+            raise ApiError(f"{name}: must not be empty", param=name)
         found.append(token_ids)
     return found
 
 
-def _checked(token_ids: Any, vocab_size: int) -> list[int]:
+def _checked(token_ids: Any, vocab_size: int, name: str) -> list[int]:
     """Returns a prompt that is given as token ids. Raises ApiError."""
     if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
         raise ApiError(
-            f"prompt: must be a text, a list of token ids, or a list of either; found {repr(token_ids)[:80]}",
-            param="prompt",
+            f"{name}: must be a text, a list of token ids, or a list of either; found {repr(token_ids)[:80]}",
+            param=name,
         )
     for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
         if not 0 <= token_id < vocab_size:
             raise ApiError(
-                f"prompt: token id {token_id}: must be >= 0 and < {vocab_size}, the size of the vocabulary",
-                param="prompt",
+                f"{name}: token id {token_id}: must be >= 0 and < {vocab_size}, the size of the vocabulary",
+                param=name,
             )
     return token_ids
 
@@ -87,8 +89,8 @@ async def chat_prompt_of(
     num_image_tokens = len(images) * (model.tokens_per_image or 0)
     if len(parts) != len(images) + 1 or num_image_tokens > model.max_model_len:
         raise ApiError(
-            f"messages: {len(images)} images have {num_image_tokens} tokens, and this model's maximum context "
-            f"length is {model.max_model_len} tokens; send fewer images",
+            f"messages: {len(images)} images have {num_image_tokens} tokens, and this model's maximum "
+            f"context length is {model.max_model_len} tokens; send fewer images",
             param="messages",
         )
     tokens: list[int] = []
@@ -102,7 +104,7 @@ async def chat_prompt_of(
 def image_tokens(image: str, num_tokens: int, vocab_size: int) -> list[int]:
     """Returns the tokens that stand for an image: those of equal addresses are equal, for prefix caches."""
     seed = sha256(image.encode("utf-8", "replace")).digest()
-    return np.random.default_rng([*seed]).integers(0, vocab_size, num_tokens).tolist()
+    return [int(each) for each in np.random.default_rng([*seed]).integers(0, vocab_size, num_tokens)]
 
 
 async def encoded(

@@ -57,7 +57,7 @@ class ToolCallParser:
                     part = before.rstrip().removesuffix("}")
                     self._place, self._pending = "text", after
                 else:
-                    found = None if ends else _TAIL.search(before)
+                    found = _TAIL.search(before)  # also at the end: the limit of the output may cut the tag
                     end = len(before) if found is None else found.start()
                     part, self._pending = before[:end], before[end:]
                 if part:

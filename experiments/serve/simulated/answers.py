@@ -101,8 +101,8 @@ class Answer:
 class Answers:
     """Writes the outputs of a run. dataset: JSON lines with a key `text` or `output`, for kind "dataset".
 
-    tool_call_share: share of the outputs that call a tool if they may and need not. Raises ValueError for a file
-    that cannot be read.
+    tool_call_share: share of the outputs that call a tool if they may and need not. Raises ValueError for a
+    file that cannot be read.
     """
 
     def __init__(
@@ -164,6 +164,8 @@ class Answers:
             drawn = pieces() if num_tokens <= LONG_TOKENS else await asyncio.to_thread(pieces)
         except ValueError as error:
             raise ApiError(f"{structure.param}: {error}", param=structure.param) from None
+        if structure.kind == "tools" and not structure.must_call and len(drawn) > sampling.max_tokens:
+            return None
         wanted = sampling.max_tokens if sampling.ignore_eos else max(len(drawn), sampling.min_tokens)
         length, ends = min(wanted, sampling.max_tokens), wanted <= sampling.max_tokens
         reason = "stop" if ends and not sampling.ignore_eos else "length"

@@ -144,15 +144,7 @@ class SimulatedFleet:
             )
         adapter = self._adapters.own_name(generation.lora)
         answer_id, request_id = next(self._answer_ids), self._ids.take()
-        num_tokens, ends = self._lengths.draw(
-            sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
-        )
-        answer = None
-        if generation.structure is not None:
-            answer = await self._answers.structured(answer_id, generation.structure, sampling, num_tokens)
-        if answer is None:
-            answer = self._answers.write(answer_id, prompt, num_tokens, ends=ends, seed=sampling.seed)
-        answer = await answer.stopped(sampling.stop, sampling.min_tokens)
+        answer = await self._answer(answer_id, generation)
         now, window_s = self.driver.at(generation.received_s), generation.window_s
         salt = (generation.model, adapter, generation.cache_salt)
         segments = self._contents.segments(prompt, salt)
@@ -195,6 +187,19 @@ class SimulatedFleet:
                 notify(request_id, generation)
             if output.end is not None and not self._is_kept(request_id):
                 self._ids.give_back(request_id)
+
+    async def _answer(self, answer_id: int, generation: Generation) -> Answer:
+        """Returns what an output will be. Raises ApiError for a form of which none can be drawn."""
+        sampling, structure, answer = generation.sampling, generation.structure, None
+        num_tokens, ends = self._lengths.draw(
+            sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
+        )
+        if structure is not None:
+            answer = await self._answers.structured(answer_id, structure, sampling, num_tokens)
+        if answer is None:
+            prompt = generation.prompt_token_ids
+            answer = self._answers.write(answer_id, prompt, num_tokens, ends=ends, seed=sampling.seed)
+        return await answer.stopped(sampling.stop, sampling.min_tokens)
 
     def _written(self, due_s: float, began_work_s: float) -> None:
         """Notes that tokens have been written. due_s, began_work_s: as in `Output`."""

@@ -1,4 +1,4 @@
-"""Texts of a form that a request asks for: JSON of a schema, a match of a regular expression, a call of a tool.
+"""Texts of a form that a request asks for: JSON of a schema, a match of a pattern, a call of a tool.
 
 A text is drawn as short as the form allows, and then with longer strings, lists and repetitions, until it has
 about as many tokens as the output is to have. What the form does not allow, and what is not
