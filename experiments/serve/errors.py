@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -53,6 +54,20 @@ class ApiError(Exception):
                 "code": int(self.status),
             }
         }
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors have the names of another API. names: of its fields, by the names of those of a completion."""
+    try:
+        yield
+    except ApiError as error:
+        first, dot, rest = (error.param or "").partition(".")
+        if first in names:
+            if error.message.startswith(first):
+                error.message = names[first] + error.message.removeprefix(first)
+            error.param = names[first] + dot + rest
+        raise
 
 
 class ConnectionReset(Exception):

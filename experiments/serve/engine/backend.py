@@ -124,6 +124,11 @@ class EngineBackend:
     def num_in_progress(self) -> int:
         return 0 if self._llm is None else self._llm.num_unfinished
 
+    @property
+    def is_asleep(self) -> bool:
+        """True while the engine sleeps, and requests wait for its wake-up."""
+        return self._llm is not None and self._llm.is_sleeping
+
     def unhealthy_because(self) -> str | None:
         if self._llm is None or not self._is_warm:
             return STARTING

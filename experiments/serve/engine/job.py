@@ -200,6 +200,7 @@ class EngineJob:
                     duration_s=self.settings.duration_s,
                     drain_s=self.settings.drain_s,
                     num_in_progress=lambda: backend.num_in_progress,
+                    is_asleep=lambda: backend.is_asleep,
                     on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
                 )
             finally:

@@ -13,7 +13,6 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -488,22 +487,14 @@ class DetokenizeFields(Body):
     tokens: list[TokenId]
 
 
-def parse(
-    kind: type[Fields], body: bytes | Mapping[str, Any], renamed: Mapping[str, str] = MappingProxyType({})
-) -> Fields:
-    """Returns the fields of a body, JSON or its values. Raises ApiError with the first mistake.
-
-    renamed: what the client calls fields, if it was another API that it used.
-    """
+def parse(kind: type[Fields], body: bytes | Mapping[str, Any]) -> Fields:
+    """Returns the fields of a body, JSON or its values. Raises ApiError with the first mistake."""
     try:
         fields = kind.model_validate_json(body) if isinstance(body, bytes) else kind.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        parts = [str(part) for part in first["loc"][:3]]
-        where = ".".join([renamed.get(part, part) if not n else part for n, part in enumerate(parts)])
+        where = ".".join(str(part) for part in first["loc"][:3])
         message = str(first["msg"]).removeprefix("Value error, ")
-        if (begun := _NAMED.match(message)) and begun[1] in renamed:
-            message = renamed[begun[1]] + message[begun.end(1) :]
         found = f", found {_shown(first['input'])}" if where else ""
         named = _NAMED.match(message)
         param = where or (named[1] if named else None)

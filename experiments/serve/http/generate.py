@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import Field
 
 from experiments.serve.backend import Backend
-from experiments.serve.errors import ApiError
+from experiments.serve.errors import ApiError, in_words_of
 from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import Form
 from experiments.serve.http.completions import completion_of
@@ -25,6 +25,7 @@ RENAMED = {
     "max_tokens": "sampling_params.max_new_tokens",
     "min_tokens": "sampling_params.min_new_tokens",
     "request_id": "rid",
+    "structured_outputs": "sampling_params",
 }
 """Fields of a completion, and what SGLang calls them."""
 NAMES = {
@@ -89,7 +90,7 @@ class GenerateFields(PassesFieldsOn):
 class TokensFields(PassesFieldsOn):
     """The body of /inference/v1/generate; other fields are those of a completion."""
 
-    token_ids: list[TokenId]
+    token_ids: Annotated[list[TokenId], Field(min_length=1)]
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
     features: None = None
@@ -103,9 +104,10 @@ class TokensFields(PassesFieldsOn):
 async def generate(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request in SGLang's form. Raises ApiError."""
     fields = await fields_of(request, GenerateFields)
-    own = parse(PromptFields, fields.completion(), RENAMED)
-    own.received_s = fields.received_s
-    completion = await completion_of(own, backend, request.headers.get("X-Request-Id"))
+    with in_words_of(RENAMED):
+        own = parse(PromptFields, fields.completion())
+        own.received_s = fields.received_s
+        completion = await completion_of(own, backend, request.headers.get("X-Request-Id"))
     prompts = [len(each.prompt_token_ids) for each in completion.generations]
     is_batch = len(prompts) > 1 or isinstance(fields.text, list)
     form = Form(partial(_outputs, prompts, is_batch), partial(GenerateStream, prompts, is_batch))
@@ -115,9 +117,10 @@ async def generate(request: web.Request, backend: Backend) -> web.StreamResponse
 async def generate_tokens(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request of token ids with token ids. Raises ApiError."""
     fields = await fields_of(request, TokensFields)
-    own = parse(CompletionFields, fields.completion(), {"prompt": "token_ids"})
-    own.received_s = fields.received_s
-    completion = await completion_of(own, backend, request.headers.get("X-Request-Id"))
+    with in_words_of({"prompt": "token_ids"}):
+        own = parse(CompletionFields, fields.completion())
+        own.received_s = fields.received_s
+        completion = await completion_of(own, backend, request.headers.get("X-Request-Id"))
     form = Form(_token_choices, TokensStream)
     return await replace(completion, form=form).respond(request, backend)
 

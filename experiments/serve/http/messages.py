@@ -9,7 +9,7 @@ from aiohttp import web
 from pydantic import Field
 
 from experiments.serve.backend import Backend
-from experiments.serve.errors import ApiError
+from experiments.serve.errors import ApiError, in_words_of
 from experiments.serve.http.block_stream import BlockStream
 from experiments.serve.http.body import fields_of
 from experiments.serve.http.chat import chat_of
@@ -82,14 +82,13 @@ async def answer(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request, also with errors in Anthropic's form."""
     try:
         fields = await fields_of(request, MessagesFields)
-        chat = parse(ChatFields, fields.chat(), RENAMED)
-        chat.received_s = fields.received_s
-        if chat.n != 1:
-            raise ApiError(f"n={chat.n}: an answer has one message; leave it out", param="n")
-        form = Form(_body, MessagesStream)
-        completion = await chat_of(
-            chat, backend, request.headers.get("X-Request-Id"), prefix="msg", form=form
-        )
+        with in_words_of(RENAMED):
+            chat = parse(ChatFields, fields.chat())
+            chat.received_s = fields.received_s
+            if chat.n != 1:
+                raise ApiError(f"n={chat.n}: an answer has one message; leave it out", param="n")
+            request_id, form = request.headers.get("X-Request-Id"), Form(_body, MessagesStream)
+            completion = await chat_of(chat, backend, request_id, prefix="msg", form=form)
         return await completion.respond(request, backend)
     except ApiError as error:
         return web.json_response(_error(error), status=error.status, headers=error.headers)
@@ -98,7 +97,7 @@ async def answer(request: web.Request, backend: Backend) -> web.StreamResponse:
 async def count_tokens(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Returns the tokens of the prompt of a request."""
     fields = await fields_of(request, CountFields)
-    chat = parse(ChatFields, fields.chat(), RENAMED)
+    chat = parse(ChatFields, fields.chat())
     prompt = await chat_prompt_of(chat, served_model(backend, chat.model), backend.tokenizer)
     return web.json_response({"input_tokens": len(prompt)})
 
@@ -128,8 +127,8 @@ def _add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> Non
     if not isinstance(content, list):
         messages.append({"role": role, "content": content})
         return
-    calls: list[dict[str, Any]] = Field(default_factory=list)
-    others: list[Any] = Field(default_factory=list)
+    calls: list[dict[str, Any]] = []
+    others: list[Any] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
@@ -179,7 +178,7 @@ def _body(chat: dict[str, Any]) -> dict[str, Any]:
     choice = chat["choices"][0]
     message = choice["message"]
     calls = message.get("tool_calls", [])
-    blocks: list[dict[str, Any]] = Field(default_factory=list)
+    blocks: list[dict[str, Any]] = []
     if message["content"] or not calls:
         blocks.append({"type": "text", "text": message["content"] or ""})
     for call in calls:

@@ -12,11 +12,11 @@ from aiohttp import web
 from pydantic import Field
 
 from experiments.serve.backend import Backend
-from experiments.serve.errors import ApiError
+from experiments.serve.errors import ApiError, in_words_of
 from experiments.serve.http.block_stream import BlockStream
 from experiments.serve.http.body import fields_of
 from experiments.serve.http.chat import chat_of
-from experiments.serve.http.common import Completion, Form
+from experiments.serve.http.common import Form
 from experiments.serve.http.event_stream import event
 from experiments.serve.http.fields import ChatFields, PassesFieldsOn, Whole, parse
 
@@ -70,18 +70,15 @@ class ResponsesFields(PassesFieldsOn):
 async def respond(request: web.Request, backend: Backend) -> web.StreamResponse:
     """Answers one request. Raises ApiError."""
     fields = await fields_of(request, ResponsesFields)
-    completion = await response_of(fields, backend, request.headers.get("X-Request-Id"))
+    with in_words_of(RENAMED):
+        chat = parse(ChatFields, fields.chat())
+        chat.received_s = fields.received_s
+        if chat.n != 1:
+            raise ApiError(f"n={chat.n}: a response has one output; leave it out", param="n")
+        request_id = request.headers.get("X-Request-Id")
+        form = Form(partial(_body, fields), partial(ResponsesStream, fields))
+        completion = await chat_of(chat, backend, request_id, prefix="resp", form=form)
     return await completion.respond(request, backend)
-
-
-async def response_of(fields: ResponsesFields, backend: Backend, request_id: str | None) -> Completion:
-    """Returns the course of a request. request_id: as the client's header has it. Raises ApiError."""
-    chat = parse(ChatFields, fields.chat(), RENAMED)
-    chat.received_s = fields.received_s
-    if chat.n != 1:
-        raise ApiError(f"n={chat.n}: a response has one output; leave it out", param="n")
-    form = Form(partial(_body, fields), partial(ResponsesStream, fields))
-    return await chat_of(chat, backend, request_id, prefix="resp", form=form)
 
 
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:

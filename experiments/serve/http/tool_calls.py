@@ -15,7 +15,7 @@ from uuid import uuid4
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_HEAD_CHARS = 1000
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*')
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\S)')
 _TAIL = re.compile(r"\}?\s*(?:<[/a-z_]*)?$")
 """What may be the end of the arguments, and is not theirs."""
 

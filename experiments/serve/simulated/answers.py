@@ -156,7 +156,14 @@ class Answers:
         words = list(self._words.values())
 
         def pieces() -> list[Piece]:
-            text = structured_text(structure, draws, num_tokens, words, lambda text: len(self._encoded(text)))
+            text = structured_text(
+                structure,
+                draws,
+                num_tokens,
+                sampling.max_tokens,
+                words,
+                lambda text: len(self._encoded(text)),
+            )
             tokens = self._encoded(text)
             return list(_pieces(self._tokenizer, tokens, len(tokens)))
 

@@ -52,12 +52,17 @@ FORMATS = {
 
 
 def structured_text(
-    structure: Structure, draws: Random, num_tokens: int, words: Sequence[str], count: Callable[[str], int]
+    structure: Structure,
+    draws: Random,
+    num_tokens: int,
+    max_tokens: int,
+    words: Sequence[str],
+    count: Callable[[str], int],
 ) -> str:
     """Returns a text of the form with about num_tokens tokens, as far as the form is open.
 
-    words: of one token each, for strings. count: of the tokens of a text. Raises ValueError, with the reason,
-    for a form of which no text is drawn.
+    max_tokens: it has no more, if there is such a text. words: of one token each, for strings. count: of the
+    tokens of a text. Raises ValueError, with the reason, for a form of which no text is drawn.
     """
     seed = draws.random()
 
@@ -70,7 +75,8 @@ def structured_text(
 
     best = drawn(0)
     least = count(best)
-    spare, nearest = min(num_tokens, MAX_FILL_TOKENS) - least, 0
+    target = min(num_tokens, max_tokens - max_tokens // 20, MAX_FILL_TOKENS)
+    spare, nearest = target - least, 0
     fill, exponent, before = max(1.0, spare / 8), 1.0, (0.0, 0)
     for _ in range(MAX_TRIES if spare > 0 else 0):
         try:
@@ -78,7 +84,7 @@ def structured_text(
         except ValueError:
             break  # too large, though the shortest is not
         gained = count(text) - least
-        if abs(gained - spare) < abs(nearest - spare):
+        if abs(gained - spare) < abs(nearest - spare) and least + gained <= max_tokens:
             best, nearest = text, gained
         if gained <= 0 or gained == before[1] or abs(gained - spare) <= spare / 20:
             break
