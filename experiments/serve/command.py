@@ -185,7 +185,7 @@ class ServeJob:
 def prepare(cfg: DictConfig, composition: Composition) -> Job:
     """Builds everything that the server needs. Raises ConfigError."""
     _check_installed(PACKAGES, "serve")
-    node = dict(cfg.serve)
+    node = resolved_config(cfg.serve)
     chosen: RealEngine = build_as(RealEngine, node.pop("engine"), "serve.engine")
     kv_events: KvEventsSettings = build_as(KvEventsSettings, node.pop("kv_events"), "serve.kv_events")
     if kv_events.publishes:

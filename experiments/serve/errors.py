@@ -58,7 +58,7 @@ class ApiError(Exception):
 
 @contextmanager
 def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors have the names of another API. names: of its fields, by the names of those of a completion."""
+    """Gives errors the words of another API. names: of its fields, by those of a completion."""
     try:
         yield
     except ApiError as error:

@@ -108,10 +108,10 @@ async def generate(request: web.Request, backend: Backend) -> web.StreamResponse
         own = parse(PromptFields, fields.completion())
         own.received_s = fields.received_s
         completion = await completion_of(own, backend, request.headers.get("X-Request-Id"))
-    prompts = [len(each.prompt_token_ids) for each in completion.generations]
-    is_batch = len(prompts) > 1 or isinstance(fields.text, list)
-    form = Form(partial(_outputs, prompts, is_batch), partial(GenerateStream, prompts, is_batch))
-    return await replace(completion, form=form).respond(request, backend)
+        prompts = [len(each.prompt_token_ids) for each in completion.generations]
+        is_batch = len(prompts) > 1 or isinstance(fields.text, list)
+        form = Form(partial(_outputs, prompts, is_batch), partial(GenerateStream, prompts, is_batch))
+        return await replace(completion, form=form).respond(request, backend)
 
 
 async def generate_tokens(request: web.Request, backend: Backend) -> web.StreamResponse:
@@ -121,8 +121,8 @@ async def generate_tokens(request: web.Request, backend: Backend) -> web.StreamR
         own = parse(CompletionFields, fields.completion())
         own.received_s = fields.received_s
         completion = await completion_of(own, backend, request.headers.get("X-Request-Id"))
-    form = Form(_token_choices, TokensStream)
-    return await replace(completion, form=form).respond(request, backend)
+        form = Form(_token_choices, TokensStream)
+        return await replace(completion, form=form).respond(request, backend)
 
 
 def _reason(choice: dict[str, Any], num_tokens: int) -> dict[str, Any] | None:

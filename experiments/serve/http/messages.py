@@ -89,7 +89,7 @@ async def answer(request: web.Request, backend: Backend) -> web.StreamResponse:
                 raise ApiError(f"n={chat.n}: an answer has one message; leave it out", param="n")
             request_id, form = request.headers.get("X-Request-Id"), Form(_body, MessagesStream)
             completion = await chat_of(chat, backend, request_id, prefix="msg", form=form)
-        return await completion.respond(request, backend)
+            return await completion.respond(request, backend)
     except ApiError as error:
         return web.json_response(_error(error), status=error.status, headers=error.headers)
 

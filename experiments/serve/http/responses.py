@@ -78,7 +78,7 @@ async def respond(request: web.Request, backend: Backend) -> web.StreamResponse:
         request_id = request.headers.get("X-Request-Id")
         form = Form(partial(_body, fields), partial(ResponsesStream, fields))
         completion = await chat_of(chat, backend, request_id, prefix="resp", form=form)
-    return await completion.respond(request, backend)
+        return await completion.respond(request, backend)
 
 
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
