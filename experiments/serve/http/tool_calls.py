@@ -10,11 +10,12 @@ The form is that of Hermes models, for which vLLM has the parser `hermes`:
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_HEAD_CHARS = 1000
+MAX_TAIL_CHARS = 100
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\S)')
 _TAIL = re.compile(r"\}?\s*(?:<[/a-z_]*)?$")
 """What may be the end of the arguments, and is not theirs."""
@@ -25,48 +26,67 @@ class ToolCallParser:
 
     def __init__(self) -> None:
         self.num_calls = 0
-        self._place: Literal["text", "head", "arguments"] = "text"
+        self._read = self._text
         self._pending = ""
+        self._content = ""  # of the present delta
+        self._calls: list[dict[str, Any]] = []
 
     def add(self, text: str, *, ends: bool) -> dict[str, Any]:
         """Returns the parts of a delta: `content`, or `tool_calls`, or none of them. ends: it is the last."""
         self._pending += text
-        content, calls = "", list[dict[str, Any]]()
-        while True:
-            if self._place == "text":
-                before, opened, after = self._pending.partition(OPEN)
-                kept = 0 if opened or ends else _overlap(before, OPEN)
-                content += before[: len(before) - kept]
-                self._pending = after if opened else before[len(before) - kept :]
-                if not opened:
-                    break
-                self._place = "head"
-            elif self._place == "head":
-                head = _HEAD.match(self._pending)
-                if head is None:
-                    if ends or len(self._pending) > MAX_HEAD_CHARS or CLOSE in self._pending:
-                        content, self._place = content + OPEN, "text"  # no call after all
-                        continue
-                    break
-                calls.append(self._begun(head[1]))
-                self._pending = self._pending[head.end() :]
-                self._place = "arguments"
-            else:
-                before, closed, after = self._pending.partition(CLOSE)
-                if closed:
-                    part = before.rstrip().removesuffix("}")
-                    self._place, self._pending = "text", after
-                else:
-                    found = _TAIL.search(before)  # also at the end: the limit of the output may cut the tag
-                    end = len(before) if found is None else found.start()
-                    part, self._pending = before[:end], before[end:]
-                if part:
-                    calls.append({"index": self.num_calls - 1, "function": {"arguments": part}})
-                if not closed:
-                    break
-        if self.num_calls and not content.strip():
-            content = ""  # line breaks between calls and behind them
-        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
+        self._content, self._calls = "", []
+        while self._read(ends):
+            pass
+        if self.num_calls and not self._content.strip():
+            self._content = ""  # line breaks between calls and behind them
+        parts: dict[str, Any] = {"content": self._content} if self._content else {}
+        return parts | ({"tool_calls": self._calls} if self._calls else {})
+
+    def _text(self, ends: bool) -> bool:
+        """Reads up to a call; returns whether there is one."""
+        before, opened, after = self._pending.partition(OPEN)
+        kept = 0 if opened or ends else _overlap(before, OPEN)
+        self._content += before[: len(before) - kept]
+        self._pending = after if opened else before[len(before) - kept :]
+        if opened:
+            self._read = self._head
+        return bool(opened)
+
+    def _head(self, ends: bool) -> bool:
+        """Reads the name of a call; returns whether more can be read."""
+        head = _HEAD.match(self._pending)
+        if head is not None:
+            self.num_calls += 1
+            call = {"index": self.num_calls - 1, "id": f"chatcmpl-tool-{uuid4().hex}", "type": "function"}
+            self._calls.append(call | {"function": {"name": head[1], "arguments": ""}})
+            self._pending = self._pending[head.end() :]
+            self._read = self._arguments
+            return True
+        is_none = ends or len(self._pending) > MAX_HEAD_CHARS or CLOSE in self._pending
+        if is_none:
+            self._content += OPEN
+            self._read = self._text
+        return is_none
+
+    def _arguments(self, ends: bool) -> bool:
+        """Reads the arguments of a call; returns whether its end was read.
+
+        What may be the tag of the end is no argument, also at the limit of the output, which may cut it.
+        """
+        before, closed, after = self._pending.partition(CLOSE)
+        if closed:
+            part, self._pending = before.rstrip().removesuffix("}"), after
+            self._read = self._text
+        else:
+            found = _TAIL.search(before, max(0, len(before) - MAX_TAIL_CHARS))
+            end = len(before) if found is None else found.start()
+            part, self._pending = before[:end], before[end:]
+        index = self.num_calls - 1
+        if part and self._calls and self._calls[-1]["index"] == index:
+            self._calls[-1]["function"]["arguments"] += part  # a delta has each call once
+        elif part:
+            self._calls.append({"index": index, "function": {"arguments": part}})
+        return bool(closed)
 
     def message(self, text: str) -> dict[str, Any]:
         """Returns the parts of a message with this text: its content, and its calls."""
@@ -79,11 +99,6 @@ class ToolCallParser:
                 found[-1]["function"]["arguments"] += call["function"]["arguments"]
         content = parts.get("content", "")
         return {"content": content or None, "tool_calls": found} if found else {"content": content}
-
-    def _begun(self, name: str) -> dict[str, Any]:
-        self.num_calls += 1
-        call = {"index": self.num_calls - 1, "id": f"chatcmpl-tool-{uuid4().hex}", "type": "function"}
-        return call | {"function": {"name": name, "arguments": ""}}
 
 
 def _overlap(text: str, word: str) -> int:

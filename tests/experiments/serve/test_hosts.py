@@ -1,4 +1,4 @@
-"""Which names a server answers to, the flags of vLLM, and names of the model for clients."""
+"""The names that a server answers to, the flags of vLLM, and names of the model for clients."""
 
 from __future__ import annotations
 

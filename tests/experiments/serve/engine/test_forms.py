@@ -1,4 +1,4 @@
-"""What the real engine does with tools, forms and other APIs: as it says, or status 400."""
+"""The real engine does with tools, forms and other APIs what it says, or answers with status 400."""
 
 from __future__ import annotations
 
