@@ -39,7 +39,8 @@ class ResponsesFields(PassesFieldsOn):
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
-    include: Annotated[list[str], Field(max_length=0)] = Field(default_factory=list)
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
+    """There is no reasoning to include."""
     reasoning: dict[str, Any] = Field(default_factory=dict)
 
     def chat(self) -> dict[str, Any]:

@@ -35,6 +35,8 @@ UNSUPPORTED = (
     "propertyNames",
     "unevaluatedItems",
     "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
 )
 """Keywords of JSON Schema by which nothing is drawn."""
 FORMATS = {
@@ -103,7 +105,7 @@ class _Writer:
         self._draws = draws
         self._words = words
         self._fill = fill
-        self._num_parts = 0
+        self._num_parts = self._repeats = 0
         self._root: Any = {}
         self._characters: dict[int, str] = {}  # those of a class of a pattern, by its id()
 
@@ -257,14 +259,19 @@ class _Writer:
         return found
 
     def _string(self, schema: Mapping[str, Any]) -> str:
-        if "pattern" in schema:
-            return self._match(schema["pattern"])
-        if schema.get("format") in FORMATS:
-            return FORMATS[schema["format"]]
         least, most = _whole(schema, "minLength", 0), _whole(schema, "maxLength", 1 << 40)
         if least > most:
             raise ValueError(f"minLength={least}: must be at most maxLength={most}")
         self._count(least)
+        if "pattern" in schema:
+            fills = (self._fill, 0, 1, 2, 4, 8, 16, 32, 64, least // 2, least, min(most, 1000))
+            texts = (self._match(schema["pattern"], fill) for fill in fills)
+            found = next((text for text in texts if least <= len(text) <= most), None)
+            if found is None:
+                raise ValueError(f"no match of the pattern has {least} to {most} characters")
+            return found
+        if schema.get("format") in FORMATS:
+            return FORMATS[schema["format"]]
         num_words = max(1, min(floor(self._fill), most))
         text = "".join(self._draws.choices(self._words, k=num_words)).strip()
         if len(text) > most:
@@ -295,8 +302,10 @@ class _Writer:
 
     # Regular expressions.
 
-    def _match(self, pattern: Any) -> str:
-        """Returns a text that a pattern matches as a whole."""
+    def _match(self, pattern: Any, fill: float | None = None) -> str:
+        """Returns a text that a pattern matches as a whole. fill: of its repetitions; None: as elsewhere."""
+        self._repeats = floor(self._fill if fill is None else fill)
+        self._characters.clear()  # the parts of another pattern may have had the same ids
         parser = import_module("re._parser")
         try:
             parsed = list(parser.parse(str(pattern)))
@@ -327,7 +336,7 @@ class _Writer:
             return self._sequence(value[-1] if kind == "SUBPATTERN" else value)
         if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
             least, most, inner = int(value[0]), int(value[1]), value[2]
-            wanted = least + floor(self._fill) if most - least > 1 else self._draws.randint(least, most)
+            wanted = least + self._repeats if most - least > 1 else self._draws.randint(least, most)
             self._count(min(wanted, most))
             return "".join(self._sequence(inner) for _ in range(min(wanted, most)))
         raise ValueError(f"{kind.lower()} in a regular expression is not supported")

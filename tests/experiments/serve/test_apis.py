@@ -290,3 +290,29 @@ def test_wrong_requests_name_their_own_fields(served):
         assert code == 400, (path, body, answer)
         assert str(answer["error"]["param"]).startswith(param), (path, body, answer)
     assert (status, message["type"], message["error"]["type"]) == (400, "error", "invalid_request_error")
+
+
+LONG = "word " * 3000
+TOO_LONG = {
+    "/v1/completions": {"prompt": LONG, "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 4},
+    "/v1/embeddings": {"input": LONG},
+    "/generate": {"text": LONG},
+    "/inference/v1/generate": {"token_ids": [1] * 3000},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_beyond_the_context_is_refused_before_a_stream_begins(served, stream):
+    async def test(client):
+        more = {"stream": True} if stream else {}
+        return [
+            await client.post(path, body | (more if path != "/v1/embeddings" else {}))
+            for path, body in TOO_LONG.items()
+        ]
+
+    for path, (status, answer) in zip(TOO_LONG, served(test, "engine.max_model_len=1400"), strict=True):
+        assert status == 400, path
+        assert "1400" in answer["error"]["message"], path

@@ -61,6 +61,7 @@ SCHEMAS = {
             {"properties": {"x": {"const": 5}}, "required": ["x"]},
         ]
     },
+    "bounded pattern": {"type": "string", "pattern": "^[a-z]+$", "minLength": 5, "maxLength": 8},
     "any object": {"type": "object"},
     "anything": True,
     "untyped": {"properties": {"a": {"minimum": 3}}, "required": ["a"]},
