@@ -317,11 +317,11 @@ class ImageUrl(Body):
     url: str
 
 
-class Part(Body):
+class Part(BaseModel):
     """A part of a message: a text, or an image."""
 
     type: str
-    text: str = ""
+    text: str | None = None
     image_url: ImageUrl | str | None = None
 
     @property
@@ -351,12 +351,12 @@ class ToolCall(Body):
     function: CalledFunction
 
 
-class Message(Body):
-    """A message of a conversation."""
+class Message(BaseModel):
+    """A message of a conversation. There may be many, so fields are optional in place of a `Body`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def plain(self, mark_image: Callable[[str], str]) -> dict[str, Any]:
@@ -368,7 +368,7 @@ class Message(Body):
         parts = self.content if isinstance(self.content, list) else []
         plain["content"] = self.content if isinstance(self.content, str) else ""
         for part in parts:
-            plain["content"] += part.text if part.image is None else mark_image(part.image)
+            plain["content"] += (part.text or "") if part.image is None else mark_image(part.image)
         if self.tool_calls:
             plain["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": call.function.model_dump(include=_CALL)}
