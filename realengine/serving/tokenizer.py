@@ -140,8 +140,18 @@ class Tokenizer:
         """Returns the token ids of the conversation, up to the start of the assistant's next turn."""
         return self.encode(self.chat_prompt(messages), add_special_tokens=False)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Returns the text that `apply_chat` encodes. A message has a role and a content."""
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the text that `apply_chat` encodes. A message has a role and a content.
+
+        tools: functions that the assistant may call, in OpenAI's form. settings: further variables of the
+        template. Raises ValueError for messages or tools that the template does not take.
+        """
         for number, message in enumerate(messages):
             if not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 raise ValueError(f"messages[{number}]={message}: must have a role and a content, both text")
@@ -149,28 +159,44 @@ class Tokenizer:
             raise ValueError("messages: must not be empty")
         if self.chat_template is None:
             raise ValueError("the tokenizer has no chat template; give the prompt as text")
+        if tools and "tools" not in self.chat_template:
+            raise ValueError("the model's chat template has no place for tools; leave them out")
         if find_spec("jinja2") is not None:
-            return self._rendered(messages)
+            return self._rendered(messages, tools, settings or {})
         return chatml_prompt(self.chat_template, messages)
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> str:
         jinja2: Any = import_module("jinja2")
         sandbox: Any = import_module("jinja2.sandbox")
         environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+        def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+            return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)  # jinja2's own escapes HTML
+
+        environment.filters["tojson"] = to_json
 
         def raise_exception(message: str) -> None:
             raise jinja2.TemplateError(message)
 
         try:
             text: str = environment.from_string(self.chat_template).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
-                bos_token=self._text_of(self.bos_token_id),
-                eos_token=self._text_of(self.eos_token_id),
-                raise_exception=raise_exception,
-                strftime_now=lambda layout: datetime.now().strftime(layout),
+                dict(settings)
+                | {
+                    "messages": [dict(message) for message in messages],
+                    "tools": list(tools) or None,
+                    "add_generation_prompt": True,
+                    "bos_token": self._text_of(self.bos_token_id),
+                    "eos_token": self._text_of(self.eos_token_id),
+                    "raise_exception": raise_exception,
+                    "strftime_now": lambda layout: datetime.now().strftime(layout),
+                }
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise ValueError(f"the chat template rejects these messages: {error}") from None
         return text
 

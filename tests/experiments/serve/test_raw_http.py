@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.worlds.socket_server import GOOD, LIMIT_S, error_of, parsed, socket_server
 
 BODY = json.dumps(GOOD).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CLOSE = b"Connection: close\r\n"
 
 
@@ -48,7 +48,7 @@ MALFORMED = {
     "no version": b"POST /v1/completions\r\n\r\n",
     "a version of three digits": b"GET /health HTTP/999.1\r\n\r\n",
     "a space before the colon": b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
-    "a folded header": b"GET /health HTTP/1.1\r\nHost: x\r\n y\r\n\r\n",
+    "a folded header": b"GET /health HTTP/1.1\r\nHost: localhost\r\n y\r\n\r\n",
     "a negative length": HEAD + b"Content-Length: -5\r\n\r\n{}",
     "a length of many digits": HEAD + b"Content-Length: " + b"9" * 400 + b"\r\n\r\n{}",
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
@@ -112,7 +112,7 @@ def test_a_body_that_is_not_declared_as_json_is_refused(server, kind):
 
 
 def test_a_wrong_method_is_told_the_right_ones(server):
-    answer = server.exchange(b"DELETE /v1/completions HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n")
+    answer = server.exchange(b"DELETE /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n")
     assert parsed(answer)[0] == 405
     assert b"\r\nAllow: POST\r\n" in answer
 
@@ -212,7 +212,9 @@ PARTS = st.sampled_from(
 def mutations(draw: st.DrawFn) -> bytes:
     """Draws a request in which some bytes are replaced, left out, or repeated."""
     content = draw(
-        st.sampled_from([whole(), whole(b""), b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n"])
+        st.sampled_from(
+            [whole(), whole(b""), b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n"]
+        )
     )
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(content)))
