@@ -37,8 +37,8 @@ def stored_size(folder: Path) -> StoredSize | None:
     if index.exists():
         metadata = load_json_object(index).get("metadata")
         total = metadata.get("total_size") if isinstance(metadata, dict) else None
-        if is_whole(total) and total > 0:
-            return StoredSize(int(total), INDEX)
+        if isinstance(total, int) and is_whole(total) and total > 0:
+            return StoredSize(total, INDEX)
     files = sorted(folder.glob("model*.safetensors")) or [
         # Mistral's own files hold the same weights a second time.
         file
@@ -93,6 +93,6 @@ def mtp_bytes(model: ModelSpec) -> float:
     if not model.num_mtp_modules:
         return 0.0
     layer = model.blocks[-1].layer_matrices(model.hidden_size)
-    own = sum(matrix.elements * model.bytes_per_weight(matrix.role) for matrix in layer)
+    own = sum(model.matrix_bytes(matrix) for matrix in layer)
     vectors = 2 * model.hidden_size**2 + 2 * model.embedding_elements
     return model.num_mtp_modules * (own + vectors * model.bytes_per_weight(Role.plain))

@@ -91,7 +91,10 @@ def _limits(
     names, components = np.asarray(rows["operator"]), np.asarray(rows["component"])
     limits = {}
     matrices = model.blocks[0].layer_matrices(model.hidden_size, Ranks(tensor=tensor_parallel_size))
-    shapes = {matrix.name: (matrix.k, matrix.n, model.weights or model.dtype) for matrix in matrices}
+    shapes = {
+        matrix.name: (matrix.k, matrix.n, matrix.stored or model.weights or model.dtype)
+        for matrix in matrices
+    }
     shapes["lm_head"] = (model.hidden_size, share_of(model.vocab_size, tensor_parallel_size), model.dtype)
     for name, (k, n, stored) in shapes.items():
         own = np.flatnonzero(names == name)
