@@ -200,14 +200,14 @@ def weight_format(name: str) -> WeightFormat:
     if found is None or base is None or base.group_bytes is None:
         grouped = [one.name for one in WEIGHT_FORMATS.values() if one.group_bytes is not None]
         raise ValueError(
-            f"weights={name}: must be one of {', '.join(WEIGHT_FORMATS)}; {', '.join(grouped)} may end in the "
-            "size of their groups, such as int4_wo_g32"
+            f"weights={name}: must be one of {', '.join(WEIGHT_FORMATS)}; {', '.join(grouped)} may end in "
+            "the size of their groups, such as int4_wo_g32"
         )
     return replace(base, name=name, scale_bytes_per_weight=base.group_bytes / int(found["size"]))
 
 
 def in_groups(name: str, size: int | None) -> str:
-    """Returns the name of a format with groups of that size; None: one scale per row, which counts nothing."""
+    """Returns the name of a format with groups of that size; None: as the format is by itself."""
     base = WEIGHT_FORMATS[name]
     if size is None or base.group_bytes is None:
         return name
