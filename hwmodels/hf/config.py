@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.json_files import load_json_object
-from hwmodels.hf.quantization import stored_weights
+from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
 from hwmodels.hf.size_check import size_notes
 from hwmodels.model.attention import Attention
 from hwmodels.model.block import Block
-from hwmodels.model.mlp import MixtureOfExperts, Mlp
+from hwmodels.model.matrices import Role
+from hwmodels.model.mlp import Mlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
@@ -24,6 +26,7 @@ OF_THE_WHOLE_MODEL = (
     "tie_word_embeddings",
     "quantization_config",
     "compression_config",
+    "expert_dtype",
 )
 """Fields that a multimodal model may have beside its text_config instead of in it."""
 
@@ -49,14 +52,14 @@ def from_hf_config(
 ) -> ModelSpec:
     """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`."""
     file, config = read_hf_config(Path(path))
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read = model_settings(config, file.parent, asked)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
     read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=stored.name, source=stored.source, **read), transform)
+    return transformed(as_asked(ModelSpec(name=stored.name, source=stored.source, **read), asked), transform)
 
 
 def from_hf_fields(
@@ -77,12 +80,12 @@ def from_hf_fields(
     Raises ValueError for an unknown architecture, a field that is missing, wrong or not understood, or an
     unknown quantisation method.
     """
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read = model_settings(config, None, asked)
     except ValueError as error:
         raise ValueError(f"config.{error}") from None
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=name, source=source, **read), transform)
+    return transformed(as_asked(ModelSpec(name=name, source=source, **read), asked), transform)
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
@@ -101,14 +104,34 @@ def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dt
     return {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
+def as_asked(model: ModelSpec, asked: Mapping[str, str]) -> ModelSpec:
+    """Returns the model in the formats that the user asks for; a format of weights is that of all of them."""
+    roles = {"weights": Role.dense, "moe_weights": Role.routed}
+    replaced = [role for name, role in roles.items() if name in asked]
+    blocks = tuple(block.without_formats(*replaced) for block in model.blocks)
+    return replace(
+        model,
+        blocks=blocks,
+        dtype=asked.get("dtype", model.dtype),
+        weights=asked.get("weights", model.weights),
+        moe_weights=asked.get("moe_weights", model.moe_weights),
+        kv_cache_dtype=asked.get("kv_cache_dtype", model.kv_cache_dtype),
+    )
+
+
 def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the file and its fields, from a config.json or the folder that holds one. Raises ValueError."""
     file = path / "config.json" if path.is_dir() else path
     return file, load_json_object(file)
 
 
-def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields as arguments of `ModelSpec`.
+def model_settings(
+    config: Mapping[str, Any], folder: Path | None, asked: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own number formats.
+
+    folder: in which other files may describe them. asked: formats that the user sets, which then need not be
+    understood.
 
     Raises ValueError (field=value: rule). A field that is not understood is an error, since times without it
     may be wrong, unless it is null, false, zero or empty.
@@ -119,14 +142,14 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
     fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *OTHER_TOWERS)
-    blocks = blocks_of(how.attention(fields), how.mlp(fields), how.num_norms)
+    layers = layers_of(how.attention(fields), how.mlp(fields), how.num_norms)
+    dtype = checkpoint_dtype(fields)
     settings = {
         "hidden_size": fields.whole("hidden_size"),
         "vocab_size": fields.whole("vocab_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
-        "blocks": blocks,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
-        "dtype": checkpoint_dtype(fields),
+        "dtype": dtype,
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
     }
     notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
@@ -137,13 +160,19 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             f"{architecture} computes"
         )
     stored = stored_weights(
-        text.get("quantization_config") or text.get("compression_config"),
-        has_experts=any(isinstance(block.mlp, MixtureOfExperts) for block in blocks),
+        description_of(text, folder),
+        layers,
+        dtype=dtype,
+        folder=folder,
+        asked=asked,
+        experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
     )
     return {
         **settings,
+        "blocks": blocks_of(layers, stored.formats),
         "weights": stored.weights,
         "moe_weights": stored.moe_weights,
+        "lm_head_weights": stored.lm_head_weights,
         "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": notes + stored.notes,
     }
@@ -190,15 +219,24 @@ def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
     return list(fields.not_understood())
 
 
-def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
-    """Groups equal layers into one block each, in the order in which the kinds first occur."""
-    counts: dict[tuple[Attention, Mlp], int] = {}
-    for layer in zip(attention, mlp, strict=True):
-        counts[layer] = counts.get(layer, 0) + 1
-    return tuple(
-        Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
-        for (attention, mlp), count in counts.items()
-    )
+def layers_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> list[Block]:
+    """Returns one block for each layer."""
+    return [
+        Block(count=1, attention=own_attention, mlp=own_mlp, num_norms=num_norms)
+        for own_attention, own_mlp in zip(attention, mlp, strict=True)
+    ]
+
+
+def blocks_of(layers: Sequence[Block], formats: Sequence[tuple[tuple[str, str], ...]]) -> tuple[Block, ...]:
+    """Groups equal layers into one block each, in the order in which the kinds first occur.
+
+    formats: of each layer, as in `Block.formats`; empty: no layer has any.
+    """
+    counts: dict[Block, int] = {}
+    for number, layer in enumerate(layers):
+        kind = replace(layer, formats=formats[number]) if formats else layer
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(replace(kind, count=count) for kind, count in counts.items())
 
 
 def checkpoint_dtype(fields: Fields) -> str:

@@ -138,6 +138,13 @@ WEIGHT_FORMATS = {
             source="weights as nvfp4, activations in 16 bits (W4A16_NVFP4)",
         ),
         WeightFormat(
+            name="nvfp4_fp8",
+            bits=4,
+            scale_bytes_per_weight=1 / 16,
+            compute="fp8",
+            source="weights as nvfp4, activations in fp8 (W4A8_NVFP4_FP8)",
+        ),
+        WeightFormat(
             name="mxfp4",
             bits=4,
             scale_bytes_per_weight=1 / 32,
@@ -184,13 +191,17 @@ nvfp4 has an fp8 scale for 16 elements.
 KV_SCALE_BYTES = {"int8": 2.0, "int4": 4.0}
 """Bytes of the fp16 scale (and zero point) of each head's key or value of a token (KIVI, vLLM)."""
 
-_GROUPED = re.compile(r"(?P<base>\w+)_g(?P<size>[1-9]\d{0,4})")
+SCALE_BYTES = 2.0
+"""Bytes of the 16-bit scale of a group without a zero point."""
+
+_GROUPED = re.compile(r"(?P<base>\w+)_(?P<kind>[gs])(?P<size>[1-9]\d{0,4})")
 
 
 @lru_cache
 def weight_format(name: str) -> WeightFormat:
     """Returns the format of that name; int4_wo_g32 is int4_wo with groups of 32 weights.
 
+    int4_wo_s32 is the same with a scale for each group and no zero point, as of symmetric weights.
     Raises ValueError if it is unknown.
     """
     if name in WEIGHT_FORMATS:
@@ -203,15 +214,20 @@ def weight_format(name: str) -> WeightFormat:
             f"weights={name}: must be one of {', '.join(WEIGHT_FORMATS)}; {', '.join(grouped)} may end in "
             "the size of their groups, such as int4_wo_g32"
         )
-    return replace(base, name=name, scale_bytes_per_weight=base.group_bytes / int(found["size"]))
+    group_bytes = base.group_bytes if found["kind"] == "g" else SCALE_BYTES
+    return replace(base, name=name, scale_bytes_per_weight=group_bytes / int(found["size"]))
 
 
-def in_groups(name: str, size: int | None) -> str:
-    """Returns the name of a format with groups of that size; None: as the format is by itself."""
+def in_groups(name: str, size: int | None, *, symmetric: bool = False) -> str:
+    """Returns the name of a format with groups of that size; None: as the format is by itself.
+
+    Groups of 128 have no name of their own: zero points of symmetric weights would be 0.4 % of the bytes.
+    """
     base = WEIGHT_FORMATS[name]
     if size is None or base.group_bytes is None:
         return name
-    return name if base.scale_bytes_per_weight == base.group_bytes / size else f"{name}_g{size}"
+    is_usual = base.scale_bytes_per_weight == base.group_bytes / size
+    return name if is_usual else f"{name}_{'s' if symmetric else 'g'}{size}"
 
 
 def check_weight_format(name: str, given: str) -> None:
