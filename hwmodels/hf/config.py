@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
+from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.json_files import load_json_object
 from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
+from hwmodels.hf.quantizers import method_of
 from hwmodels.hf.size_check import size_notes
 from hwmodels.model.attention import Attention
 from hwmodels.model.block import Block
-from hwmodels.model.matrices import Role
 from hwmodels.model.mlp import Mlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
@@ -54,12 +55,13 @@ def from_hf_config(
     file, config = read_hf_config(Path(path))
     asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config, file.parent, asked)
+        read, method = model_settings(config, file.parent, asked)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
     read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
-    return transformed(as_asked(ModelSpec(name=stored.name, source=stored.source, **read), asked), transform)
+    stored = ModelSpec(name=stored.name, source=stored.source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=True), transform)
 
 
 def from_hf_fields(
@@ -76,16 +78,18 @@ def from_hf_fields(
 
     dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
-    it has one. transform: compression applied to the model before it is served.
+    it has one; weights may also be an engine's name for quantised weights, such as awq_marlin (`hf.asked`).
+    transform: compression applied to the model before it is served.
     Raises ValueError for an unknown architecture, a field that is missing, wrong or not understood, or an
     unknown quantisation method.
     """
     asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config, None, asked)
+        read, method = model_settings(config, None, asked)
     except ValueError as error:
         raise ValueError(f"config.{error}") from None
-    return transformed(as_asked(ModelSpec(name=name, source=source, **read), asked), transform)
+    stored = ModelSpec(name=name, source=source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=False), transform)
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
@@ -104,21 +108,6 @@ def chosen(dtype: str, weights: str | None, moe_weights: str | None, kv_cache_dt
     return {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
-def as_asked(model: ModelSpec, asked: Mapping[str, str]) -> ModelSpec:
-    """Returns the model in the formats that the user asks for; a format of weights is that of all of them."""
-    roles = {"weights": Role.dense, "moe_weights": Role.routed}
-    replaced = [role for name, role in roles.items() if name in asked]
-    blocks = tuple(block.without_formats(*replaced) for block in model.blocks)
-    return replace(
-        model,
-        blocks=blocks,
-        dtype=asked.get("dtype", model.dtype),
-        weights=asked.get("weights", model.weights),
-        moe_weights=asked.get("moe_weights", model.moe_weights),
-        kv_cache_dtype=asked.get("kv_cache_dtype", model.kv_cache_dtype),
-    )
-
-
 def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the file and its fields, from a config.json or the folder that holds one. Raises ValueError."""
     file = path / "config.json" if path.is_dir() else path
@@ -127,8 +116,8 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def model_settings(
     config: Mapping[str, Any], folder: Path | None, asked: Mapping[str, str]
-) -> dict[str, Any]:
-    """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own number formats.
+) -> tuple[dict[str, Any], str | None]:
+    """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own formats, and its quantiser.
 
     folder: in which other files may describe them. asked: formats that the user sets, which then need not be
     understood.
@@ -159,15 +148,16 @@ def model_settings(
             f"{given}: not understood; remove from the file the fields that do not change what "
             f"{architecture} computes"
         )
+    description = description_of(text, folder)
     stored = stored_weights(
-        description_of(text, folder),
+        description,
         layers,
         dtype=dtype,
         folder=folder,
         asked=asked,
         experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
     )
-    return {
+    read = {
         **settings,
         "blocks": blocks_of(layers, stored.formats),
         "weights": stored.weights,
@@ -176,6 +166,8 @@ def model_settings(
         "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": notes + stored.notes,
     }
+    is_quantised = stored.weights or stored.moe_weights or stored.lm_head_weights
+    return read, method_of(description.fields) if description is not None and is_quantised else None
 
 
 def is_float32(config: Mapping[str, Any]) -> bool:

@@ -218,6 +218,12 @@ def weight_format(name: str) -> WeightFormat:
     return replace(base, name=name, scale_bytes_per_weight=group_bytes / int(found["size"]))
 
 
+def kind_of(name: str) -> str:
+    """Returns the name of a format without the size of its groups: int4_wo for int4_wo_g32."""
+    found = _GROUPED.fullmatch(name)
+    return found["base"] if found else name
+
+
 def in_groups(name: str, size: int | None, *, symmetric: bool = False) -> str:
     """Returns the name of a format with groups of that size; None: as the format is by itself.
 
