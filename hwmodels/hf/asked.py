@@ -46,7 +46,7 @@ def _with_weights(model: ModelSpec, name: str, method: str | None, *, is_given: 
     if is_format:
         if _base(name) in own:
             return model
-        if is_given and own and meaning is not None and name not in ("bf16", "fp16", "fp32"):
+        if is_given and own and meaning is not None and meaning.is_online:
             raise ValueError(_mismatch(name, method, own))
         blocks = tuple(block.without_formats(Role.dense) for block in model.blocks)
         return replace(model, blocks=blocks, weights=name)
