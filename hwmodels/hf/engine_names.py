@@ -15,7 +15,7 @@ from hwmodels.model.quantization import WEIGHT_FORMATS
 
 
 class Meaning(NamedTuple):
-    """What an engine's name stands for."""
+    """Meaning of an engine's name."""
 
     weights: str | None = None
     """Format of all weights; None: the name does not say, the checkpoint does."""

@@ -1,4 +1,4 @@
-"""What each quantiser's description of a checkpoint means: its formats, and the modules that have them.
+"""Reads each quantiser's description of a checkpoint: its formats, and the modules that have them.
 
 A description is the quantization_config of a config.json, or a file beside it. Its reader returns a `Plan`;
 whatever names a format that is not known is an error with the key.
@@ -113,14 +113,14 @@ def of_bits(description: Description, allowed: Iterable[int], method: str, *keys
 
 
 def awq(description: Description) -> Plan:
-    """AutoAWQ: 4 bits, groups of 128 by default; config.json says bits, quant_config.json w_bit."""
+    """Reads AutoAWQ: 4 bits, groups of 128 by default; config.json says bits, quant_config.json w_bit."""
     name = of_bits(description, WHOLE, "awq", "bits", "w_bit")
     size = description.group_size("group_size", "q_group_size", default=128)
     return Plan(in_groups(name, size), (description.left_out(),))
 
 
 def gptq(description: Description) -> Plan:
-    """AutoGPTQ and GPTQModel, whose `dynamic` rules leave modules out (-:) or give them other bits (+:)."""
+    """Reads GPTQ; `dynamic` rules of GPTQModel leave modules out (-:) or give them other bits (+:)."""
     method = "gptq"
     name = of_bits(description, WHOLE, method, "bits", "w_bit", "wbits")
     size = description.group_size("group_size", "groupsize", default=128)
@@ -149,7 +149,7 @@ def gptq(description: Description) -> Plan:
 
 
 def auto_round(description: Description) -> Plan:
-    """Intel AutoRound (and Neural Compressor): a scheme, and `extra_config` for single layers."""
+    """Reads Intel AutoRound (and Neural Compressor): a scheme, and `extra_config` for single layers."""
     rules = [description.left_out()]
     by_format: dict[str | None, list[str]] = {}
     for pattern, given in description.inside("extra_config").items():
@@ -195,7 +195,7 @@ def auto_round_format(description: Description) -> str | None:
 
 
 def hqq(description: Description) -> Plan:
-    """HQQ: weight-only, groups of 64 by default; one scheme, or one for each kind of matrix."""
+    """Reads HQQ: weight-only, groups of 64 by default; one scheme, or one for each kind of matrix."""
     inside = description.of("quant_config", description.inside("quant_config"))
     rules = [description.left_out()]
     if "weight_quant_params" in inside.fields:
@@ -215,7 +215,7 @@ def hqq_format(description: Description) -> str:
 
 
 def aqlm(description: Description) -> Plan:
-    """AQLM: codebooks for groups of weights; 2 bits per weight with one codebook of 2^16 vectors of 8."""
+    """Reads AQLM: codebooks for groups of weights; one of 2^16 vectors of 8 makes 2 bits per weight."""
     sizes = [
         description.first(key, default=1)
         for key in ("num_codebooks", "nbits_per_codebook", "in_group_size", "out_group_size")
@@ -233,7 +233,7 @@ def aqlm(description: Description) -> Plan:
 
 
 def bitsandbytes(description: Description) -> Plan:
-    """bitsandbytes: NF4 or FP4 in blocks of 64, or LLM.int8() with a scale per row."""
+    """Reads bitsandbytes: NF4 or FP4 in blocks of 64, or LLM.int8() with a scale per row."""
     eight = bool(description.first("load_in_8bit", "_load_in_8bit"))
     if bool(description.first("load_in_4bit", "_load_in_4bit")) == eight:
         raise description.wrong("load_in_4bit", "must be true, or load_in_8bit must, for bitsandbytes")
@@ -251,7 +251,7 @@ def bitsandbytes(description: Description) -> Plan:
 
 
 def fp8(description: Description) -> Plan:
-    """DeepSeek's and transformers' fp8: blocks of weights with a scale, or one for a tensor or row.
+    """Reads DeepSeek's and transformers' fp8: blocks of weights with a scale, or one for a tensor or row.
 
     ModelOpt keeps this method for a checkpoint whose experts alone it stores in another format.
     """
@@ -305,7 +305,7 @@ def experts_in(name: str) -> Callable[[Description], Plan]:
 
 
 def w4afp8(description: Description) -> Plan:
-    """SGLang's w4afp8: routed experts in int4 with fp8 activations, all else in fp8."""
+    """Reads SGLang's w4afp8: routed experts in int4 with fp8 activations, all else in fp8."""
     size = description.group_size("group_size", default=128)
     experts = Rule(Modules(frozenset({"experts"})), in_groups("int4_fp8", size))
     stored, notes = blocks_of_fp8(description)
@@ -313,7 +313,7 @@ def w4afp8(description: Description) -> Plan:
 
 
 def quanto(description: Description) -> Plan:
-    """Quanto: `weights` names the format."""
+    """Reads Quanto: `weights` names the format."""
     names = {"int8": "int8_wo", "int4": "int4_wo", "int2": "int2_wo", "float8": "fp8_wo"}
     given = description.fields.get("weights")
     if not isinstance(given, str) or given not in names:
@@ -322,7 +322,7 @@ def quanto(description: Description) -> Plan:
 
 
 def fp_quant(description: Description) -> Plan:
-    """FP-Quant: weights and activations in 4-bit floats."""
+    """Reads FP-Quant: weights and activations in 4-bit floats."""
     names = {"mxfp4": "mxfp4_mxfp4", "nvfp4": "nvfp4"}
     given = description.first("forward_dtype", default="nvfp4")
     if given not in names:
@@ -331,7 +331,7 @@ def fp_quant(description: Description) -> Plan:
 
 
 def higgs(description: Description) -> Plan:
-    """HIGGS: vectors of weights on a grid, with a scale for 256 of them."""
+    """Reads HIGGS: vectors of weights on a grid, with a scale for 256 of them."""
     name = of_bits(description, (2, 3, 4), "higgs", "bits")
     size = description.group_size("group_size", default=256)
     note = "HIGGS is priced as weight-only integers; its kernels look up a grid, which takes longer"
@@ -373,7 +373,7 @@ MIXED = "MIXED_PRECISION"
 
 
 def modelopt(description: Description) -> Plan:
-    """Model Optimizer: one algorithm, or one per layer (MIXED_PRECISION); older files nest it one level."""
+    """Reads Model Optimizer: one algorithm, or one per layer (MIXED_PRECISION); files may nest it."""
     inside = description.fields.get("quantization")
     if isinstance(inside, Mapping):
         description = Description(description.at("quantization"), inside)
@@ -420,7 +420,7 @@ def quantized_layers(description: Description) -> list[Rule]:
 
 
 def compressed_tensors(description: Description) -> Plan:
-    """llm-compressor: groups of modules with a scheme each, and modules that are ignored."""
+    """Reads llm-compressor: groups of modules with a scheme each, and modules that are ignored."""
     groups = description.fields.get("config_groups")
     if not (isinstance(groups, Mapping) and groups and all(isinstance(g, Mapping) for g in groups.values())):
         raise description.wrong("config_groups", "must hold at least one group")
@@ -503,7 +503,7 @@ def group_scheme(group: Description) -> str:
 
 
 def quark(description: Description) -> Plan:
-    """AMD Quark: a global scheme, and others for layers by name; exclude leaves modules out."""
+    """Reads AMD Quark: a global scheme, and others for layers by name; exclude leaves modules out."""
     rules = [description.left_out()]
     for name, given in description.inside("layer_quant_config").items():
         own = description.of(f'layer_quant_config["{name}"]', given)
@@ -567,7 +567,7 @@ TORCHAO = {
 
 
 def torchao(description: Description) -> Plan:
-    """torchao: quant_type is a name, or a class of torchao with its fields, for all modules or by name."""
+    """Reads torchao: quant_type is a name, or a class with its fields, for all modules or by name."""
     given = description.fields.get("quant_type")
     rules = [description.left_out()]
     if isinstance(given, Mapping) and isinstance(given.get("default"), Mapping):

@@ -161,7 +161,7 @@ def test_the_nearest_name_has_a_price():
         assert published(LLAMA, nearest).weights is not None
 
 
-def test_a_name_of_nobody_is_refused_with_the_nearest():
+def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"weights=awq_marlyn: must be one of fp32, .*; nearest: awq_marlin"):
         published(LLAMA, "awq_marlyn")
     with pytest.raises(ValueError, match=r"weights=compressed_tensors: .*; nearest: compressed-tensors"):

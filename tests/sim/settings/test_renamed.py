@@ -124,9 +124,7 @@ def test_an_id_of_quantised_weights_says_what_quantization_does():
         texts = with_new_names([f"model={model}", f"quantization={name}"])
         assert texts[1:] == [f"model.weights={weights}"]
     assert with_new_names(["model=Qwen/Qwen3-32B", "quantization=awq"])[1:] == ["model.weights=awq"]
-    with pytest.raises(
-        ConfigError, match="quantization=gptq: Qwen/Qwen3-32B-FP8 is stored in fp8_block"
-    ):
+    with pytest.raises(ConfigError, match="quantization=gptq: Qwen/Qwen3-32B-FP8 is stored in fp8_block"):
         with_new_names(["model=Qwen/Qwen3-32B-FP8", "quantization=gptq"])
 
 
