@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 
 from hwmodels.hf.fields import shown, wrong
 
-PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "backbone.", "")
+PREFIXES = (
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.decoder.",
+    "transformer.",
+    "backbone.",
+    "",
+)
 """What names of a language model's layers begin with, the usual one first."""
 
 ATTENTION = ("self_attn", "linear_attn", "attn", "attention", "mixer")

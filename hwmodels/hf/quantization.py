@@ -24,6 +24,8 @@ KEYS = (WHERE, "compression_config")
 """Keys of a config.json under which a quantiser describes the checkpoint."""
 
 MODELOPT_FILE = "hf_quant_config.json"
+LAYERS_FILE = "quant_cfg.json"
+"""File of TensorRT-LLM beside it, which names the format of each layer of a mixed checkpoint."""
 FILES = {
     MODELOPT_FILE: "modelopt",
     "quantize_config.json": "gptq",
@@ -66,9 +68,19 @@ def description_of(config: Mapping[str, Any], folder: Path | None = None) -> Des
     for name in FILES if folder is not None else ():
         if folder is not None and (folder / name).exists():
             fields = load_json_object(folder / name)
+            if name == MODELOPT_FILE and (folder / LAYERS_FILE).exists():
+                fields = with_layers(fields, load_json_object(folder / LAYERS_FILE))
             method = method_of(fields) or FILES[name]
             return Description(name, {**fields, "quant_method": method})
     return None
+
+
+def with_layers(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Model Optimizer's fields with the `quantized_layers` of another file, if they have none."""
+    inside = fields.get("quantization")
+    if "quantized_layers" not in more or not isinstance(inside, Mapping):
+        return dict(fields)
+    return {**fields, "quantization": {"quantized_layers": more["quantized_layers"], **inside}}
 
 
 def stored_weights(

@@ -20,6 +20,7 @@ LEFT_OUT = (
     "ignored_layers",
     "exclude_modules",
     "exclude",
+    "exclude_layers",
     "llm_int8_skip_modules",
     "linear_weights_not_to_quantize",
     "skip_modules",
@@ -535,7 +536,7 @@ def quark_format(description: Description) -> str | None:
         return None
     if kind.startswith("fp8"):
         return "fp8" if activations else "fp8_wo"
-    if kind in ("fp4", "mx"):
+    if kind.startswith(("fp4", "mxfp4")) or (kind == "mx" and own.fields.get("mx_element_dtype") == "fp4"):
         if size == 16:
             return "nvfp4" if activations else "nvfp4_wo"
         return f"mxfp4_mxfp{'8' if 'fp8' in activations else '4'}" if activations else "mxfp4"

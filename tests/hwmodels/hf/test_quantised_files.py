@@ -19,6 +19,7 @@ MODELOPT_FP8 = {
     "producer": {"name": "modelopt", "version": "0.23.0"},
     "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
 }
+MLP = ("gate", "up", "down")
 UNQUANTISED_V3 = {key: value for key, value in DEEPSEEK_V3.items() if key != "quantization_config"}
 
 
@@ -87,6 +88,14 @@ def test_a_file_that_is_not_understood_is_never_read_as_bf16(tmp_path, file, fie
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         checkpoint(tmp_path, LLAMA, **{file: fields})
     assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ")
+
+
+def test_the_formats_of_layers_may_be_in_a_file_of_tensorrt_llm(tmp_path):
+    layers = {f"model.layers.{n}.mlp.{name}_proj": {"quant_algo": "FP8"} for n in range(32) for name in MLP}
+    file = {"quantization": {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": None}}
+    model = checkpoint(tmp_path, LLAMA, hf_quant_config=file, quant_cfg={"quantized_layers": layers})
+    assert model.weights == "fp8"
+    assert {name for block in model.blocks for name, _ in block.formats} == {"qkv_proj", "o_proj"}
 
 
 def test_the_config_says_more_than_a_file_beside_it(tmp_path):

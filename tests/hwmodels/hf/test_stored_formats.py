@@ -73,6 +73,7 @@ QUARK_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_fo
         ({"global_quant_config": {"weight": QUARK_FP4, "input_tensors": QUARK_FP4}}, "mxfp4_mxfp4"),
         ({"global_quant_config": {"weight": QUARK_FP4, "input_tensors": QUARK_FP8}}, "mxfp4_mxfp8"),
         ({"global_quant_config": {"weight": QUARK_FP4}}, "mxfp4"),
+        ({"global_quant_config": {"weight": QUARK_FP4 | {"dtype": "fp4_e2m1"}}}, "mxfp4"),
         ({"global_quant_config": {"weight": {"dtype": "uint4", "group_size": 128}}}, "int4_wo"),
         (
             {"global_quant_config": {"weight": [QUARK_FP8, {"dtype": "int4"}], "input_tensors": QUARK_FP8}},
