@@ -169,7 +169,7 @@ def auto_round(description: Description) -> Plan:
 def auto_round_format(description: Description) -> str | None:
     """Returns the format of a scheme of AutoRound. Raises ValueError."""
     bits: Any = description.fields.get("bits")
-    kind = str(description.first("data_type", default="int")).lower()
+    kind = str(description.first("data_type", default="int")).lower().replace("_", "")
     activations = description.first("act_bits", default=UNQUANTISED_BITS)
     size = description.group_size("group_size", default=128)
     if isinstance(bits, int) and bits >= UNQUANTISED_BITS:
@@ -183,12 +183,12 @@ def auto_round_format(description: Description) -> str | None:
                 raise description.wrong("act_bits", f"cannot be priced with bits={bits}")
             name = with_activations[name, activations]
         return in_groups(name, size)
-    names = {("mx_fp", 4): "mxfp4_mxfp4" if activations == 4 else "mxfp4_mxfp8", ("mx_fp", 8): "mxfp8"}
-    names["nv_fp", 4] = "nvfp4" if quantised else "nvfp4_wo"
+    names = {("mxfp", 4): "mxfp4_mxfp4" if activations == 4 else "mxfp4_mxfp8", ("mxfp", 8): "mxfp8"}
+    names["nvfp", 4] = "nvfp4" if quantised else "nvfp4_wo"
     names["fp", 8] = "fp8" if quantised else "fp8_wo"
     if not quantised:
-        names["mx_fp", 4] = "mxfp4"
-    for start in ("mx_fp", "nv_fp", "fp"):
+        names["mxfp", 4] = "mxfp4"
+    for start in ("mxfp", "nvfp", "fp"):
         if kind.startswith(start) and (start, bits) in names:
             return names[start, bits]
     known = "known: int, mx_fp, nv_fp, fp"
