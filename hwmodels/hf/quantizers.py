@@ -326,7 +326,7 @@ def fp_quant(description: Description) -> Plan:
     """Reads FP-Quant: weights and activations in 4-bit floats."""
     names = {"mxfp4": "mxfp4_mxfp4", "nvfp4": "nvfp4"}
     given = description.first("forward_dtype", default="nvfp4")
-    if given not in names:
+    if not isinstance(given, str) or given not in names:
         raise description.wrong("forward_dtype", f"cannot be priced; known: {', '.join(names)}")
     return Plan(names[given], (description.left_out(),))
 

@@ -3,11 +3,13 @@
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hwmodels.hf.config import from_hf_fields
 from hwmodels.hf.quantizers import MODELOPT, NOT_PRICED, READERS
 from hwmodels.model.quantization import WEIGHT_FORMATS, weight_format
-from tests.hwmodels.hf.published import DEEPSEEK_V3, GPT_OSS, LLAMA, group, read
+from tests.hwmodels.hf.published import DEEPSEEK_V3, GPT_OSS, LLAMA, QWEN2_MOE, group, read
 
 FP8, INT8, FP4 = ({"type": kind, "num_bits": bits} for kind, bits in (("float", 8), ("int", 8), ("float", 4)))
 CT = {"quant_method": "compressed-tensors"}
@@ -341,6 +343,34 @@ def test_a_format_that_the_user_chooses_replaces_one_that_is_not_known():
     assert model.notes[0].startswith(
         "weights are stored as model.weights says; the checkpoint's are not known"
     )
+
+
+KEYS = """
+bits w_bit group_size dynamic lm_head modules_in_block_to_quantize extra_config data_type act_bits quant_config
+num_codebooks nbits_per_codebook load_in_4bit bnb_4bit_quant_type weight_block_size quantized_layers quantization
+quant_algo kv_cache_quant_algo kv_cache_scheme config_groups sparsity_config global_quant_config quant_type
+layer_quant_config layer_type_quant_config kv_cache_quant_config weights forward_dtype producer ignore
+modules_to_not_convert
+"""
+LEAVES = st.sampled_from([None, True, 0, -1, 4, 8, 1.5, "", "FP8", "MIXED_PRECISION", "re:(", "*", "weights"])
+NAMES = st.sampled_from(["a", "weights", "default", "_type", "num_bits", "type", "re:x", "quant_algo"])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(
+    method=st.sampled_from([*READERS, "x"]),
+    fields=st.dictionaries(st.sampled_from(KEYS.split()), VALUES, max_size=4),
+)
+def test_any_description_is_read_or_refused(method, fields):
+    config = {**QWEN2_MOE, "num_hidden_layers": 2, "quantization_config": {"quant_method": method, **fields}}
+    try:
+        assert read(config).weight_bytes_per_rank() > 0
+    except ValueError as error:
+        assert str(error)
 
 
 def test_groups_of_weights_count_their_scales():
