@@ -1,5 +1,6 @@
 """Formats of weights, keys and values that a config.json states, for each quantiser."""
 
+import contextlib
 import re
 
 import pytest
@@ -346,9 +347,9 @@ def test_a_format_that_the_user_chooses_replaces_one_that_is_not_known():
 
 
 KEYS = """
-bits w_bit group_size dynamic lm_head modules_in_block_to_quantize extra_config data_type act_bits quant_config
-num_codebooks nbits_per_codebook load_in_4bit bnb_4bit_quant_type weight_block_size quantized_layers quantization
-quant_algo kv_cache_quant_algo kv_cache_scheme config_groups sparsity_config global_quant_config quant_type
+bits w_bit group_size dynamic lm_head modules_in_block_to_quantize extra_config data_type act_bits
+quant_config num_codebooks nbits_per_codebook load_in_4bit bnb_4bit_quant_type weight_block_size
+quantized_layers quantization quant_algo kv_cache_quant_algo kv_cache_scheme config_groups sparsity_config global_quant_config quant_type
 layer_quant_config layer_type_quant_config kv_cache_quant_config weights forward_dtype producer ignore
 modules_to_not_convert
 """
@@ -367,10 +368,8 @@ VALUES = st.recursive(
 )
 def test_any_description_is_read_or_refused(method, fields):
     config = {**QWEN2_MOE, "num_hidden_layers": 2, "quantization_config": {"quant_method": method, **fields}}
-    try:
+    with contextlib.suppress(ValueError):
         assert read(config).weight_bytes_per_rank() > 0
-    except ValueError as error:
-        assert str(error)
 
 
 def test_groups_of_weights_count_their_scales():
