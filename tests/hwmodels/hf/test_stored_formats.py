@@ -349,9 +349,9 @@ def test_a_format_that_the_user_chooses_replaces_one_that_is_not_known():
 KEYS = """
 bits w_bit group_size dynamic lm_head modules_in_block_to_quantize extra_config data_type act_bits
 quant_config num_codebooks nbits_per_codebook load_in_4bit bnb_4bit_quant_type weight_block_size
-quantized_layers quantization quant_algo kv_cache_quant_algo kv_cache_scheme config_groups sparsity_config global_quant_config quant_type
-layer_quant_config layer_type_quant_config kv_cache_quant_config weights forward_dtype producer ignore
-modules_to_not_convert
+quantized_layers quantization quant_algo kv_cache_quant_algo kv_cache_scheme config_groups
+sparsity_config global_quant_config quant_type layer_quant_config layer_type_quant_config
+kv_cache_quant_config weights forward_dtype producer ignore modules_to_not_convert
 """
 LEAVES = st.sampled_from([None, True, 0, -1, 4, 8, 1.5, "", "FP8", "MIXED_PRECISION", "re:(", "*", "weights"])
 NAMES = st.sampled_from(["a", "weights", "default", "_type", "num_bits", "type", "re:x", "quant_algo"])
