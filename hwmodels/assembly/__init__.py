@@ -46,6 +46,7 @@ def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator
 
     Norms after attention and after the MLP, if any, are counted with the norms before them.
     """
+    site = site.of(block)
     yield site.norm("attention_norm", calls, block.num_norms / 2)
     yield from attention_operators(site, block.attention, calls)
     yield from site.reduced("attention", calls)
@@ -67,7 +68,8 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
     """Yields the LM head for sampled rows, the gather of logits over ranks, and sampling in fp32."""
     model, b = site.model, site.model.element_bytes
     vocab = share_of(model.vocab_size, site.tp)
-    yield from site.gemm(Matrix("lm_head", model.hidden_size, vocab, role=Role.plain), calls, Per.row)
+    head = Matrix("lm_head", model.hidden_size, vocab, role=Role.plain, stored=model.lm_head_weights)
+    yield from site.gemm(head, calls, Per.row)
     if site.tp > 1:
         gathered = per_row(site.tp * vocab * b)
         yield site.message("all_gather", "logits_all_gather", calls, gathered, site.tp, Per.row, "lm_head")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
+from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import Fields, shown, wrong
-from hwmodels.hf.quantization import stored_weights
+from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
+from hwmodels.hf.quantizers import method_of
+from hwmodels.hf.size_check import size_notes
 from hwmodels.model.attention import Attention
 from hwmodels.model.block import Block
-from hwmodels.model.mlp import MixtureOfExperts, Mlp
+from hwmodels.model.mlp import Mlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
@@ -23,13 +27,11 @@ OF_THE_WHOLE_MODEL = (
     "tie_word_embeddings",
     "quantization_config",
     "compression_config",
+    "expert_dtype",
 )
 """Fields that a multimodal model may have beside its text_config instead of in it."""
 
 OTHER_TOWERS = ("vision_config", "audio_config")
-
-MAX_JSON_BYTES = 1 << 28
-"""Largest JSON file that is read; the index of a checkpoint with a million tensors has half of it."""
 
 
 class TextConfig(NamedTuple):
@@ -51,12 +53,15 @@ def from_hf_config(
 ) -> ModelSpec:
     """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`."""
     file, config = read_hf_config(Path(path))
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read, method = model_settings(config, file.parent, asked)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=file.resolve().parent.name, source=str(file), **read), transform)
+    stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
+    read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
+    stored = ModelSpec(name=stored.name, source=stored.source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=True), transform)
 
 
 def from_hf_fields(
@@ -73,16 +78,18 @@ def from_hf_fields(
 
     dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
-    it has one. transform: compression applied to the model before it is served.
+    it has one; weights may also be an engine's name for quantised weights, such as awq_marlin (`hf.asked`).
+    transform: compression applied to the model before it is served.
     Raises ValueError for an unknown architecture, a field that is missing, wrong or not understood, or an
     unknown quantisation method.
     """
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read, method = model_settings(config, None, asked)
     except ValueError as error:
         raise ValueError(f"config.{error}") from None
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=name, source=source, **read), transform)
+    stored = ModelSpec(name=name, source=source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=False), transform)
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
@@ -107,29 +114,13 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, load_json_object(file)
 
 
-def load_json_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object of at most MAX_JSON_BYTES; raises ValueError that names file, line and column."""
-    try:
-        if file.exists() and not file.is_file():  # a pipe or a device may never end
-            raise ValueError(f"{file}: must be a file")
-        if (size := file.stat().st_size) > MAX_JSON_BYTES:
-            raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 at byte {error.start}: {error.reason}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{file}: nests values too deeply to be read") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: must hold one JSON object, holds a {type(config).__name__}")
-    return config
+def model_settings(
+    config: Mapping[str, Any], folder: Path | None, asked: Mapping[str, str]
+) -> tuple[dict[str, Any], str | None]:
+    """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own formats, and its quantiser.
 
-
-def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields as arguments of `ModelSpec`.
+    folder: in which other files may describe them. asked: formats that the user sets, which then need not be
+    understood.
 
     Raises ValueError (field=value: rule). A field that is not understood is an error, since times without it
     may be wrong, unless it is null, false, zero or empty.
@@ -140,14 +131,14 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
     fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *OTHER_TOWERS)
-    blocks = blocks_of(how.attention(fields), how.mlp(fields), how.num_norms)
+    layers = layers_of(how.attention(fields), how.mlp(fields), how.num_norms)
+    dtype = checkpoint_dtype(fields)
     settings = {
         "hidden_size": fields.whole("hidden_size"),
         "vocab_size": fields.whole("vocab_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
-        "blocks": blocks,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
-        "dtype": checkpoint_dtype(fields),
+        "dtype": dtype,
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
     }
     notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
@@ -157,17 +148,33 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             f"{given}: not understood; remove from the file the fields that do not change what "
             f"{architecture} computes"
         )
+    description = description_of(text, folder)
     stored = stored_weights(
-        text.get("quantization_config") or text.get("compression_config"),
-        has_experts=any(isinstance(block.mlp, MixtureOfExperts) for block in blocks),
+        description,
+        layers,
+        dtype=dtype,
+        folder=folder,
+        asked=asked,
+        experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
     )
-    return {
+    read = {
         **settings,
+        "blocks": blocks_of(layers, stored.formats),
         "weights": stored.weights,
         "moe_weights": stored.moe_weights,
+        "lm_head_weights": stored.lm_head_weights,
         "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": notes + stored.notes,
     }
+    is_quantised = stored.weights or stored.moe_weights or stored.lm_head_weights
+    return read, method_of(description.fields) if description is not None and is_quantised else None
+
+
+def is_float32(config: Mapping[str, Any]) -> bool:
+    """Returns whether the checkpoint's numbers are in 32 bits, which are served in 16."""
+    inner = config.get("text_config")
+    parts = (config, inner if isinstance(inner, Mapping) else {})
+    return "float32" in [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
 
 
 def text_config(config: Mapping[str, Any]) -> TextConfig:
@@ -204,15 +211,24 @@ def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
     return list(fields.not_understood())
 
 
-def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
-    """Groups equal layers into one block each, in the order in which the kinds first occur."""
-    counts: dict[tuple[Attention, Mlp], int] = {}
-    for layer in zip(attention, mlp, strict=True):
-        counts[layer] = counts.get(layer, 0) + 1
-    return tuple(
-        Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
-        for (attention, mlp), count in counts.items()
-    )
+def layers_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> list[Block]:
+    """Returns one block for each layer."""
+    return [
+        Block(count=1, attention=own_attention, mlp=own_mlp, num_norms=num_norms)
+        for own_attention, own_mlp in zip(attention, mlp, strict=True)
+    ]
+
+
+def blocks_of(layers: Sequence[Block], formats: Sequence[tuple[tuple[str, str], ...]]) -> tuple[Block, ...]:
+    """Groups equal layers into one block each, in the order in which the kinds first occur.
+
+    formats: of each layer, as in `Block.formats`; empty: no layer has any.
+    """
+    counts: dict[Block, int] = {}
+    for number, layer in enumerate(layers):
+        kind = replace(layer, formats=formats[number]) if formats else layer
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(replace(kind, count=count) for kind, count in counts.items())
 
 
 def checkpoint_dtype(fields: Fields) -> str:
