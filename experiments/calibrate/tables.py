@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.study.presets import NotSimulatedError, plain, preset
+from hwmodels.bounded_files import read_table
 from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from sim.settings.bounded_yaml import read_yaml
@@ -83,7 +84,7 @@ def is_called(device: Device, gpu: str) -> bool:
 def read(path: Path, operator: Operator) -> pd.DataFrame:
     """Reads the table of an operator, with defaults in optional columns; raises ConfigError."""
     try:
-        table = pd.read_parquet(path)
+        table = read_table(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"ops: {path}: cannot be read: {error}") from error
     for name in operator.columns:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwmodels.bounded_files import UnreadableFileError, read_text
 from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.quantization import stored_weights
@@ -110,13 +111,11 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
 def load_json_object(file: Path) -> dict[str, Any]:
     """Reads a JSON object of at most MAX_JSON_BYTES; raises ValueError that names file, line and column."""
     try:
-        if file.exists() and not file.is_file():  # a pipe or a device may never end
-            raise ValueError(f"{file}: must be a file")
-        if (size := file.stat().st_size) > MAX_JSON_BYTES:
-            raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_text(file, MAX_JSON_BYTES))
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnreadableFileError as error:
+        raise ValueError(f"{file}: {error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 at byte {error.start}: {error.reason}") from None
     except json.JSONDecodeError as error:

@@ -7,14 +7,13 @@ import zlib
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
+
+from hwmodels.bounded_files import read_table
 
 MAX_BYTES = 1 << 29
 """Largest decompressed CSV file."""
 MAX_LINE = 1 << 20
 """Length in bytes from which a line is refused."""
-MAX_CELLS = 50_000_000
-"""Maximum number of rows times columns of a parquet file."""
 _PIECE = 1 << 16
 
 
@@ -24,12 +23,10 @@ def read_table_file(file: Path) -> pd.DataFrame:
     Raises OSError, and ValueError for a file that is no such table or exceeds the limits.
     """
     if not file.is_file():
-        raise ValueError("no such file")
+        found = "must be a regular file, not a folder, pipe, socket or device"
+        raise ValueError(found if file.exists() else "no such file")
     if file.suffix == ".parquet":
-        about = pq.read_metadata(file)
-        if about.num_rows * about.num_columns > MAX_CELLS:
-            raise ValueError(f"must have at most {MAX_CELLS:,} cells")
-        return pd.read_parquet(file)
+        return read_table(file)
     is_gzip = file.suffix == ".gz"
     _check_text(file, is_gzip)
     return pd.read_csv(file, compression="gzip" if is_gzip else None)

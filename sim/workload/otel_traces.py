@@ -92,8 +92,8 @@ class OtelTrace(Trace):
                     row = row._replace(remark=f"0 s of the run is the first call, {start}. {NO_CONTENTS}")
                 if row.arrival_s - zero_s > MAX_ARRIVAL_S and zero_s:
                     raise ValueError(
-                        f"{self.path}: call {row.line}: must start at most {MAX_ARRIVAL_S:g} s after the first "
-                        f"one, starts {row.arrival_s - zero_s:,.0f} s after it"
+                        f"{self.path}: call {row.line}: must start at most {MAX_ARRIVAL_S:g} s after the "
+                        f"first one, starts {row.arrival_s - zero_s:,.0f} s after it"
                     )
                 yield row._replace(arrival_s=row.arrival_s - zero_s)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hwmodels.bounded_files import UnreadableFileError, open_regular
+
 CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
@@ -139,17 +141,26 @@ def _checked(piece: bytes) -> bytes:
 def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """Opens a file as bytes, which are decompressed if its name ends with .gz or .zst."""
     if path.suffix == ".gz":
-        return gzip.GzipFile(path)
+        return gzip.GzipFile(fileobj=_regular(path))
     if path.suffix in (".zst", ".zstd"):
         return io.BufferedReader(_ZstdFile(path))
-    return path.open("rb")
+    return _regular(path)
+
+
+def _regular(path: Path) -> io.BufferedReader:
+    try:
+        opened = open_regular(path)
+    except UnreadableFileError as error:
+        raise ValueError(f"{path}: {error}") from None
+    assert isinstance(opened, io.BufferedReader)
+    return opened
 
 
 class _ZstdFile(io.RawIOBase):
     """A zstd file as decompressed bytes. zstandard's own reader does not detect a truncated file."""
 
     def __init__(self, path: Path):
-        self._compressed = path.open("rb")
+        self._compressed = _regular(path)
         self._zstd = importlib.import_module("zstandard")  # a compiled package that only such files need
         self._frame = self._zstd.ZstdDecompressor().decompressobj()
         self._frame_started = False

@@ -219,8 +219,8 @@ class TraceSource:
         self._start_s = first_s + self._window.later_s
         if self._time_digits is not None and round(first_s, self._time_digits):
             notes.remarks.append(
-                f"The first request of the trace arrives at {first_s:,.10g} s of its own time, which is 0 s of "
-                "the run; workload.start_s=0 begins at the zero of the trace."
+                f"The first request of the trace arrives at {first_s:,.10g} s of its own time, which is "
+                "0 s of the run; workload.start_s=0 begins at the zero of the trace."
             )
 
     def _end(self, block: Block, wanted: BoolArray, count: int) -> int:
