@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 30
 """Largest text file that is read whole."""
-LEAST_TABLE_BYTES = 1 << 30
-MAX_EXPANSION = 200
+LEAST_TABLE_BYTES = 1 << 28
+MAX_EXPANSION = 100
 """Memory of a table, as a multiple of its file, that is allowed beyond `LEAST_TABLE_BYTES`."""
 TABLE_LIMIT = "WINDTUNNEL_MAX_TABLE_BYTES"
 """Environment variable that sets the largest memory of a Parquet table instead."""
@@ -76,9 +76,13 @@ def read_table(file: Path, **options: Any) -> pd.DataFrame:
     """
     import pandas as pd  # noqa: PLC0415  (0.3 s, and no other function of this module needs it)
 
-    for part in sorted(file.iterdir()) if file.is_dir() else [file]:
-        if part.suffix == ".parquet" or part == file:
-            check_table(part)
+    parts = (
+        [part for part in sorted(file.iterdir()) if part.suffix == ".parquet"] if file.is_dir() else [file]
+    )
+    if not parts:
+        raise UnreadableFileError("is a folder without Parquet files")
+    for part in parts:
+        check_table(part)
     return pd.read_parquet(file, **options)
 
 

@@ -90,15 +90,15 @@ def _whole_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -
     plain = read_json_object(folder / RECORDS, f"run={folder}")
     try:
         records = read_records(partial(read_table, folder), plain)
+        return report_sections(
+            records=records,
+            request_table=records.requests,
+            summary=summary,
+            models=_models(scenario, summary),
+            slo=scenario.slo,
+        )
     except (KeyError, TypeError) as error:
         raise _of_other_version(folder, error) from error
-    return report_sections(
-        records=records,
-        request_table=records.requests,
-        summary=summary,
-        models=_models(scenario, summary),
-        slo=scenario.slo,
-    )
 
 
 def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -> list[Section]:
