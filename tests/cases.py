@@ -1,4 +1,4 @@
-"""Runs what people brought once and got a wrong answer to: `make cases`, or `python -m tests.cases [NAME ...]`.
+"""Runs what people brought once and got a wrong answer to: `make cases`, `python -m tests.cases [NAME ...]`.
 
 Each folder of ../shared/cases holds an input, where it is from, and what is right. The table below has the
 commands that answer it, and a check of each answer. A line says whether the answer is right, wrong or
@@ -179,7 +179,7 @@ def modelopt(answers: list[Answer]) -> str:
 
 
 def kv_tokens(answer: Answer) -> float:
-    return 16 * number(answer, r"([\d,]+) blocks of 16")
+    return number(answer, r"([\d,]+) blocks of \d+") * number(answer, r"[\d,]+ blocks of (\d+)")
 
 
 def kv_235b(answers: list[Answer]) -> str:
@@ -222,7 +222,7 @@ def hardware(answers: list[Answer]) -> str:
         "mi308x",
     )
     known = answered(answers[0]).text.split()
-    missing = [name for name in wanted if not any(one.startswith(name) for one in known)]
+    missing = [name for name in wanted if not any(f"{one}_".startswith(f"{name}_") for one in known)]
     if not any("910" in one for one in known):
         missing.append("ascend 910B")
     return right(not missing, f"missing: {', '.join(missing)}" if missing else "all devices are there")
@@ -353,6 +353,38 @@ ENDPOINT = {"endpoint_context_length": context_length, "endpoint_routes": routes
 
 # The table
 
+QWEN3_VL_2B = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
+    "tie_word_embeddings": True,
+    "text_config": {
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    },
+    "vision_config": {
+        "model_type": "qwen3_vl",
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+}
+"""The fields of Qwen/Qwen3-VL-2B-Instruct on which its size depends."""
 HALF = {"half.csv": "arrival_s,prompt_tokens,output_tokens\n0,5.5,5\n"}
 CAPACITY = (
     "capacity capacity.hardware=[h100_sxm] workload=poisson capacity.seeds=[0] capacity.jobs=1 "
@@ -360,7 +392,7 @@ CAPACITY = (
 )
 CLOSED = "simulate workload=closed_loop workload.num_requests=2000 workload.arrivals.num_users=1024"
 LORA_TRAFFIC = (
-    "workload/lengths@{0}lengths=fixed {1}lengths.prompt_tokens.value=246 {1}lengths.output_tokens.value=235 "
+    "{0}=fixed {1}lengths.prompt_tokens.value=246 {1}lengths.output_tokens.value=235 "
     "model=llama2_7b hardware=a100_80gb_sxm engine=vllm_v0"
 )
 DEEPSEEK = (
@@ -430,9 +462,10 @@ CASES: dict[str, Case] = {
     ),
     "lora_overhead": Case(
         (
-            "simulate workload=offline_batch " + LORA_TRAFFIC.format("workload.", "workload."),
+            "simulate workload=offline_batch " + LORA_TRAFFIC.format("workload/lengths", "workload."),
             "simulate workload=lora workload@workload.of=offline_batch workload.num=1 workload.ranks=[8] "
-            "adapters=fixed_slots " + LORA_TRAFFIC.format("workload.of.", "workload.of."),
+            "adapters=fixed_slots "
+            + LORA_TRAFFIC.format("workload/lengths@workload.of.lengths", "workload.of."),
         ),
         lora,
         planned="known, issue 44 is planned",
@@ -492,7 +525,8 @@ CASES: dict[str, Case] = {
     ),
     "spec_itl_tpot": Case(
         (
-            "simulate speculation=eagle3 workload=closed_loop workload.arrivals.num_users=1 workload.num_requests=10",
+            "simulate speculation=eagle3 workload=closed_loop workload.arrivals.num_users=1 "
+            "workload.num_requests=10",
         ),
         bursts,
     ),
@@ -521,7 +555,7 @@ CASES: dict[str, Case] = {
     "vl_tower_memory": Case(
         ("roofline model=hf model.path=config.json hardware=rtx_4090 batch_sizes=[1] out=null",),
         towers,
-        needs=("config.json",),
+        makes={"config.json": json.dumps(QWEN3_VL_2B)},
     ),
 }
 

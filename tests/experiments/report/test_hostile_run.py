@@ -1,4 +1,4 @@
-"""A run's folder may hold pipes, devices, folders and bombs in place of its files; all are refused at once."""
+"""A run's folder may hold pipes, devices, folders and bombs in place of its files; all are refused."""
 
 import json
 import os
@@ -58,5 +58,5 @@ def test_a_recording_is_read_from_regular_files_only(tmp_path, name, kind):
 def test_a_table_that_expands_is_refused_by_its_footer(tmp_path):
     rows = pd.DataFrame({name: np.zeros(5_000_000) for name in "abcdefghij"})
     rows.to_parquet(tmp_path / "requests.parquet")
-    with pytest.raises(ConfigError, match="requests.parquet: its 5,000,000 rows of 10 columns would take"):
+    with pytest.raises(ConfigError, match=r"requests.parquet: its 5,000,000 rows of 10 columns would take"):
         read_table(tmp_path, "requests.parquet")
