@@ -35,7 +35,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and the summary of its run."""
+    """The output of a command, and the summary of its run."""
 
     code: int
     text: str

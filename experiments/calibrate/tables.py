@@ -66,6 +66,10 @@ def tables_of(ops: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
+MAX_SIZE = 1e12
+"""Largest size of an operator: more than any has."""
+
+
 def path_of(ops: Path, operator: str) -> Path:
     """Returns the path of an operator's table."""
     return ops / f"{operator}.parquet"
@@ -100,6 +104,9 @@ def checked(path: Path, table: pd.DataFrame, operator: Operator, device: Device)
     for name in (*operator.sizes, "latency_us"):
         values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         refuse(path, table, ~(np.isfinite(values) & (values > 0)), name, "must be a finite number > 0")
+        if name != "latency_us":
+            wrong = (values % 1 != 0) | (values > MAX_SIZE)
+            refuse(path, table, wrong, name, f"must be a whole number from 1 to {MAX_SIZE:g}")
     rows = {name: table[name].fillna("").to_numpy(dtype=str) for name in ("id", "gpu", *operator.choices)}
     for name, allowed in operator.choices.items():
         if allowed:
