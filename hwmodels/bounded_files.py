@@ -10,10 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pandas as pd
+from typing import IO
 
 MAX_BYTES = 1 << 30
 """Largest text file that is read whole."""
@@ -66,24 +63,6 @@ def read_text(file: Path, max_bytes: int = MAX_BYTES, *, errors: str = "strict")
     """
     text = read_bytes(file, max_bytes).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_table(file: Path, **options: Any) -> pd.DataFrame:
-    """Reads a Parquet file, or a folder of them, with pandas; options: those of pandas.read_parquet.
-
-    Raises OSError and ValueError, and UnreadableFileError if the table would take more memory than
-    `check_table` allows.
-    """
-    import pandas as pd  # noqa: PLC0415  (0.3 s, and no other function of this module needs it)
-
-    parts = (
-        [part for part in sorted(file.iterdir()) if part.suffix == ".parquet"] if file.is_dir() else [file]
-    )
-    if not parts:
-        raise UnreadableFileError("is a folder without Parquet files")
-    for part in parts:
-        check_table(part)
-    return pd.read_parquet(file, **options)
 
 
 def check_table(file: Path) -> None:

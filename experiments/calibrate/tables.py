@@ -10,9 +10,9 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.study.presets import NotSimulatedError, plain, preset
-from hwmodels.bounded_files import read_table
 from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
+from hwmodels.levels.table_files import read_parquet
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError, suggest
@@ -88,7 +88,7 @@ def is_called(device: Device, gpu: str) -> bool:
 def read(path: Path, operator: Operator) -> pd.DataFrame:
     """Reads the table of an operator, with defaults in optional columns; raises ConfigError."""
     try:
-        table = read_table(path)
+        table = read_parquet(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"ops: {path}: cannot be read: {error}") from error
     for name in operator.columns:

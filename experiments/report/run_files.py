@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from hwmodels.bounded_files import UnreadableFileError
-from hwmodels.bounded_files import read_table as read_parquet
+from hwmodels.levels.table_files import read_parquet
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 

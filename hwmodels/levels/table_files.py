@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from hwmodels.bounded_files import read_table
+from hwmodels.bounded_files import UnreadableFileError, check_table
 
 MAX_BYTES = 1 << 29
 """Largest decompressed CSV file."""
@@ -26,10 +27,26 @@ def read_table_file(file: Path) -> pd.DataFrame:
         found = "must be a regular file, not a folder, pipe, socket or device"
         raise ValueError(found if file.exists() else "no such file")
     if file.suffix == ".parquet":
-        return read_table(file)
+        return read_parquet(file)
     is_gzip = file.suffix == ".gz"
     _check_text(file, is_gzip)
     return pd.read_csv(file, compression="gzip" if is_gzip else None)
+
+
+def read_parquet(file: Path, **options: Any) -> pd.DataFrame:
+    """Reads a Parquet file, or a folder of them, with pandas; options: those of pandas.read_parquet.
+
+    Raises OSError and ValueError, and UnreadableFileError if the table would take more memory than
+    `check_table` allows.
+    """
+    parts = (
+        [part for part in sorted(file.iterdir()) if part.suffix == ".parquet"] if file.is_dir() else [file]
+    )
+    if not parts:
+        raise UnreadableFileError("is a folder without Parquet files")
+    for part in parts:
+        check_table(part)
+    return pd.read_parquet(file, **options)
 
 
 def _check_text(file: Path, is_gzip: bool) -> None:

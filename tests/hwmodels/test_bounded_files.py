@@ -10,9 +10,9 @@ from hwmodels.bounded_files import (
     check_table,
     open_regular,
     read_bytes,
-    read_table,
     read_text,
 )
+from hwmodels.levels.table_files import read_parquet
 
 
 def test_reads_regular_files_and_links_to_them(tmp_path):
@@ -47,16 +47,16 @@ def test_refuses_files_above_the_limit(tmp_path):
 
 def test_tables_are_bounded_by_their_footers(tmp_path, monkeypatch):
     pd.DataFrame({"a": [7] * 200_000, "b": [[1, 2, 3]] * 200_000}).to_parquet(tmp_path / "t.parquet")
-    assert len(read_table(tmp_path / "t.parquet")) == 200_000
+    assert len(read_parquet(tmp_path / "t.parquet")) == 200_000
     monkeypatch.setenv("WINDTUNNEL_MAX_TABLE_BYTES", "6399999")
     with pytest.raises(UnreadableFileError, match="200,000 rows of 2 columns would take 6,400,000 bytes"):
-        read_table(tmp_path / "t.parquet")  # 200,000 x (1 + 3) values of 8 bytes
+        read_parquet(tmp_path / "t.parquet")  # 200,000 x (1 + 3) values of 8 bytes
     monkeypatch.setenv("WINDTUNNEL_MAX_TABLE_BYTES", "6400000")
     check_table(tmp_path / "t.parquet")
 
 
 def test_a_folder_of_tables_has_at_least_one(tmp_path):
     with pytest.raises(UnreadableFileError, match="folder without Parquet files"):
-        read_table(tmp_path)
+        read_parquet(tmp_path)
     pd.DataFrame({"a": [7]}).to_parquet(tmp_path / "part-0.parquet")
-    assert read_table(tmp_path)["a"].tolist() == [7]
+    assert read_parquet(tmp_path)["a"].tolist() == [7]

@@ -24,7 +24,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.bounded_files import read_table, read_text
+from hwmodels.bounded_files import read_text
+from hwmodels.levels.table_files import read_parquet
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Branching, Prompt, Request, Segment
@@ -279,9 +280,9 @@ def load(folder: Path) -> Recording:
     try:
         about = json.loads(read_text(folder / "recording.json"))
         engine, num_events, num_whole = about["engine"], about["num_events"], about["num_steps"]
-        steps = _with_drafts(read_table(folder / "steps.parquet"))[list(Step._fields)]
-        requests = read_table(folder / "requests.parquet")
-        tokens = read_table(folder / "tokens.parquet")
+        steps = _with_drafts(read_parquet(folder / "steps.parquet"))[list(Step._fields)]
+        requests = read_parquet(folder / "requests.parquet")
+        tokens = read_parquet(folder / "tokens.parquet")
         events = list(_events(read_text(folder / "events.jsonl").splitlines()))
     except RecursionError:
         raise ValueError(f"{folder}: not a recording: its JSON nests values too deeply") from None

@@ -23,7 +23,8 @@ from experiments.study.measured_requests import block_ids_of
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
-from hwmodels.bounded_files import UnreadableFileError, read_table
+from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.levels import table_files
 from hwmodels.levels.table_files import read_table_file
 from sim.records.gaps import Gaps
 from sim.report.wording import plural
@@ -237,7 +238,7 @@ def _observed_notes(file: Path) -> tuple[str, ...]:
 
 def _parquet(file: Path) -> pd.DataFrame:
     try:
-        return read_table(file)
+        return table_files.read_parquet(file)
     except UnreadableFileError as error:
         raise ValueError(f"{file.name}: {error}") from None
     except (OSError, ValueError) as error:
