@@ -201,7 +201,7 @@ def test_turns_of_a_session_follow_the_end_of_the_one_before(tmp_path):
     assert (turn.at_s, turn.request.prompt.num_tokens, turn.num_output_tokens) == (7.0, 490, 20)
     assert turn.request.prompt.segments[0] == a.request.prompt.segments[0]
     assert source.follow_ups(b.request, 5.0, 40) == ()
-    assert "begins at 60 s of the trace" in " ".join(source.notes.remarks)
+    assert "begins at 60 s, which is 0 s" in " ".join(source.notes.remarks)
 
 
 def test_whole_contexts_of_sessions_are_not_added_up(tmp_path):
