@@ -45,7 +45,8 @@ def require_file(path: Path, setting: str = "path") -> None:
     if path.is_file():
         return
     if path.is_dir():
-        raise ValueError(f"{setting}={path}: is a folder; name a file in it")
+        kind = "trace file" if setting == "path" else "file"
+        raise ValueError(f"{setting}={path}: is a folder; name a {kind} in it")
     if path.exists():
         raise ValueError(f"{setting}={path}: must be a regular file, not a pipe, socket or device")
     if not path.parent.is_dir():
