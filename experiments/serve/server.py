@@ -20,6 +20,8 @@ from experiments.serve.stop import POLL_S, Stop
 from sim.settings.errors import ConfigError
 
 BACKLOG = 4096
+LINGERING_S = 2.0
+"""Time for which the rest of a body is read after its answer, so that a client that still sends reads it."""
 IDLE_POLL_S = 0.5
 FULL_COLLECTION_S = 600.0
 MIN_REST = 100
@@ -72,6 +74,7 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
         "access_log": None,
         "auto_decompress": False,  # as in vLLM; a small body could become a large one
         "logger": _LOG,
+        "lingering_time": LINGERING_S,
     }
     protocol = partial(ErrorObjectProtocol, server, loop=loop, **settings)
     try:

@@ -23,6 +23,7 @@ from experiments.app.lock import lock_folder
 from experiments.study.figures import figures
 from experiments.sweep.plan import Plan, Point
 from experiments.sweep.run_task import FinishedRun
+from hwmodels.levels.table_files import read_parquet
 from sim.report.files import table_bytes
 from sim.report.whole_file import write_whole
 from sim.settings.convert import shown
@@ -191,7 +192,7 @@ class SweepFolder:
     def _read_rows(self) -> None:
         """Reads rows from runs.parquet, and from the folders of runs that it lacks."""
         try:
-            table = pd.read_parquet(self.path / RUNS)
+            table = read_parquet(self.path / RUNS)
         except (OSError, ValueError):  # not written yet, or unreadable: the folders hold all runs
             table = pd.DataFrame()
         known: dict[int, dict[str, Any]] = {}

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hwmodels.bounded_files import open_regular, read_text
 from realengine.weights.gguf import GgufFile
 
 # Llama 3's splitting rule; Qwen2's splits digits one by one.
@@ -30,6 +31,7 @@ SPLITS = {
     "qwen2": WORDS.replace("DIGITS", ""),
 }
 """Splitting rules by tokenizer.ggml.pre: none, single digits, or a pattern before the byte-level alphabet."""
+MAX_TOKENIZER_BYTES = 1 << 28
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 REPLACEMENT = "\ufffd"
 CHATML = (
@@ -95,6 +97,7 @@ class Tokenizer:
         if not file.is_file():
             raise ValueError(f"{file}: no such file")
         try:
+            open_regular(file, MAX_TOKENIZER_BYTES).close()
             tokenizer = _package().Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{file}: not a tokenizer: {error}") from None
@@ -107,7 +110,7 @@ class Tokenizer:
             tokenizer,
             eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
             bos_token_id=tokenizer.token_to_id(_content(config.get("bos_token"))),
-            chat_template=template.read_text() if template.is_file() else _template(config),
+            chat_template=read_text(template) if template.is_file() else _template(config),
         )
 
     @property
@@ -302,7 +305,9 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(file))
+    except RecursionError:
+        raise ValueError(f"{file}: nests values too deeply to be read") from None
     except ValueError as error:
         raise ValueError(f"{file}: not JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -78,6 +78,8 @@ Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
     """Turns every error into an error object with its status."""
     try:
+        if (request.content_length or 0) > MAX_BODY_BYTES:
+            raise too_large(request.content_length or 0)
         return await handler(request)
     except ApiError as error:
         found = error
@@ -95,6 +97,14 @@ async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
         _LOG.exception("A request has failed because of a bug.")
         found = ApiError(FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
     return web.json_response(found.body(), status=found.status, headers=found.headers)
+
+
+def too_large(num_bytes: int) -> ApiError:
+    """Returns the error of a request whose head announces a longer body than is read, before it is read."""
+    message = (
+        f"The body has {num_bytes:,} bytes by its Content-Length; it must have at most {MAX_BODY_BYTES:,}"
+    )
+    return ApiError(message, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
 def _reset(request: web.Request) -> None:

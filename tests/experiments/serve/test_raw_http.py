@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import socket
+import time
 
 import pytest
 
@@ -102,6 +103,20 @@ def test_a_compressed_body_is_not_unpacked_as_in_vllm(server, coding, body):
 def test_a_body_beyond_the_limit_is_refused(server):
     status, answer = parsed(server.exchange(whole(b" " * (65 << 20))))
     assert (status, error_of(answer)["code"]) == (413, 413)
+    server.check_good()
+
+
+@pytest.mark.parametrize(
+    "path", [b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/v1/files", b"/x"]
+)
+def test_the_head_of_a_body_beyond_the_limit_is_enough(server, path):
+    """The client sends nothing more, and has its answer at once."""
+    head = HEAD.replace(b"/v1/completions", path)
+    begun = time.monotonic()
+    status, answer = parsed(server.exchange(head + CLOSE + b"Content-Length: 1000000000000\r\n\r\n"))
+    assert time.monotonic() - begun < 5
+    assert (status, error_of(answer)["code"]) == (413, 413)
+    assert "1,000,000,000,000 bytes by its Content-Length" in error_of(answer)["message"]
     server.check_good()
 
 
