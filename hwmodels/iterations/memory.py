@@ -244,7 +244,7 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
     """Returns the bytes of one device's weights by its tensor and expert parallel rank.
 
     In a pipeline: the stage with the most layers (of average size), and the embedding table or the LM head,
-    which the first and the last stage have.
+    which the first and the last stage have. Towers and further tables are on the first stage.
     """
     whole = model.weight_bytes_per_rank(
         layout.tensor_parallel_size,
@@ -255,8 +255,9 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
         return whole
     vocabulary = share_of(model.vocab_size, layout.tensor_parallel_size)
     table = vocabulary * model.hidden_size * model.element_bytes
-    layers = whole - (1 if model.tie_word_embeddings else 2) * table
-    return layers * layout.stage_share(model.num_layers) + table
+    others = model.other_bytes(layout.tensor_parallel_size)
+    layers = whole - (1 if model.tie_word_embeddings else 2) * table - others
+    return layers * layout.stage_share(model.num_layers) + table + others
 
 
 def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) -> float:
