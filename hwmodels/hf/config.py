@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
 from hwmodels.hf.fields import Fields, shown, wrong
+from hwmodels.hf.json_files import load_json_object
 from hwmodels.hf.quantization import stored_weights
+from hwmodels.hf.size_check import size_notes
 from hwmodels.model.attention import Attention
 from hwmodels.model.block import Block
 from hwmodels.model.mlp import MixtureOfExperts, Mlp
@@ -27,9 +28,6 @@ OF_THE_WHOLE_MODEL = (
 """Fields that a multimodal model may have beside its text_config instead of in it."""
 
 OTHER_TOWERS = ("vision_config", "audio_config")
-
-MAX_JSON_BYTES = 1 << 28
-"""Largest JSON file that is read; the index of a checkpoint with a million tensors has half of it."""
 
 
 class TextConfig(NamedTuple):
@@ -55,8 +53,10 @@ def from_hf_config(
         read = model_settings(config)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+    stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
+    read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
     read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=file.resolve().parent.name, source=str(file), **read), transform)
+    return transformed(ModelSpec(name=stored.name, source=stored.source, **read), transform)
 
 
 def from_hf_fields(
@@ -107,27 +107,6 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, load_json_object(file)
 
 
-def load_json_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object of at most MAX_JSON_BYTES; raises ValueError that names file, line and column."""
-    try:
-        if file.exists() and not file.is_file():  # a pipe or a device may never end
-            raise ValueError(f"{file}: must be a file")
-        if (size := file.stat().st_size) > MAX_JSON_BYTES:
-            raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 at byte {error.start}: {error.reason}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{file}: nests values too deeply to be read") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: must hold one JSON object, holds a {type(config).__name__}")
-    return config
-
-
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields as arguments of `ModelSpec`.
 
@@ -168,6 +147,13 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": notes + stored.notes,
     }
+
+
+def is_float32(config: Mapping[str, Any]) -> bool:
+    """Returns whether the checkpoint's numbers are in 32 bits, which are served in 16."""
+    inner = config.get("text_config")
+    parts = (config, inner if isinstance(inner, Mapping) else {})
+    return "float32" in [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
 
 
 def text_config(config: Mapping[str, Any]) -> TextConfig:

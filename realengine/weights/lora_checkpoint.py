@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.checks import check_whole, is_finite, is_whole
-from hwmodels.hf.config import load_json_object
+from hwmodels.hf.json_files import load_json_object
 from hwmodels.hf.fields import Fields, wrong
 from kernels.lora import MAX_RANK
 from realengine.model.architecture import Architecture
