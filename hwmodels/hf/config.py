@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
+from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.json_files import load_json_object
 from hwmodels.hf.quantization import stored_weights
 from hwmodels.hf.size_check import size_notes
-from hwmodels.model.attention import Attention
+from hwmodels.hf.towers import TOWERS, towers_of
+from hwmodels.hf.usual import SYNONYMS
+from hwmodels.model.attention import Attention, NoAttention
 from hwmodels.model.block import Block
-from hwmodels.model.mlp import MixtureOfExperts, Mlp
+from hwmodels.model.mlp import MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
@@ -27,7 +30,11 @@ OF_THE_WHOLE_MODEL = (
 )
 """Fields that a multimodal model may have beside its text_config instead of in it."""
 
-OTHER_TOWERS = ("vision_config", "audio_config")
+INNER = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config", "llm")
+"""Fields in which multimodal models keep their language model's configuration."""
+
+NOT_GENERATING = re.compile(r"MaskedLM|Classification|QuestionAnswering|Whisper|T5|Bart|Bert|Encoder|Diffusion|CLIP")
+"""Matches names of architectures that do not generate text from a decoder alone."""
 
 
 class TextConfig(NamedTuple):
@@ -107,46 +114,79 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, load_json_object(file)
 
 
-def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def model_settings(config: Mapping[str, Any], *, language_model_only: bool = False) -> dict[str, Any]:
     """Returns the fields as arguments of `ModelSpec`.
 
-    Raises ValueError (field=value: rule). A field that is not understood is an error, since times without it
-    may be wrong, unless it is null, false, zero or empty.
+    language_model_only: whether the engine loads no vision and audio towers.
+    Raises ValueError (field=value: rule). A field that is not understood is an error if its name says that it
+    may change a price, unless it is null, false, zero or empty; the others are named in a note.
     """
     architecture, how, text, notes = text_config(config)
-    fields = Fields(text, how.defaults)
+    fields = Fields(how.renamed(text), how.defaults)
     needed = (*REQUIRED, *how.needs)
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
-    fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *OTHER_TOWERS)
-    blocks = blocks_of(how.attention(fields), how.mlp(fields), how.num_norms)
+    fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
+    attention, mlps = how.attention(fields), how.mlp(fields)
+    blocks = blocks_of(attention, mlps, how.num_norms)
+    hidden_size = fields.whole("hidden_size")
+    towers = towers_of(config, hidden_size, language_model_only=language_model_only)
     settings = {
-        "hidden_size": fields.whole("hidden_size"),
+        "hidden_size": hidden_size,
         "vocab_size": fields.whole("vocab_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
         "blocks": blocks,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dtype": checkpoint_dtype(fields),
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
+        "mtp_block": mtp_block(how, attention, mlps),
+        "other_weights": (*how.other_weights(fields), *towers.weights),
+        "read_by_fields": how is UNKNOWN,
     }
+    stated = dict(how.formats(fields))
+    fields.ignore(*repeated(fields))
     notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
     if unknown := fields.not_understood():
         given = ", ".join(f"{name}={shown(value)}" for name, value in unknown.items())
         raise ValueError(
-            f"{given}: not understood; remove from the file the fields that do not change what "
-            f"{architecture} computes"
+            f"{given}: not understood, and may change what {architecture} computes or keeps; remove from the "
+            "file the fields that do not"
         )
+    if names := fields.taken_as_without_effect():
+        notes += (f"fields taken to be without effect on time and memory: {', '.join(names)}",)
     stored = stored_weights(
         text.get("quantization_config") or text.get("compression_config"),
         has_experts=any(isinstance(block.mlp, MixtureOfExperts) for block in blocks),
     )
-    return {
-        **settings,
+    settings |= {
         "weights": stored.weights,
         "moe_weights": stored.moe_weights,
         "kv_cache_dtype": stored.kv_cache_dtype,
-        "notes": notes + stored.notes,
+        "notes": (*notes, *towers.notes, *stored.notes),
     }
+    return {**settings, **stated}
+
+
+def repeated(fields: Fields) -> list[str]:
+    """Returns the names of fields that repeat the value of one that was read, under another usual name."""
+    return [
+        name
+        for usual, synonyms in SYNONYMS.items()
+        for name in (usual, *synonyms)
+        if any(
+            other in fields.names_read and fields.config.get(other) == fields.config.get(name)
+            for other in (usual, *synonyms)
+            if other != name
+        )
+    ]
+
+
+def mtp_block(how: Architecture, attention: Sequence[Attention], mlps: Sequence[Mlp]) -> Block | None:
+    """Returns the layer of a module for multi-token prediction where it is not like the last block's."""
+    if how.mtp_layer is None:
+        return None
+    mixer, mlp = how.mtp_layer(attention, mlps)
+    return Block(count=1, attention=mixer, mlp=mlp, num_norms=max(2, how.num_norms))
 
 
 def is_float32(config: Mapping[str, Any]) -> bool:
@@ -157,44 +197,83 @@ def is_float32(config: Mapping[str, Any]) -> bool:
 
 
 def text_config(config: Mapping[str, Any]) -> TextConfig:
-    """Returns the language model of a config.json. Raises ValueError if the architecture is unknown."""
+    """Returns the language model of a config.json, and how to read it.
+
+    An architecture that is not known is read by the architecture that its inner configuration names, else by
+    the usual meanings of its fields. Raises ValueError for models that do not generate from a decoder alone.
+    """
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-        raise wrong("architectures", names, f"must be a list of one name; known: {', '.join(KNOWN)}")
+        raise wrong("architectures", names, "must be a list of one name, such as LlamaForCausalLM")
     name: str = names[0]
+    inner = inner_config(config)
     if name in ARCHITECTURES:
-        return TextConfig(name, ARCHITECTURES[name], config, ())
-    if name not in WRAPPERS:
+        return TextConfig(name, ARCHITECTURES[name], merged(config, inner) if is_nested(config) else config, ())
+    if name in WRAPPERS:
+        return TextConfig(name, WRAPPERS[name], config if inner is None else merged(config, inner), ())
+    if config.get("is_encoder_decoder") or NOT_GENERATING.search(name):
         raise ValueError(
-            f"architectures={name}: unknown architecture; known: {', '.join(KNOWN)}; "
-            f"fields not understood: {', '.join(unknown_to_all(config)) or 'none'}"
+            f"architectures={name}: is not a decoder that generates text, and has no price; choose a model "
+            "for causal language modelling"
         )
-    ignored = [tower.removesuffix("_config") for tower in OTHER_TOWERS if config.get(tower)]
-    notes = tuple(f"{tower} tower ignored: text in, text out" for tower in ignored)
-    inner = config.get("text_config")
-    if inner is None:
-        return TextConfig(name, WRAPPERS[name], config, notes)
-    if not isinstance(inner, Mapping):
-        raise wrong("text_config", inner, "must be an object")
+    text = config if inner is None else merged(config, inner)
+    if known := known_inside(inner):
+        note = f"architectures={name}: its language model is read as {known}, which it names"
+        return TextConfig(name, ARCHITECTURES[known], text, (note,))
+    return TextConfig(name, UNKNOWN, text, ())
+
+
+def is_nested(config: Mapping[str, Any]) -> bool:
+    """Returns whether the fields of the language model are in an inner object alone."""
+    return config.get("hidden_size") is None and inner_config(config) is not None
+
+
+def inner_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the language model's configuration inside that of a multimodal model; None: there is none."""
+    for key in INNER:
+        inner = config.get(key)
+        if inner is None:
+            continue
+        if not isinstance(inner, Mapping):
+            raise wrong(key, inner, "must be an object")
+        return inner_config(inner) or inner
+    return None
+
+
+def merged(config: Mapping[str, Any], inner: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the inner configuration with those fields of the whole model that it does not have itself."""
     outer = {key: config[key] for key in OF_THE_WHOLE_MODEL if config.get(key) is not None}
-    return TextConfig(name, WRAPPERS[name], {**outer, **inner}, notes)
+    return {**outer, **(inner or {})}
 
 
-def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
-    """Returns the fields that a reader of dense models with grouped-query attention does not understand."""
-    fields = Fields(config)
-    fields.ignore(*REQUIRED, *OF_THE_WHOLE_MODEL, "architectures", "intermediate_size", "num_key_value_heads")
-    fields.ignore(
-        "head_dim", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types"
-    )
-    return list(fields.not_understood())
+def known_inside(inner: Mapping[str, Any] | None) -> str | None:
+    """Returns the known architecture that an inner configuration names, itself or by its model_type."""
+    if inner is None:
+        return None
+    names = inner.get("architectures")
+    if isinstance(names, list) and names and names[0] in ARCHITECTURES:
+        return str(names[0])
+    kind = inner.get("model_type")
+    if not isinstance(kind, str):
+        return None
+    wanted = kind.removesuffix("_text").replace("_", "").replace("-", "").lower()
+    plain = {
+        name.removesuffix("ForCausalLM").replace("_", "").lower(): name
+        for name in ARCHITECTURES
+        if name.endswith("ForCausalLM")
+    }
+    return plain.get(wanted)
 
 
 def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
-    """Groups equal layers into one block each, in the order in which the kinds first occur."""
+    """Groups equal layers into one block each, in the order in which the kinds first occur.
+
+    Layers of which nothing is left (DeciLM) are not among them.
+    """
     counts: dict[tuple[Attention, Mlp], int] = {}
     for layer in zip(attention, mlp, strict=True):
-        counts[layer] = counts.get(layer, 0) + 1
+        if not (isinstance(layer[0], NoAttention) and isinstance(layer[1], NoMlp)):
+            counts[layer] = counts.get(layer, 0) + 1
     return tuple(
         Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
         for (attention, mlp), count in counts.items()

@@ -245,12 +245,15 @@ class LightningAttention(RecurrentLayer):
 
     num_heads: int
     head_dim: int
+    state_dtype: str = "bf16"
+    """dtype of the state; vLLM keeps it in the model's."""
 
     scan_name: ClassVar[str] = "linear_scan"
 
     def __post_init__(self) -> None:
         check_whole("num_heads", self.num_heads)
         check_whole("head_dim", self.head_dim)
+        check_state_dtype(self.state_dtype)
 
     @property
     def num_query_heads(self) -> int:
@@ -284,8 +287,8 @@ class LightningAttention(RecurrentLayer):
         return self.value_width()
 
     def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
-        """Returns heads x head_dim x head_dim elements in fp32."""
-        return self.value_width(tensor_parallel_size) * self.head_dim * KV_BYTES["fp32"]
+        """Returns heads x head_dim x head_dim elements."""
+        return self.value_width(tensor_parallel_size) * self.head_dim * KV_BYTES[self.state_dtype]
 
     def token_flops(self, tensor_parallel_size: int = 1) -> float:
         """Returns 5 heads d d: decay, add the outer product of key and value, read the state."""
