@@ -13,7 +13,7 @@ from typing import Any
 
 from hwmodels.hf import attention, hybrids, mlp, tables
 from hwmodels.hf.fields import Fields
-from hwmodels.hf.usual import usual_attention, usual_mlp, with_usual_names
+from hwmodels.hf.usual import unknown_attention, usual_attention, usual_mlp, with_names, with_usual_names
 from hwmodels.model.attention import Attention
 from hwmodels.model.mlp import Mlp
 from hwmodels.model.model_spec import OtherWeights
@@ -65,6 +65,7 @@ DEEPSEEK_V3 = Architecture(
     mlp=mlp.deepseek_mlp,
     needs=DEEPSEEK,
     mtp_layers=("num_nextn_predict_layers",),
+    renamed=with_names("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
 )
 QWEN3_5_MOE = Architecture(
     attention=attention.hybrid_attention,
@@ -194,6 +195,7 @@ FALCON = usual(
 )
 CHATGLM = usual(renamed=tables.chatglm_names, no_effect=("add_bias_linear", "pre_seq_len", "prefix_projection"))
 GROK = usual(num_norms=4, defaults=TIED, no_effect=("attn_logit_softcapping",))
+HUNYUAN = ("cla_share_factor", "use_mixed_mlp_moe", "dense_list", "class_num", "moe_layer_num_skipped")
 LONGCAT = usual(
     attention=hybrids.longcat_attention,
     mlps=hybrids.longcat_mlp,
@@ -292,7 +294,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ChatGLMForConditionalGeneration": CHATGLM,
     "ChatGLMModel": CHATGLM,
     "CohereForCausalLM": usual(num_norms=1, defaults=TIED),
-    "Cohere2ForCausalLM": usual(attention=partial(usual_attention, full_every=4), num_norms=1, defaults=TIED),
+    "Cohere2ForCausalLM": usual(
+        attention=partial(usual_attention, full_every=4),
+        num_norms=1,
+        defaults=TIED,
+        no_effect=("layer_switch",),
+    ),
     "CwmForCausalLM": USUAL,
     "DbrxForCausalLM": usual(renamed=tables.dbrx_names),
     "DeepseekForCausalLM": USUAL,
@@ -301,7 +308,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Ernie4_5_ForCausalLM": usual(defaults=TIED),
     "Ernie4_5_MoeForCausalLM": usual(mlps=partial(usual_mlp, router_bias=True), defaults=TIED),
     "ExaoneForCausalLM": usual(mlps=partial(usual_mlp, gated=True)),
-    "Exaone4ForCausalLM": usual(attention=partial(usual_attention, qk_norm=True, full_every=4)),
+    "Exaone4ForCausalLM": usual(
+        attention=partial(usual_attention, qk_norm=True, full_every=4), no_effect=("mtp_share_layers",)
+    ),
     "FalconForCausalLM": FALCON,
     "RWForCausalLM": FALCON,
     "GlmForCausalLM": usual(attention=partial(usual_attention, o_bias=False)),
@@ -317,12 +326,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "Grok1ForCausalLM": GROK,
     "Grok1ModelForCausalLM": GROK,
-    "HunYuanDenseV1ForCausalLM": usual(attention=NORMED),
-    "HunYuanMoEV1ForCausalLM": usual(attention=NORMED),
+    "HunYuanDenseV1ForCausalLM": usual(attention=NORMED, no_effect=HUNYUAN),
+    "HunYuanMoEV1ForCausalLM": usual(attention=NORMED, no_effect=HUNYUAN),
     "InternLMForCausalLM": USUAL,
     "InternLM2ForCausalLM": USUAL,
     "InternLM3ForCausalLM": USUAL,
-    "MiniCPMForCausalLM": USUAL,
+    "MiniCPMForCausalLM": usual(defaults=TIED),
     "MiniCPM3ForCausalLM": usual(needs=LATENT),
     "Ministral3ForCausalLM": MISTRAL,
     "MPTForCausalLM": MPT,
@@ -341,6 +350,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "OrionForCausalLM": USUAL,
     "PersimmonForCausalLM": usual(**FULL_BIAS),
     "PhiForCausalLM": usual(**FULL_BIAS, num_norms=1),
+    "Phi3VForCausalLM": Architecture(
+        attention=attention.phi3_attention,
+        left_out={"img_processor": "vision tower of 0.3 B parameters (CLIP ViT-L/14) not counted: text in"},
+        no_effect=("embd_layer",),
+    ),
     "PhiMoEForCausalLM": usual(no_effect=("lm_head_bias",)),
     "QWenLMHeadModel": usual(
         attention=partial(usual_attention, qkv_bias=True), renamed=tables.qwen_names, no_effect=("no_bias",)
@@ -378,7 +392,9 @@ WRAPPERS: Mapping[str, Architecture] = {
 The language model is in text_config, or among the fields of the whole model.
 """
 
-UNKNOWN = usual()
+UNKNOWN = usual(
+    attention=unknown_attention, defaults={"hidden_act": "silu"}, no_effect=("num_nextn_predict_layers",)
+)
 """An architecture that is not known: its fields mean what they usually do."""
 
 KNOWN = (*ARCHITECTURES, *WRAPPERS)

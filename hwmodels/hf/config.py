@@ -11,12 +11,12 @@ from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.json_files import load_json_object
 from hwmodels.hf.quantization import stored_weights
-from hwmodels.hf.size_check import size_notes
+from hwmodels.hf.size_check import size_notes, stored_size
 from hwmodels.hf.towers import TOWERS, towers_of
 from hwmodels.hf.usual import SYNONYMS
-from hwmodels.model.attention import Attention, NoAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
 from hwmodels.model.block import Block
-from hwmodels.model.mlp import MixtureOfExperts, Mlp, NoMlp
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
@@ -33,8 +33,27 @@ OF_THE_WHOLE_MODEL = (
 INNER = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config", "llm")
 """Fields in which multimodal models keep their language model's configuration."""
 
+WITHOUT_KV = re.compile(r"^(Falcon)?Mamba\d?For|Rwkv|RWKV|xLSTM|Hyena")
+"""Matches names of architectures without any attention."""
+
+NESTED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+    },
+}
+"""Values of a language model's configuration class that multimodal models leave out (LLaVA)."""
+
 NOT_GENERATING = re.compile(r"MaskedLM|Classification|QuestionAnswering|Whisper|T5|Bart|Bert|Encoder|Diffusion|CLIP")
 """Matches names of architectures that do not generate text from a decoder alone."""
+
+
+MOST_OFF = 0.1
+"""Share by which the size of an unknown architecture's checkpoint may be off its count."""
 
 
 class TextConfig(NamedTuple):
@@ -53,14 +72,22 @@ def from_hf_config(
     moe_weights: str | None = None,
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
+    language_model_only: bool = False,
 ) -> ModelSpec:
-    """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`."""
+    """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`.
+
+    An architecture that is not known is refused if the checkpoint's size beside the file contradicts its count.
+    """
     file, config = read_hf_config(Path(path))
     try:
         read = model_settings(config)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
+    if stored.read_by_fields:
+        check_size(stored, file, config)
+    if language_model_only:
+        read = model_settings(config, language_model_only=True)
     read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
     read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
     return transformed(ModelSpec(name=stored.name, source=stored.source, **read), transform)
@@ -75,21 +102,37 @@ def from_hf_fields(
     moe_weights: str | None = None,
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
+    language_model_only: bool = False,
 ) -> ModelSpec:
     """Returns the model that the fields of a Hugging Face config.json describe.
 
     dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
-    it has one. transform: compression applied to the model before it is served.
-    Raises ValueError for an unknown architecture, a field that is missing, wrong or not understood, or an
+    it has one. transform: compression applied to the model before it is served. language_model_only: whether
+    vision and audio towers are not loaded (vLLM: --language-model-only).
+    Raises ValueError for a field that is missing, wrong or not understood where it may change a price, or an
     unknown quantisation method.
     """
     try:
-        read = model_settings(config)
+        read = model_settings(config, language_model_only=language_model_only)
     except ValueError as error:
         raise ValueError(f"config.{error}") from None
     read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
     return transformed(ModelSpec(name=name, source=source, **read), transform)
+
+
+def check_size(model: ModelSpec, file: Path, config: Mapping[str, Any]) -> None:
+    """Raises ValueError if the checkpoint beside the file is not as large as an unknown architecture's count."""
+    found = stored_size(file.parent)
+    if found is None:
+        return
+    counted = model.weight_bytes_per_rank() * (2 if is_float32(config) and model.weights is None else 1)
+    if abs(counted / found.size - 1) > MOST_OFF:
+        raise ValueError(
+            f"{file}: architectures={config['architectures'][0]}: is not known, and by the usual meanings of its "
+            f"fields its weights take {counted / 1e9:.4g} GB, but {found.size / 1e9:.4g} GB by {found.source}; "
+            "choose the preset of a similar model, or give the fields of a known architecture"
+        )
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
@@ -164,7 +207,34 @@ def model_settings(config: Mapping[str, Any], *, language_model_only: bool = Fal
         "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": (*notes, *towers.notes, *stored.notes),
     }
-    return {**settings, **stated}
+    settings |= stated
+    if how is UNKNOWN:
+        settings["notes"] = (assumed(architecture, fields, ModelSpec(name="", **settings)), *settings["notes"])
+    return settings
+
+
+def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
+    """Returns the line on what was assumed of an architecture that is not known."""
+    parts = [f"{model.num_layers} layers"]
+    for block in model.blocks:
+        layer = block.attention
+        if isinstance(layer, GroupedQueryAttention):
+            heads = f"{layer.num_heads} heads and {layer.num_kv_heads} KV heads of {layer.head_dim}"
+            reach = f" within {layer.window:,} tokens" if layer.window else ""
+            parts.append(f"attention of {heads}{reach} in {block.count}")
+        else:
+            parts.append(f"latent attention in {block.count}")
+        mlp = block.mlp
+        if isinstance(mlp, MixtureOfExperts):
+            parts.append(f"{mlp.num_experts} experts of {mlp.intermediate_size}, {mlp.top_k} per token")
+        elif isinstance(mlp, DenseMlp):
+            parts.append(f"MLPs of {3 if mlp.gated else 2} matrices (hidden_act={fields.config.get('hidden_act')})")
+    tied = "one table" if model.tie_word_embeddings else "two tables"
+    described = ", ".join(dict.fromkeys([*parts, f"{tied} of {model.vocab_size:,} tokens"]))
+    return (
+        f"architectures={architecture}: not known, read by the usual meanings of its fields: {described}; "
+        f"{model.num_parameters / 1e9:.4g} B parameters. Errors may be larger than those of known architectures"
+    )
 
 
 def repeated(fields: Fields) -> list[str]:
@@ -216,10 +286,15 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
             f"architectures={name}: is not a decoder that generates text, and has no price; choose a model "
             "for causal language modelling"
         )
+    if WITHOUT_KV.search(name):
+        raise ValueError(
+            f"architectures={name}: has no attention and keeps no KV, and has no price; choose a model with "
+            "attention in some of its layers"
+        )
     text = config if inner is None else merged(config, inner)
     if known := known_inside(inner):
         note = f"architectures={name}: its language model is read as {known}, which it names"
-        return TextConfig(name, ARCHITECTURES[known], text, (note,))
+        return TextConfig(name, ARCHITECTURES[known], {**NESTED_DEFAULTS.get(known, {}), **text}, (note,))
     return TextConfig(name, UNKNOWN, text, ())
 
 

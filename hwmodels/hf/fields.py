@@ -39,6 +39,10 @@ IRRELEVANT = re.compile(
             r"mamba_hidden_act|use_mamba_kernels|num_logits_to_keep|logits_to_keep|.*residual_.*|apply_residual.*|post_layer_norm|embed_norm",
             r"(use_)?parallel_(attn|residual)|do_layer_norm_before|layer_norm_elementwise_affine|.*_affine",
             r"scale_attn.*|reorder_and_upcast_attn|summary_.*|attention_softmax_in_fp32|use_moe_router_.*",
+            r"apply_query_key_layer_scaling|.*softmax_in_fp32|max_attn_value|attn_rotary_emb|.*_factors|learned_pos_emb",
+            r"use_(logn_attn|dynamic_ntk|embedding_sharing|gated_activation|parallel_\w+)|mlp_type|attn_impl.*",
+            r"order_of_interleaved_layers|bias_dropout_fusion|masked_softmax_fusion|skip_bias_add.*|slow_but_exact",
+            r"fp32_residual_connection|quantization_bit|pre_seq_len|prefix_projection|original_rope|pool_type",
             r"embedding_scale.*|scale_embedding|emb_scale|gate_lower_bound|mup_.*|use_mup.*|mlp_hidden_act",
             # Conversion of the scores of experts to weights.
             r"norm_topk_prob|scoring_func|topk_method|topk_group|n_group|routed_scaling_factor|num_expert_group",
@@ -56,7 +60,7 @@ MAY_CHANGE_PRICE = re.compile(
     r"|mamba\d?|rwkv|conv\w*|linear|lora|rank|latent|experts?|moe|heads?|layers?|kv|cache|hybrid|memory|mem"
     r"|blocks?|chunk\w*|size|dim|dims|width|depth|num|n|shared?|sharing|recurrent|recursion|loops?|ut|steps?"
     r"|groups?|topk|k|stride|pool\w*|ratio|ratios|freq|frequency|interval|every|skip|reuse|gates?|gated|delta"
-    r"|kda|gdn|mla|mqa|gqa|swa|cla|hc|hyper|laurel|altup|ple|per|ffn|mlp|proj\w*|towers?|adapter|prune\w*"
+    r"|kda|gdn|mla|mqa|gqa|swa|cla|multi|query|hc|hyper|laurel|altup|ple|per|ffn|mlp|proj\w*|towers?|adapter|prune\w*"
     r"|quant\w*|bits|dual|double|extra|lightning|retention|attention|attn|cross|type|types|pattern|config)(_|$)",
     re.IGNORECASE,
 )

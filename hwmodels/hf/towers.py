@@ -77,7 +77,7 @@ def elements_of(tower: Mapping[str, Any], hidden_size: int, config: Mapping[str,
     act = tower.get("hidden_act") or tower.get("hidden_activation")
     gated = act in GATED or kind in GATED_TYPES or tower.get("use_swiglu_ffn") is True
     attention = first(tower, ("qkv_hidden_size",)) or heads_width(tower, width)
-    layer = 4 * width * attention + (3 if gated else 2) * width * mlp
+    layer = width * (2 * attention + 2 * kv_width(tower, attention)) + (3 if gated else 2) * width * mlp
     if kind in CONFORMERS:
         layer = 4 * width**2 + 4 * width * 4 * width + 4 * width**2
     return layers * layer + patches(tower, width) + projector(tower, width, hidden_size, config)
@@ -87,6 +87,12 @@ def heads_width(tower: Mapping[str, Any], width: int) -> int:
     """Returns the width of all heads together, where head_dim is given; else the tower's."""
     heads, dim = first(tower, ("num_attention_heads", "num_heads")), first(tower, ("head_dim",))
     return heads * dim if heads and dim else width
+
+
+def kv_width(tower: Mapping[str, Any], attention: int) -> int:
+    """Returns the width of all key heads together: that of the queries, unless there are fewer of them."""
+    heads, kv_heads = first(tower, ("num_attention_heads", "num_heads")), first(tower, ("num_key_value_heads",))
+    return attention * kv_heads // heads if heads and kv_heads else attention
 
 
 def patches(tower: Mapping[str, Any], width: int) -> int:

@@ -6,7 +6,7 @@ them, and architectures that are not known at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwmodels.hf.attention import grouped_layers, latent_attention
@@ -15,7 +15,7 @@ from hwmodels.model.attention import Attention
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model", "model_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("n_head_kv", "num_kv_heads", "n_kv_heads", "num_attention_groups"),
@@ -87,6 +87,24 @@ def with_usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
             elif named[synonym] == named[usual] or named[synonym] is None:
                 del named[synonym]
     return named
+
+
+def with_names(*names: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Returns a function that gives these fields, where they are missing, the values of their synonyms."""
+    groups = {
+        name: next((usual, *synonyms) for usual, synonyms in SYNONYMS.items() if name in (usual, *synonyms))
+        for name in names
+    }
+
+    def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+        named = dict(config)
+        for name, group in groups.items():
+            for other in group:
+                if named.get(name) is None and named.get(other) is not None:
+                    named[name] = named.pop(other)
+        return named
+
+    return renamed
 
 
 def usual_attention(
@@ -264,3 +282,16 @@ def sparse_layers(fields: Fields, num_layers: int) -> list[bool]:
     )
     end = last if isinstance(last, int) and last >= 0 else num_layers
     return [first <= i <= end and (i + 1) % step == 0 and i not in without for i in range(num_layers)]
+
+
+def unknown_attention(fields: Fields) -> list[Attention]:
+    """Reads the attention of an architecture that is not known, whose windows must be stated layer by layer.
+
+    Raises ValueError for a window without layer_types or a pattern: classes put it into all layers or some.
+    """
+    layers = usual_attention(fields)
+    stated = any(fields.value(name) is not None for name in ("layer_types", "sliding_window_pattern"))
+    if not stated and any(layer.window is not None for layer in layers):
+        window = fields.value("sliding_window")
+        raise wrong("sliding_window", window, "is of an unknown architecture; say in layer_types which layers have it")
+    return layers
