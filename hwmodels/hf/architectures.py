@@ -99,6 +99,10 @@ GEMMA3N = Architecture(
         "head_dim": 256,
         "sliding_window": 512,
         "num_kv_shared_layers": 15,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "laurel_rank": 64,
+        "altup_num_inputs": 4,
         "tie_word_embeddings": True,
     },
     other_weights=tables.gemma3n_tables,
@@ -185,7 +189,10 @@ LIGHTNING = usual(attention=hybrids.lightning_attention, no_effect=("postnorm",)
 MIMO_V2 = usual(attention=hybrids.mimo_v2_attention, mlps=partial(usual_mlp, router_bias=True))
 BAICHUAN = usual()
 MPT = usual(
-    mlps=UNGATED, renamed=tables.mpt_names, defaults=TIED, no_effect=("no_bias", "norm_type", "embedding_fraction")
+    mlps=UNGATED,
+    renamed=tables.mpt_names,
+    defaults=TIED,
+    no_effect=("no_bias", "norm_type", "embedding_fraction"),
 )
 FALCON = usual(
     mlps=partial(usual_mlp, gated=False, factor=4),
@@ -193,7 +200,9 @@ FALCON = usual(
     defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
     no_effect=("alibi", "parallel_attn", "num_ln_in_parallel_attn"),
 )
-CHATGLM = usual(renamed=tables.chatglm_names, no_effect=("add_bias_linear", "pre_seq_len", "prefix_projection"))
+CHATGLM = usual(
+    renamed=tables.chatglm_names, no_effect=("add_bias_linear", "pre_seq_len", "prefix_projection")
+)
 GROK = usual(num_norms=4, defaults=TIED, no_effect=("attn_logit_softcapping",))
 HUNYUAN = ("cla_share_factor", "use_mixed_mlp_moe", "dense_list", "class_num", "moe_layer_num_skipped")
 LONGCAT = usual(
@@ -205,9 +214,13 @@ LONGCAT = usual(
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(attention=attention.llama_attention),
     "MistralForCausalLM": MISTRAL,
-    "MixtralForCausalLM": Architecture(attention=attention.llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS),
+    "MixtralForCausalLM": Architecture(
+        attention=attention.llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS
+    ),
     "Qwen2ForCausalLM": QWEN2,
-    "Qwen2MoeForCausalLM": Architecture(attention=attention.qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE),
+    "Qwen2MoeForCausalLM": Architecture(
+        attention=attention.qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE
+    ),
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Qwen3NextForCausalLM": QWEN3_5_MOE,
@@ -223,14 +236,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         mtp_layers=("num_nextn_predict_layers",),
     ),
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
-    "GemmaForCausalLM": Architecture(attention=attention.llama_attention, defaults={"tie_word_embeddings": True}),
+    "GemmaForCausalLM": Architecture(
+        attention=attention.llama_attention, defaults={"tie_word_embeddings": True}
+    ),
     "Gemma2ForCausalLM": Architecture(
         attention=attention.gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
     ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3nForCausalLM": GEMMA3N,
     "Phi3ForCausalLM": Architecture(attention=attention.phi3_attention),
-    "GptOssForCausalLM": Architecture(attention=attention.gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS),
+    "GptOssForCausalLM": Architecture(
+        attention=attention.gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS
+    ),
     "Llama4ForCausalLM": LLAMA4,
     "MiniMaxM2ForCausalLM": Architecture(
         attention=attention.minimax_m2_attention,

@@ -48,7 +48,9 @@ NESTED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Values of a language model's configuration class that multimodal models leave out (LLaVA)."""
 
-NOT_GENERATING = re.compile(r"MaskedLM|Classification|QuestionAnswering|Whisper|T5|Bart|Bert|Encoder|Diffusion|CLIP")
+NOT_GENERATING = re.compile(
+    r"MaskedLM|Classification|QuestionAnswering|Whisper|T5|Bart|Bert|Encoder|Diffusion|CLIP"
+)
 """Matches names of architectures that do not generate text from a decoder alone."""
 
 
@@ -209,7 +211,10 @@ def model_settings(config: Mapping[str, Any], *, language_model_only: bool = Fal
     }
     settings |= stated
     if how is UNKNOWN:
-        settings["notes"] = (assumed(architecture, fields, ModelSpec(name="", **settings)), *settings["notes"])
+        settings["notes"] = (
+            assumed(architecture, fields, ModelSpec(name="", **settings)),
+            *settings["notes"],
+        )
     return settings
 
 
@@ -228,7 +233,9 @@ def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
         if isinstance(mlp, MixtureOfExperts):
             parts.append(f"{mlp.num_experts} experts of {mlp.intermediate_size}, {mlp.top_k} per token")
         elif isinstance(mlp, DenseMlp):
-            parts.append(f"MLPs of {3 if mlp.gated else 2} matrices (hidden_act={fields.config.get('hidden_act')})")
+            parts.append(
+                f"MLPs of {3 if mlp.gated else 2} matrices (hidden_act={fields.config.get('hidden_act')})"
+            )
     tied = "one table" if model.tie_word_embeddings else "two tables"
     described = ", ".join(dict.fromkeys([*parts, f"{tied} of {model.vocab_size:,} tokens"]))
     return (
@@ -278,7 +285,9 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     name: str = names[0]
     inner = inner_config(config)
     if name in ARCHITECTURES:
-        return TextConfig(name, ARCHITECTURES[name], merged(config, inner) if is_nested(config) else config, ())
+        return TextConfig(
+            name, ARCHITECTURES[name], merged(config, inner) if is_nested(config) else config, ()
+        )
     if name in WRAPPERS:
         return TextConfig(name, WRAPPERS[name], config if inner is None else merged(config, inner), ())
     if config.get("is_encoder_decoder") or NOT_GENERATING.search(name):

@@ -30,7 +30,7 @@ IRRELEVANT = re.compile(
             r"position_embedding_type|.*_rope(_.*)?|no_rope_layers?|alibi.*|use_alibi|use_rotary.*|use_pos.*|nope_.*",
             r"llama_4_scaling.*|scale_fmt|seq_length_max|long_factor|short_factor|apply_yarn.*|yarn_.*",
             # Norms, activations, training.
-            r".*_eps|.*dropout.*|.*_pdrop|init(ializer)?_.*|hidden_act(ivation)?|layernorm_.*_beta|.*softcap(ping)?",
+            r".*_eps|.*dropout.*|.*_pdrop|(.*_)?init(ializer)?_.*|hidden_act(ivation)?|layernorm_.*_beta|.*softcap(ping)?",
             r"query_pre_attn_scalar|swiglu_.*|mlp_activation|use_bidirectional_attention|.*layer_?norm_epsilon",
             r".*_multipliers?|logit_scale|logits_scaling|scale_emb|scale_depth|dim_model_base|.*_act(_fn)?|act_.*",
             r"activation_.*(beta|limit|alpha)|.*norm_(type|eps|epsilon|order)|use_rms_?norm|rms_?norm|.*norm_cast.*",

@@ -36,16 +36,20 @@ def nemotron_kinds(fields: Fields) -> list[str]:
     if listed is None and isinstance(pattern, str):
         listed = [NEMOTRON.get(letter, letter) for letter in pattern]
     known = set(NEMOTRON.values())
-    if not isinstance(listed, list) or len(listed) != num_layers or not known.issuperset(listed):
+    if not isinstance(listed, list) or len(listed) < num_layers or not known.issuperset(listed):
         given = fields.value("layers_block_type") or pattern
-        raise wrong("hybrid_override_pattern", given, f"must name {num_layers} layers: {', '.join(known)}")
-    return listed
+        raise wrong(
+            "hybrid_override_pattern", given, f"must name {num_layers} layers: {', '.join(sorted(known))}"
+        )
+    return listed[:num_layers]
 
 
 def nemotron_h_attention(fields: Fields) -> list[Attention]:
     """Reads Nemotron-H's mixers; layers that are an MLP have none."""
     kinds = nemotron_kinds(fields)
-    fields.ignore(*OF_MAMBA, "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual")
+    fields.ignore(
+        *OF_MAMBA, "mtp_hybrid_override_pattern", "mtp_layers_block_type", "rescale_prenorm_residual"
+    )
     mamba = Mamba2(
         num_heads=fields.whole("mamba_num_heads"),
         head_dim=fields.whole("mamba_head_dim"),
@@ -181,12 +185,15 @@ def jamba_attention(fields: Fields) -> list[Attention]:
 
 def jamba_mlp(fields: Fields) -> list[Mlp]:
     """Reads Jamba's MLPs: experts in one layer of expert_layer_period."""
-    num_layers, dense = fields.whole("num_hidden_layers"), DenseMlp(
-        intermediate_size=fields.whole("intermediate_size")
+    num_layers, dense = (
+        fields.whole("num_hidden_layers"),
+        DenseMlp(intermediate_size=fields.whole("intermediate_size")),
     )
     period = fields.whole("expert_layer_period", default=2)
     offset = fields.count("expert_layer_offset")
-    experts = usual_experts(fields, gated=True, router_bias=False) if fields.count("num_experts") > 1 else None
+    experts = (
+        usual_experts(fields, gated=True, router_bias=False) if fields.count("num_experts") > 1 else None
+    )
     fields.ignore("num_experts", "num_experts_per_tok")
     return [experts if experts and i % period == offset else dense for i in range(num_layers)]
 
@@ -247,14 +254,16 @@ def lightning_attention(fields: Fields) -> list[Attention]:
     named = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers)
     if named is not None:
         kinds = [int(kind == "full_attention") for kind in named]
-    if len(kinds) != num_layers:
+    if len(kinds) < num_layers:
         raise wrong("attn_type_list", kinds, f"must name {num_layers} layers, names {len(kinds)}")
     [full] = grouped_layers(fields, [None])
     assert isinstance(full, GroupedQueryAttention)
     linear = LightningAttention(num_heads=full.num_heads, head_dim=full.head_dim)
-    fields.ignore(*(name for name in fields.config if name.startswith(("layernorm_", "full_attn_", "linear_attn_"))))
+    fields.ignore(
+        *(name for name in fields.config if name.startswith(("layernorm_", "full_attn_", "linear_attn_")))
+    )
     fields.ignore("block_size", "shared_moe_mode", "postnorm")
-    return [full if kind else linear for kind in kinds]
+    return [full if kind else linear for kind in kinds[:num_layers]]
 
 
 def bailing_linear_attention(fields: Fields) -> list[Attention]:
@@ -281,9 +290,7 @@ def deci_attention(fields: Fields) -> list[Attention]:
             layers.append(NoAttention())
             continue
         heads, group = fields.whole("num_attention_heads"), Fields(part).whole("n_heads_in_group")
-        [layer] = grouped_layers(
-            Fields({**fields.config, "num_key_value_heads": heads // group}), [None]
-        )
+        [layer] = grouped_layers(Fields({**fields.config, "num_key_value_heads": heads // group}), [None])
         layers.append(layer)
     fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "intermediate_size", "mlp_bias")
     return layers
@@ -307,11 +314,11 @@ def deci_mlp(fields: Fields) -> list[Mlp]:
 def deci_blocks(fields: Fields) -> list[Mapping[str, Any]]:
     """Returns block_configs: an object with attention and ffn for every layer."""
     num_layers, blocks = fields.whole("num_hidden_layers"), fields.value("block_configs")
-    if not (isinstance(blocks, list) and len(blocks) == num_layers):
+    if not (isinstance(blocks, list) and len(blocks) >= num_layers):
         raise wrong("block_configs", blocks, f"must be a list of {num_layers} objects")
     if not all(isinstance(block, Mapping) for block in blocks):
         raise wrong("block_configs", blocks, "must hold objects with attention and ffn")
-    return blocks
+    return blocks[:num_layers]
 
 
 def compressed_attention(fields: Fields) -> list[Attention]:
@@ -407,9 +414,7 @@ def mimo_v2_attention(fields: Fields) -> list[Attention]:
     inner = Fields({**fields.config, **of_window})
     reach_tokens = fields.whole("sliding_window", default=fields.whole_or_none("sliding_window_size"))
     fields.ignore("sliding_window_size")
-    [windowed] = grouped_layers(
-        inner, [reach_tokens], v_head_dim=value_dim(inner, "v_head_dim"), sinks=sinks
-    )
+    [windowed] = grouped_layers(inner, [reach_tokens], v_head_dim=value_dim(inner, "v_head_dim"), sinks=sinks)
     return [windowed if flag else full for flag in pattern[:num_layers]]
 
 
@@ -474,9 +479,7 @@ def gemma4_mlp(fields: Fields) -> list[Mlp]:
             router_bias=True,
         )
         return [experts] * num_layers
-    return [
-        DenseMlp(intermediate_size=2 * width if wide and i >= own else width) for i in range(num_layers)
-    ]
+    return [DenseMlp(intermediate_size=2 * width if wide and i >= own else width) for i in range(num_layers)]
 
 
 def longcat_attention(fields: Fields) -> list[Attention]:

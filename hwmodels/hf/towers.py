@@ -25,10 +25,25 @@ TOWERS = {
 }
 """Fields that describe a tower, and its kind."""
 WIDTH = ("hidden_size", "embed_dim", "width", "vt_hidden_size", "d_model", "encoder_hidden_size")
-LAYERS = ("num_hidden_layers", "depth", "layers", "vt_num_hidden_layers", "encoder_layers", "conf_num_hidden_layers")
+LAYERS = (
+    "num_hidden_layers",
+    "depth",
+    "layers",
+    "vt_num_hidden_layers",
+    "encoder_layers",
+    "conf_num_hidden_layers",
+)
 MLP = ("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim", "mlp_dim", "ffn_dim")
 GATED = {"silu", "swiglu", "swish"}
-GATED_TYPES = ("gemma4_vision", "pixtral", "qwen2_5_vl", "qwen2_5_omni_vision_encoder", "glm4v", "glm4v_moe", "aimv2")
+GATED_TYPES = (
+    "gemma4_vision",
+    "pixtral",
+    "qwen2_5_vl",
+    "qwen2_5_omni_vision_encoder",
+    "glm4v",
+    "glm4v_moe",
+    "aimv2",
+)
 CONFORMERS = ("gemma3n_audio", "gemma4_audio", "phi4mm_audio", "granite_speech_encoder", "parakeet")
 """model_type of towers of Conformer layers: two MLPs, and a convolution between the attention and the second."""
 
@@ -91,7 +106,10 @@ def heads_width(tower: Mapping[str, Any], width: int) -> int:
 
 def kv_width(tower: Mapping[str, Any], attention: int) -> int:
     """Returns the width of all key heads together: that of the queries, unless there are fewer of them."""
-    heads, kv_heads = first(tower, ("num_attention_heads", "num_heads")), first(tower, ("num_key_value_heads",))
+    heads, kv_heads = (
+        first(tower, ("num_attention_heads", "num_heads")),
+        first(tower, ("num_key_value_heads",)),
+    )
     return attention * kv_heads // heads if heads and kv_heads else attention
 
 

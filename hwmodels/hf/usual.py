@@ -124,9 +124,7 @@ def usual_attention(
     if fields.value("kv_lora_rank"):
         return latent_attention(fields)
     everywhere = any(fields.flag(name, default=False) for name in ("attention_bias", "use_bias", "bias"))
-    inputs = any(
-        fields.flag(name, default=False) for name in ("qkv_bias", "use_qkv_bias", "add_qkv_bias")
-    )
+    inputs = any(fields.flag(name, default=False) for name in ("qkv_bias", "use_qkv_bias", "add_qkv_bias"))
     outputs = fields.flag("attention_out_bias", default=everywhere)
     normed = any(
         fields.flag(name, default=False)
@@ -228,7 +226,9 @@ def usual_experts(
     top_k = scalar(fields, "num_experts_per_tok")
     if not top_k or top_k > num_experts:
         given = fields.value("num_experts_per_tok")
-        raise wrong("num_experts_per_tok", given, f"must be a whole number from 1 to num_experts={num_experts}")
+        raise wrong(
+            "num_experts_per_tok", given, f"must be a whole number from 1 to num_experts={num_experts}"
+        )
     of_expert = scalar(fields, "moe_intermediate_size") or fields.whole("intermediate_size")
     shared = scalar(fields, "num_shared_experts")
     shared_width = fields.count("shared_expert_intermediate_size")
@@ -293,5 +293,7 @@ def unknown_attention(fields: Fields) -> list[Attention]:
     stated = any(fields.value(name) is not None for name in ("layer_types", "sliding_window_pattern"))
     if not stated and any(layer.window is not None for layer in layers):
         window = fields.value("sliding_window")
-        raise wrong("sliding_window", window, "is of an unknown architecture; say in layer_types which layers have it")
+        raise wrong(
+            "sliding_window", window, "is of an unknown architecture; say in layer_types which layers have it"
+        )
     return layers

@@ -113,7 +113,7 @@ class CompressedAttention:
             Matrix("q_b_proj", self.q_lora_rank, heads * self.head_dim),
             *self._compressor(hidden_size),
             *self._hyper_connections(hidden_size),
-            Matrix("o_a_proj", group_width, self.o_lora_rank, count=groups),
+            Matrix("o_a_proj", group_width, groups * self.o_lora_rank),  # one batched product
             Matrix("o_b_proj", groups * self.o_lora_rank, hidden_size),
         )
 
