@@ -2,8 +2,8 @@
 
 Queries and outputs are those of absorbed latent attention: all heads attend to one vector per entry, 2 h 2 d
 FLOPs per query and entry for h heads and width d. So its kernels are priced by the curve of latent attention
-(`hwmodels.operators.mla`), with entries in place of tokens: a context of c tokens has min(c, w) entries in the
-window, and min(c / r, k) compressed ones. Never measured.
+(`hwmodels.operators.mla`), with entries in place of tokens: a context of c tokens has min(c, w) entries in
+the window, and min(c / r, k) compressed ones. Never measured.
 """
 
 from __future__ import annotations

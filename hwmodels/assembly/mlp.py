@@ -9,7 +9,7 @@ from hwmodels.assembly.site import Site
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, Per, per_token
 from hwmodels.model.matrices import Matrix, Role
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
+from hwmodels.model.mlp import MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer

@@ -150,7 +150,7 @@ NORMED_OVER_HEADS = partial(usual_attention, qk_norm=True, qk_norm_joins_heads=T
 BIASED = partial(usual_attention, qkv_bias=True, o_bias=True)
 UNGATED = partial(usual_mlp, gated=False)
 GPT = partial(usual_mlp, gated=False, bias=True, factor=4)
-FULL_BIAS = {"attention": BIASED, "mlps": GPT}
+biased = partial(usual, attention=BIASED, mlps=GPT)
 
 GEMMA4 = Architecture(
     attention=hybrids.gemma4_attention,
@@ -307,7 +307,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "BaichuanForCausalLM": BAICHUAN,
     "BailingMoeForCausalLM": USUAL,
     "BailingMoeV2ForCausalLM": usual(attention=NORMED, mlps=partial(usual_mlp, router_bias=True)),
-    "BloomForCausalLM": usual(**FULL_BIAS, defaults={"max_position_embeddings": 2048, **TIED}),
+    "BloomForCausalLM": biased(defaults={"max_position_embeddings": 2048, **TIED}),
     "ChatGLMForConditionalGeneration": CHATGLM,
     "ChatGLMModel": CHATGLM,
     "CohereForCausalLM": usual(num_norms=1, defaults=TIED),
@@ -332,12 +332,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "RWForCausalLM": FALCON,
     "GlmForCausalLM": usual(attention=partial(usual_attention, o_bias=False)),
     "Glm4ForCausalLM": usual(attention=partial(usual_attention, o_bias=False), num_norms=4),
-    "GPT2LMHeadModel": usual(**FULL_BIAS, defaults=TIED, other_weights=tables.learned_positions),
-    "GPTBigCodeForCausalLM": usual(
-        **FULL_BIAS, renamed=tables.big_code_names, defaults=TIED, other_weights=tables.learned_positions
+    "GPT2LMHeadModel": biased(defaults=TIED, other_weights=tables.learned_positions),
+    "GPTBigCodeForCausalLM": biased(
+        renamed=tables.big_code_names, defaults=TIED, other_weights=tables.learned_positions
     ),
     "GPTJForCausalLM": usual(mlps=GPT, num_norms=1),
-    "GPTNeoXForCausalLM": usual(**FULL_BIAS),
+    "GPTNeoXForCausalLM": biased(),
     "GraniteForCausalLM": USUAL,
     "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
@@ -358,15 +358,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Olmo2ForCausalLM": usual(attention=NORMED_OVER_HEADS),
     "Olmo3ForCausalLM": usual(attention=partial(NORMED_OVER_HEADS, full_every=4)),
     "OlmoeForCausalLM": usual(attention=NORMED_OVER_HEADS),
-    "OPTForCausalLM": usual(
-        **FULL_BIAS,
+    "OPTForCausalLM": biased(
         defaults=TIED,
         other_weights=tables.learned_positions,
         no_effect=("word_embed_proj_dim",),
     ),
     "OrionForCausalLM": USUAL,
-    "PersimmonForCausalLM": usual(**FULL_BIAS),
-    "PhiForCausalLM": usual(**FULL_BIAS, num_norms=1),
+    "PersimmonForCausalLM": biased(),
+    "PhiForCausalLM": biased(num_norms=1),
     "Phi3VForCausalLM": Architecture(
         attention=attention.phi3_attention,
         left_out={"img_processor": "vision tower of 0.3 B parameters (CLIP ViT-L/14) not counted: text in"},
@@ -381,7 +380,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "SolarForCausalLM": usual(no_effect=("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv")),
     "StableLmForCausalLM": USUAL,
     "StableLMEpochForCausalLM": USUAL,
-    "Starcoder2ForCausalLM": usual(**FULL_BIAS, defaults=TIED),
+    "Starcoder2ForCausalLM": biased(defaults=TIED),
     "TeleChat2ForCausalLM": usual(mlps=partial(usual_mlp, gated=True)),
     "XverseForCausalLM": USUAL,
     "YiForCausalLM": USUAL,

@@ -78,7 +78,7 @@ def from_hf_config(
 ) -> ModelSpec:
     """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`.
 
-    An architecture that is not known is refused if the checkpoint's size beside the file contradicts its count.
+    An architecture that is not known is refused if the checkpoint's size contradicts its count.
     """
     file, config = read_hf_config(Path(path))
     try:
@@ -124,15 +124,16 @@ def from_hf_fields(
 
 
 def check_size(model: ModelSpec, file: Path, config: Mapping[str, Any]) -> None:
-    """Raises ValueError if the checkpoint beside the file is not as large as an unknown architecture's count."""
+    """Raises ValueError if the checkpoint beside the file is not as large as its fields count."""
     found = stored_size(file.parent)
     if found is None:
         return
     counted = model.weight_bytes_per_rank() * (2 if is_float32(config) and model.weights is None else 1)
     if abs(counted / found.size - 1) > MOST_OFF:
         raise ValueError(
-            f"{file}: architectures={config['architectures'][0]}: is not known, and by the usual meanings of its "
-            f"fields its weights take {counted / 1e9:.4g} GB, but {found.size / 1e9:.4g} GB by {found.source}; "
+            f"{file}: architectures={config['architectures'][0]}: is not known, and by the usual meanings of "
+            f"its fields its weights take {counted / 1e9:.4g} GB, but {found.size / 1e9:.4g} GB by "
+            f"{found.source}; "
             "choose the preset of a similar model, or give the fields of a known architecture"
         )
 
@@ -176,7 +177,7 @@ def model_settings(config: Mapping[str, Any], *, language_model_only: bool = Fal
     blocks = blocks_of(attention, mlps, how.num_norms)
     hidden_size = fields.whole("hidden_size")
     towers = towers_of(config, hidden_size, language_model_only=language_model_only)
-    settings = {
+    settings: dict[str, Any] = {
         "hidden_size": hidden_size,
         "vocab_size": fields.whole("vocab_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
@@ -240,7 +241,7 @@ def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
     described = ", ".join(dict.fromkeys([*parts, f"{tied} of {model.vocab_size:,} tokens"]))
     return (
         f"architectures={architecture}: not known, read by the usual meanings of its fields: {described}; "
-        f"{model.num_parameters / 1e9:.4g} B parameters. Errors may be larger than those of known architectures"
+        f"{model.num_parameters / 1e9:.4g} B parameters. Errors may be larger than those of known ones"
     )
 
 

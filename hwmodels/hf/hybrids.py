@@ -88,7 +88,7 @@ def nemotron_h_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple
     """Returns the parts of an MTP module: attention, and experts where there are some."""
     softmax = [layer for layer in attention if isinstance(layer, GroupedQueryAttention)]
     experts = [mlp for mlp in mlps if isinstance(mlp, MixtureOfExperts)]
-    return (softmax or list(attention))[-1], (experts or list(mlps))[-1]
+    return softmax[-1] if softmax else attention[-1], experts[-1] if experts else mlps[-1]
 
 
 def state_dtype(fields: Fields, name: str, default: str) -> str:
@@ -230,7 +230,7 @@ def lfm2_mlp(fields: Fields) -> list[Mlp]:
 
 
 def kimi_linear_attention(fields: Fields) -> list[Attention]:
-    """Reads Kimi Linear's mixers: Kimi delta attention, and MLA in the layers of full_attn_layers (from 1)."""
+    """Reads Kimi Linear's mixers: Kimi delta attention, and MLA in full_attn_layers, counted from 1."""
     num_layers, of_linear = fields.whole("num_hidden_layers"), fields.value("linear_attn_config")
     if not isinstance(of_linear, Mapping):
         raise wrong("linear_attn_config", of_linear, "must be an object")
@@ -249,7 +249,7 @@ def kimi_linear_attention(fields: Fields) -> list[Attention]:
 
 
 def lightning_attention(fields: Fields) -> list[Attention]:
-    """Reads MiniMax-Text-01's and M1's mixers: attn_type_list or layer_types say linear (0) or softmax (1)."""
+    """Reads MiniMax-M1's mixers: attn_type_list or layer_types say linear (0) or softmax (1)."""
     num_layers, kinds = fields.whole("num_hidden_layers"), fields.wholes("attn_type_list")
     named = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers)
     if named is not None:
@@ -267,7 +267,7 @@ def lightning_attention(fields: Fields) -> list[Attention]:
 
 
 def bailing_linear_attention(fields: Fields) -> list[Attention]:
-    """Reads the mixers of Ling and Ring 2.5: softmax or latent attention in each layer_group_size-th layer."""
+    """Reads the mixers of Ling 2.5: softmax or latent attention in each layer_group_size-th layer."""
     num_layers = fields.whole("num_hidden_layers")
     group = fields.whole("layer_group_size")
     full = usual_attention(fields)
@@ -297,7 +297,7 @@ def deci_attention(fields: Fields) -> list[Attention]:
 
 
 def deci_mlp(fields: Fields) -> list[Mlp]:
-    """Reads DeciLM's MLPs: two thirds of ffn_mult times twice the hidden size, in multiples of 256, or none."""
+    """Reads DeciLM's MLPs: 4/3 ffn_mult times the hidden size, in multiples of 256, or none."""
     mlps: list[Mlp] = []
     for i, block in enumerate(deci_blocks(fields)):
         part = block.get("ffn", {})
@@ -465,7 +465,7 @@ def gemma4_attention(fields: Fields) -> list[Attention]:
 
 
 def gemma4_mlp(fields: Fields) -> list[Mlp]:
-    """Reads Gemma 4's MLPs: dense, with experts beside them if enable_moe_block; wider in layers without KV."""
+    """Reads Gemma 4's MLPs: with experts beside them if enable_moe_block; wider in layers without KV."""
     num_layers, width = fields.whole("num_hidden_layers"), fields.whole("intermediate_size")
     own = num_layers - fields.count("num_kv_shared_layers")
     wide = fields.flag("use_double_wide_mlp", default=False)

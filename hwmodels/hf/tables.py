@@ -1,4 +1,4 @@
-"""Weights outside the layers, and names of fields, by which a few architectures differ from the usual ones."""
+"""Weights outside the layers, and names of fields, in which a few architectures differ from the usual."""
 
 from __future__ import annotations
 

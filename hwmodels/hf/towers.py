@@ -1,8 +1,9 @@
 """Counts the weights of vision and audio towers by the fields of vision_config and audio_config.
 
-A tower is a transformer over patches: L layers of width h and MLP width f hold L (4 h^2 + 2 h f) weights, with a
-gate L (4 h^2 + 3 h f). The patch embedding, positions, and the projector to the language model are added. Norms
-and biases are not: under 0.2 %. Engines load towers in the model's dtype, as quantisers leave them out.
+A tower is a transformer over patches: L layers of width h and MLP width f hold L (4 h^2 + 2 h f) weights,
+with a gate L (4 h^2 + 3 h f). The patch embedding, positions, and the projector to the language model are
+added. Norms and biases are not: under 0.2 %. Engines load towers in the model's dtype, as quantisers leave
+them out.
 Qwen3-VL-2B: 24 (4 x 1,024^2 + 2 x 1,024 x 4,096) = 302e6, and 0.1e9 in projectors.
 """
 
@@ -45,7 +46,7 @@ GATED_TYPES = (
     "aimv2",
 )
 CONFORMERS = ("gemma3n_audio", "gemma4_audio", "phi4mm_audio", "granite_speech_encoder", "parakeet")
-"""model_type of towers of Conformer layers: two MLPs, and a convolution between the attention and the second."""
+"""model_type of towers of Conformer layers: two MLPs, and a convolution between them."""
 
 
 class Towers(NamedTuple):
@@ -133,7 +134,7 @@ def patches(tower: Mapping[str, Any], width: int) -> int:
 
 
 def projector(tower: Mapping[str, Any], width: int, hidden_size: int, config: Mapping[str, Any]) -> int:
-    """Returns the weights of the projector to the language model: merged patches through an MLP of their width.
+    """Returns the weights of the projector to the language model: an MLP of the width of merged patches.
 
     Layers that are fed into the language model early (deepstack) have a projector of their own.
     """

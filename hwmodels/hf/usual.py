@@ -142,7 +142,7 @@ def usual_attention(
 
 
 def reach(fields: Fields, full_every: int | None = None) -> list[int | None]:
-    """Returns the window of each layer, None for full attention: by layer_types, by a pattern, or the same."""
+    """Returns the window of each layer by layer_types, by a pattern, or the same; None: full attention."""
     num_layers = fields.whole("num_hidden_layers")
     window = fields.whole_or_none("sliding_window")
     in_force = fields.flag("use_sliding_window", default=True)
@@ -248,7 +248,7 @@ def usual_experts(
 
 
 def scalar(fields: Fields, name: str) -> int | None:
-    """Returns a whole number, also from a list with the same number for every layer; None if it is missing."""
+    """Returns a whole number, also from a list with the same one for every layer; None if missing."""
     given = fields.value(name)
     if isinstance(given, list):
         values = set(fields.wholes(name))

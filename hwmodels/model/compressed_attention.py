@@ -1,7 +1,7 @@
 """Attention over a window of tokens and over groups of tokens that are compressed to one entry each.
 
-DeepSeek-V4 (2026), section 2.3. All heads attend to one vector per entry, which is key and value at once, as in
-multi-query attention. A layer keeps, for a ratio r of tokens per entry:
+DeepSeek-V4 (2026), section 2.3. All heads attend to one vector per entry, which is key and value at once, as
+in multi-query attention. A layer keeps, for a ratio r of tokens per entry:
 
     r = 0     the last tokens within the window                               sliding attention
     r = 4     one entry for r tokens, of which an indexer selects the top k   compressed sparse attention
@@ -132,7 +132,7 @@ class CompressedAttention:
         )
 
     def _hyper_connections(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Returns the two projections of all streams to the weights with which n streams are mixed: n (2 + n)."""
+        """Returns the two projections of n streams to the n (2 + n) weights with which they are mixed."""
         n = self.num_streams
         if n == 1:
             return ()

@@ -70,7 +70,7 @@ class MixtureOfExperts:
     def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
         """Returns the matrices of one rank: the whole router, and the rank's share of the routed experts.
 
-        The shared experts follow, then the projections to and from the experts' width, which every rank holds.
+        The shared experts follow, then the projections to and from the experts' width, on every rank.
         """
         width = share_of(self.intermediate_size, ranks.moe_tensor)
         experts = share_of(self.num_experts, ranks.expert)

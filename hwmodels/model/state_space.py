@@ -5,7 +5,7 @@
     KimiDeltaAttention  the delta rule with a decay per channel (Kimi Linear, 2025)
     LightningAttention  linear attention with a fixed decay per head (MiniMax-01, 2025)
     ShortConvolution    a gated convolution over a few tokens, without another state (LFM2, 2025)
-    BesideAttention     a recurrent layer and softmax attention with one input, their outputs summed (Falcon-H1)
+    BesideAttention     a recurrent layer and softmax attention side by side, summed (Falcon-H1)
 
 States are per sequence and layer; FLOPs count a multiplication and an addition as two.
 """
@@ -27,7 +27,7 @@ VECTOR_SLOWDOWN = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba2(RecurrentLayer):
-    """Mamba-2: x, z, B, C and dt from one projection, a convolution over x, B, C, a gated norm, a projection."""
+    """Mamba-2: one projection to x, z, B, C and dt, a convolution over x, B and C, a gated norm."""
 
     num_heads: int
     head_dim: int

@@ -147,7 +147,7 @@ def never_compared(pool: PoolSettings) -> list[str]:
     batching = BATCHING.get(pool.engine.family or "")
     found = {
         "models of an architecture that is not known": pool.model.read_by_fields,
-        **{kind: True for kind in kinds_never_compared(pool.model)},
+        **dict.fromkeys(kinds_never_compared(pool.model), True),
         "LoRA adapters": pool.lora is not None or pool.adapters is not None,
         "speculative decoding": pool.speculation is not None,
         "pipeline parallelism": pool.pipeline_parallel_size > 1,

@@ -1,7 +1,7 @@
 """Parameters of published models, read from the fields of their config.json, against what their makers state.
 
 known_models.csv holds one model per row: those fields that its price depends on, its repository, and the
-parameters that its name or card states, in billions. 70 of them are of architectures that were unknown before.
+parameters that its name or card states, in billions.
 """
 
 import csv

@@ -1,6 +1,7 @@
-"""Architectures that are not known: read by the usual meanings of their fields, or refused with the reason."""
+"""Architectures that are not known: read by the usual meanings of their fields, or refused."""
 
 import json
+import re
 
 import pytest
 
@@ -26,8 +27,8 @@ def test_one_line_says_what_was_assumed():
     [note] = read(LLAMA, **NEW).notes
     assert note == (
         "architectures=NeverSeenForCausalLM: not known, read by the usual meanings of its fields: 32 layers, "
-        "attention of 32 heads and 8 KV heads of 128 in 32, MLPs of 3 matrices (hidden_act=silu), two tables of "
-        "128,256 tokens; 8.03 B parameters. Errors may be larger than those of known architectures"
+        "attention of 32 heads and 8 KV heads of 128 in 32, MLPs of 3 matrices (hidden_act=silu), "
+        "two tables of 128,256 tokens; 8.03 B parameters. Errors may be larger than those of known ones"
     )
 
 
@@ -103,9 +104,8 @@ def test_windows_are_read_where_the_layers_that_have_them_are_stated():
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_fields_that_may_change_a_price_are_named_in_the_refusal(changes, message):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         read(LLAMA, **NEW, **changes)
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

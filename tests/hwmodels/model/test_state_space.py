@@ -190,7 +190,7 @@ def test_a_layer_may_be_a_mixer_or_an_mlp_alone():
 def test_width_is_pruned_where_there_is_an_mlp_and_heads_only_of_attention():
     mixer = Block(count=1, attention=GQA, mlp=NoMlp())
     assert PruneWidth(intermediate=0.5).applied(model_of(mixer)).blocks[0].mlp == NoMlp()
-    with pytest.raises(ValueError, match="heads=0.5: Mamba2 layers cannot be pruned by heads; must be 1"):
+    with pytest.raises(ValueError, match=r"heads=0\.5: Mamba2 layers cannot be pruned by heads; must be 1"):
         PruneWidth(heads=0.5).applied(model_of(Block(count=1, attention=MAMBA_2, mlp=NoMlp())))
 
 
