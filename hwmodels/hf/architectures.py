@@ -186,7 +186,18 @@ NEMOTRON_H = usual(
 STEP3_5 = usual(attention=hybrids.step3_attention, mlps=partial(usual_mlp, router_bias=True))
 GRANITE_MOE = usual()
 LIGHTNING = usual(attention=hybrids.lightning_attention, no_effect=("postnorm",))
-MIMO_V2 = usual(attention=hybrids.mimo_v2_attention, mlps=partial(usual_mlp, router_bias=True))
+MIMO_V2 = usual(
+    attention=hybrids.mimo_v2_attention,
+    mlps=partial(usual_mlp, router_bias=True),
+    no_effect=("attention_projection_layout",),
+)
+GLM4 = usual(attention=partial(usual_attention, o_bias=False), num_norms=4)
+GLM4_MOE = Architecture(
+    attention=attention.glm4_moe_attention,
+    mlp=mlp.deepseek_mlp,
+    needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    mtp_layers=("num_nextn_predict_layers",),
+)
 BAICHUAN = usual()
 MPT = usual(
     mlps=UNGATED,
@@ -229,12 +240,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": DEEPSEEK_V3,
     "DeepseekV4ForCausalLM": DEEPSEEK_V4,
-    "Glm4MoeForCausalLM": Architecture(
-        attention=attention.glm4_moe_attention,
-        mlp=mlp.deepseek_mlp,
-        needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-        mtp_layers=("num_nextn_predict_layers",),
-    ),
+    "Glm4MoeForCausalLM": GLM4_MOE,
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
     "GemmaForCausalLM": Architecture(
         attention=attention.llama_attention, defaults={"tie_word_embeddings": True}
@@ -328,10 +334,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Exaone4ForCausalLM": usual(
         attention=partial(usual_attention, qk_norm=True, full_every=4), no_effect=("mtp_share_layers",)
     ),
+    "ExaoneMoEForCausalLM": usual(
+        attention=partial(usual_attention, qk_norm=True, full_every=4),
+        mlps=partial(usual_mlp, router_bias=True),
+        no_effect=("is_moe_layer",),
+    ),
     "FalconForCausalLM": FALCON,
     "RWForCausalLM": FALCON,
     "GlmForCausalLM": usual(attention=partial(usual_attention, o_bias=False)),
-    "Glm4ForCausalLM": usual(attention=partial(usual_attention, o_bias=False), num_norms=4),
+    "Glm4ForCausalLM": GLM4,
     "GPT2LMHeadModel": biased(defaults=TIED, other_weights=tables.learned_positions),
     "GPTBigCodeForCausalLM": biased(
         renamed=tables.big_code_names, defaults=TIED, other_weights=tables.learned_positions
@@ -391,6 +402,8 @@ WRAPPERS: Mapping[str, Architecture] = {
     "Gemma3ForConditionalGeneration": GEMMA3,
     "Gemma3nForConditionalGeneration": GEMMA3N,
     "Gemma4ForConditionalGeneration": GEMMA4,
+    "Glm4vForConditionalGeneration": GLM4,
+    "Glm4vMoeForConditionalGeneration": GLM4_MOE,
     "KimiK25ForConditionalGeneration": DEEPSEEK_V3,
     "KimiK3ForConditionalGeneration": KIMI_LINEAR,
     "Llama4ForConditionalGeneration": LLAMA4,

@@ -447,7 +447,7 @@ def gemma4_attention(fields: Fields) -> list[Attention]:
 
     attention_k_eq_v: values are made from the keys' weights, which vLLM loads twice; both are cached.
     """
-    every_layer = windows(fields, full_every=6)
+    every_layer = windows(fields, full_every=fields.whole("sliding_window_pattern", default=6))
     own = len(every_layer) - fields.count("num_kv_shared_layers")
     fields.ignore("attention_k_eq_v", "attention_bias", "use_bidirectional_attention")
     wide = Fields(

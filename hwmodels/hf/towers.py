@@ -63,8 +63,10 @@ def towers_of(config: Mapping[str, Any], hidden_size: int, *, language_model_onl
     """
     weights: list[OtherWeights] = []
     notes: list[str] = []
+    nested = config.get("thinker_config")  # Qwen-Omni; its talker is not loaded for text
+    parts = {**(nested if isinstance(nested, Mapping) else {}), **config}
     for key, kind in TOWERS.items():
-        tower = config.get(key)
+        tower = parts.get(key)
         if not isinstance(tower, Mapping) or not tower:
             continue
         if language_model_only:

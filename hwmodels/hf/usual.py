@@ -266,8 +266,11 @@ def sparse_layers(fields: Fields, num_layers: int) -> list[bool]:
     listed = fields.value("moe_layers_enum")
     frequency = fields.value("moe_layer_freq")
     without = fields.wholes("mlp_only_layers")
+    by_layer = fields.value("is_moe_layer")
     if kinds is not None:
         return [kind == "sparse" for kind in kinds]
+    if isinstance(by_layer, list) and len(by_layer) >= num_layers:
+        return [bool(flag) for flag in by_layer[:num_layers]]
     if isinstance(listed, str):  # 4,5,6,...
         numbers = {number.strip() for number in listed.split(",")}
         return [str(i) in numbers for i in range(num_layers)]

@@ -123,6 +123,15 @@ def test_towers_have_the_weights_that_are_published(vision, hidden_size, billion
     assert model.other_elements / 1e9 == pytest.approx(billion, rel=0.02)
 
 
+def test_towers_may_be_nested_beside_the_language_model():
+    """Qwen-Omni keeps both in thinker_config."""
+    parts = {"text_config": {**TEXT, "model_type": "qwen3"}, "vision_config": QWEN3_VL}
+    nested = from_hf_fields(
+        {"architectures": ["SomeOmniForConditionalGeneration"], "thinker_config": parts}, "omni"
+    )
+    assert nested.other_elements == from_hf_fields(VL, "vl").other_elements
+
+
 def test_audio_towers_count_too():
     audio = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_mel_bins": 128}
     model = from_hf_fields({**VL, "vision_config": None, "audio_config": audio}, "vl")
