@@ -172,9 +172,11 @@ def model_settings(config: Mapping[str, Any], *, language_model_only: bool = Fal
     needed = (*REQUIRED, *how.needs)
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
-    fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
+    fields.ignore("architectures", *REQUIRED, *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
     attention, mlps = how.attention(fields), how.mlp(fields)
     blocks = blocks_of(attention, mlps, how.num_norms)
+    if not any(block.attention.kv_bytes_per_token("bf16") for block in blocks):
+        raise ValueError(f"architectures={architecture}: no layer keeps KV, and such models have no price")
     hidden_size = fields.whole("hidden_size")
     towers = towers_of(config, hidden_size, language_model_only=language_model_only)
     settings: dict[str, Any] = {
@@ -336,7 +338,7 @@ def known_inside(inner: Mapping[str, Any] | None) -> str | None:
     if inner is None:
         return None
     names = inner.get("architectures")
-    if isinstance(names, list) and names and names[0] in ARCHITECTURES:
+    if isinstance(names, list) and names and str(names[0]) in ARCHITECTURES:
         return str(names[0])
     kind = inner.get("model_type")
     if not isinstance(kind, str):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hwmodels.checks import is_whole
+from hwmodels.checks import is_finite, is_whole
 
 IRRELEVANT = re.compile(
     "|".join(
@@ -113,6 +113,28 @@ class Fields:
         if not isinstance(value, bool):
             raise wrong(name, value, "must be true or false")
         return value
+
+    def text(self, name: str) -> str | None:
+        """Returns a text; None if the field is missing or null."""
+        value = self.value(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong(name, value, "must be a text")
+        return value
+
+    def number(self, name: str, *, default: float | None = None) -> float:
+        """Returns a finite number > 0, or `default`, if given, for a missing or null field."""
+        given = self.value(name)
+        value: Any = default if given is None else given
+        if not (is_finite(value) and value > 0):
+            raise wrong(name, given, "must be a number > 0")
+        return float(value)
+
+    def part(self, name: str) -> Fields:
+        """Returns the fields of an object inside the file; none of them if it is missing or null."""
+        value = self.value(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise wrong(name, value, "must be an object")
+        return Fields(value or {})
 
     def names(self, name: str, allowed: Sequence[str], length: int) -> list[str] | None:
         """Returns a list with one of the allowed names for each of `length` layers; None if it is missing."""

@@ -6,7 +6,6 @@ Each function returns the mixer of every layer, or its MLP, in the order of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from hwmodels.hf.attention import grouped_layers, latent_attention, windows
 from hwmodels.hf.fields import Fields, wrong
@@ -36,7 +35,7 @@ def nemotron_kinds(fields: Fields) -> list[str]:
     if listed is None and isinstance(pattern, str):
         listed = [NEMOTRON.get(letter, letter) for letter in pattern]
     known = set(NEMOTRON.values())
-    if not isinstance(listed, list) or len(listed) < num_layers or not known.issuperset(listed):
+    if not isinstance(listed, list) or len(listed) < num_layers or not known.issuperset(map(str, listed)):
         given = fields.value("layers_block_type") or pattern
         raise wrong(
             "hybrid_override_pattern", given, f"must name {num_layers} layers: {', '.join(sorted(known))}"
@@ -94,7 +93,7 @@ def nemotron_h_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple
 def state_dtype(fields: Fields, name: str, default: str) -> str:
     """Returns the dtype of a recurrent state, a field with float32, bfloat16 or float16."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    given = fields.value(name)
+    given = fields.text(name)
     if given is None:
         return default
     if given not in names:
@@ -220,9 +219,9 @@ def lfm2_mlp(fields: Fields) -> list[Mlp]:
         return usual_mlp(fields, router_bias=fields.flag("use_expert_bias", default=False))
     width = fields.count("block_ff_dim") or fields.whole("intermediate_size")
     multiple = fields.whole("block_multiple_of", default=256)
-    multiplier = fields.value("block_ffn_dim_multiplier")
+    multiplier = fields.number("block_ffn_dim_multiplier", default=1.0)
     if fields.flag("block_auto_adjust_ff_dim", default=True):
-        width = int((1.0 if multiplier is None else multiplier) * int(2 * width / 3))
+        width = int(multiplier * int(2 * width / 3))
         width = multiple * -(-width // multiple)
     fields.ignore("intermediate_size", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale")
     fields.ignore(*(name for name in fields.config if name.startswith("block_")))
@@ -283,14 +282,15 @@ def deci_attention(fields: Fields) -> list[Attention]:
     """Reads DeciLM's attention, which differs by layer (block_configs) and may be left out."""
     layers: list[Attention] = []
     for i, block in enumerate(deci_blocks(fields)):
-        part = block.get("attention", {})
-        if part.get("replace_with_linear") or part.get("window_length") or part.get("sparsify"):
-            raise wrong(f"block_configs[{i}].attention", part, "must be attention to all tokens, or no_op")
-        if part.get("no_op"):
+        part = block.part("attention")
+        if any(part.value(name) for name in ("replace_with_linear", "window_length", "sparsify")):
+            rule = "must be attention to all tokens, or no_op"
+            raise wrong(f"block_configs[{i}].attention", part.config, rule)
+        if part.flag("no_op", default=False):
             layers.append(NoAttention())
             continue
-        heads, group = fields.whole("num_attention_heads"), Fields(part).whole("n_heads_in_group")
-        [layer] = grouped_layers(Fields({**fields.config, "num_key_value_heads": heads // group}), [None])
+        kv_heads = fields.whole("num_attention_heads") // part.whole("n_heads_in_group")
+        [layer] = grouped_layers(Fields({**fields.config, "num_key_value_heads": kv_heads}), [None])
         layers.append(layer)
     fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "intermediate_size", "mlp_bias")
     return layers
@@ -300,25 +300,27 @@ def deci_mlp(fields: Fields) -> list[Mlp]:
     """Reads DeciLM's MLPs: 4/3 ffn_mult times the hidden size, in multiples of 256, or none."""
     mlps: list[Mlp] = []
     for i, block in enumerate(deci_blocks(fields)):
-        part = block.get("ffn", {})
-        if part.get("replace_with_linear") or part.get("sparsify"):
-            raise wrong(f"block_configs[{i}].ffn", part, "must be an MLP, or no_op")
-        if part.get("no_op"):
+        part = block.part("ffn")
+        if part.value("replace_with_linear") or part.value("sparsify"):
+            raise wrong(f"block_configs[{i}].ffn", part.config, "must be an MLP, or no_op")
+        if part.flag("no_op", default=False):
             mlps.append(NoMlp())
             continue
-        width = part.get("intermediate_size") or int(2 * part["ffn_mult"] * fields.whole("hidden_size") / 3)
+        width = part.count("intermediate_size") or int(
+            2 * part.number("ffn_mult") * fields.whole("hidden_size") / 3
+        )
         mlps.append(DenseMlp(intermediate_size=-(-width // 256) * 256))
     return mlps
 
 
-def deci_blocks(fields: Fields) -> list[Mapping[str, Any]]:
+def deci_blocks(fields: Fields) -> list[Fields]:
     """Returns block_configs: an object with attention and ffn for every layer."""
     num_layers, blocks = fields.whole("num_hidden_layers"), fields.value("block_configs")
     if not (isinstance(blocks, list) and len(blocks) >= num_layers):
         raise wrong("block_configs", blocks, f"must be a list of {num_layers} objects")
     if not all(isinstance(block, Mapping) for block in blocks):
         raise wrong("block_configs", blocks, "must hold objects with attention and ffn")
-    return blocks[:num_layers]
+    return [Fields(block) for block in blocks[:num_layers]]
 
 
 def compressed_attention(fields: Fields) -> list[Attention]:
@@ -334,9 +336,10 @@ def compressed_attention(fields: Fields) -> list[Attention]:
 def v4_ratios(fields: Fields) -> list[int]:
     """Returns the tokens per entry of each layer, those for multi-token prediction after the others."""
     kinds, rates = fields.value("layer_types"), fields.value("compress_rates")
-    if fields.value("compress_ratios") is not None or not (kinds and isinstance(rates, Mapping)):
+    if fields.value("compress_ratios") is not None or not (isinstance(kinds, list) and rates):
         return fields.wholes("compress_ratios")
-    return [int(rates.get(kind, 0)) for kind in kinds]
+    by_kind = fields.part("compress_rates")
+    return [by_kind.count(str(kind)) for kind in kinds]
 
 
 def v4_layer(fields: Fields, ratio: int) -> CompressedAttention:

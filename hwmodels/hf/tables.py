@@ -105,7 +105,9 @@ def mpt_names(config: Mapping[str, Any]) -> dict[str, Any]:
 def dbrx_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns DBRX's fields, part of which are in attn_config and ffn_config."""
     named = with_usual_names(config)
-    attention, ffn = (named.pop(name, None) or {} for name in ("attn_config", "ffn_config"))
+    fields = Fields(named)
+    attention, ffn = (fields.part(name).config for name in ("attn_config", "ffn_config"))
+    named = {name: value for name, value in named.items() if name not in ("attn_config", "ffn_config")}
     named["num_key_value_heads"] = attention.get("kv_n_heads")
     named["intermediate_size"] = ffn.get("ffn_hidden_size")
     named["num_experts"], named["num_experts_per_tok"] = ffn.get("moe_num_experts"), ffn.get("moe_top_k")

@@ -93,10 +93,10 @@ def elements_of(tower: Mapping[str, Any], hidden_size: int, config: Mapping[str,
     ratio = tower.get("mlp_ratio")
     mlp = first(tower, MLP) or (int(width * ratio) if isinstance(ratio, int | float) else 4 * width)
     act = tower.get("hidden_act") or tower.get("hidden_activation")
-    gated = act in GATED or kind in GATED_TYPES or tower.get("use_swiglu_ffn") is True
+    gated = str(act) in GATED or str(kind) in GATED_TYPES or tower.get("use_swiglu_ffn") is True
     attention = first(tower, ("qkv_hidden_size",)) or heads_width(tower, width)
     layer = width * (2 * attention + 2 * kv_width(tower, attention)) + (3 if gated else 2) * width * mlp
-    if kind in CONFORMERS:
+    if str(kind) in CONFORMERS:
         layer = 4 * width**2 + 4 * width * 4 * width + 4 * width**2
     return layers * layer + patches(tower, width) + projector(tower, width, hidden_size, config)
 

@@ -162,7 +162,7 @@ def layer_kinds(fields: Fields, num_layers: int) -> list[bool] | None:
     kinds = fields.value("layer_types")
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or any(kind not in FULL | WINDOWED for kind in kinds):
+    if not isinstance(kinds, list) or any(str(kind) not in FULL | WINDOWED for kind in kinds):
         raise wrong("layer_types", kinds, "must be a list of full_attention and sliding_attention")
     if len(kinds) < num_layers:
         raise wrong("layer_types", kinds, f"must name {num_layers} layers, names {len(kinds)}")
@@ -185,7 +185,7 @@ def usual_mlp(
     """
     num_layers = fields.whole("num_hidden_layers")
     if gated is None:
-        gated = fields.value("hidden_act") not in TWO_MATRICES
+        gated = fields.text("hidden_act") not in TWO_MATRICES
     if bias is None:
         bias = any(fields.flag(name, default=False) for name in ("mlp_bias", "use_bias", "bias"))
     fields.ignore("hidden_act")

@@ -168,3 +168,58 @@ def test_other_fields_that_are_not_understood_are_named_in_one_note():
 
 def test_latent_attention_is_recognised_by_its_rank():
     assert isinstance(read(DEEPSEEK_V3, **NEW).blocks[0].attention, LatentAttention)
+
+
+HYBRID = {
+    "architectures": ["NemotronHForCausalLM"],
+    "num_hidden_layers": 4,
+    "hybrid_override_pattern": "M*-M",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 1024,
+}
+DECI = {**LLAMA, "architectures": ["DeciLMForCausalLM"], "num_hidden_layers": 1, "intermediate_size": None}
+
+
+def deci(attention=None, ffn=None):
+    block = {"attention": attention or {"n_heads_in_group": 4}, "ffn": ffn or {"ffn_mult": 2.625}}
+    return {**DECI, "block_configs": [block]}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**HYBRID, "hybrid_override_pattern": "M*"}, 'hybrid_override_pattern="M*": must name 4 layers'),
+        ({**HYBRID, "hybrid_override_pattern": "M*X-"}, 'hybrid_override_pattern="M*X-": must name 4 layers'),
+        ({**HYBRID, "mamba_ssm_cache_dtype": "fp8"}, 'mamba_ssm_cache_dtype="fp8": must be one of float32'),
+        ({**HYBRID, "mamba_num_heads": 7}, "num_groups=2: must divide num_heads=7"),
+        ({**HYBRID, "hybrid_override_pattern": "M-M-"}, "no layer keeps KV, and such models have no price"),
+        (deci(attention={"replace_with_linear": True}), "block_configs[0].attention="),
+        (deci(ffn={"ffn_mult": "wide"}), 'ffn_mult="wide": must be a number > 0'),
+        ({**DECI, "block_configs": []}, "block_configs=[]: must be a list of 1 objects"),
+        ({**LLAMA, **NEW, "hidden_act": ["silu"]}, 'hidden_act=["silu"]: must be a text'),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else None,
+)
+def test_wrong_values_of_layers_that_differ_are_named(config, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_hf_fields(config, "wrong")
+
+
+def test_layers_may_be_left_out_and_differ_in_their_heads():
+    """DeciLM: 2 x 2.625 x 4,096 / 3 = 7,168 is a multiple of 256."""
+    [whole], [without] = deci()["block_configs"], deci(attention={"no_op": True})["block_configs"]
+    [nothing] = deci(attention={"no_op": True}, ffn={"no_op": True})["block_configs"]
+    config = {**DECI, "num_hidden_layers": 3, "block_configs": [whole, without, nothing]}
+    model = from_hf_fields(config, "deci")
+    first, second = model.blocks
+    assert (first.attention.num_kv_heads, first.mlp.intermediate_size) == (8, 7168)
+    assert second.attention.kv_bytes_per_token("bf16") == 0
+    assert model.num_layers == 2
