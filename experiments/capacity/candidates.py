@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
+from hwmodels.hf.asked import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
 from sim.settings.build import build_as
@@ -34,6 +35,7 @@ COMMON = ("seed", "prompt_scale", "output_scale")
 UNSUPPORTED = "the GPU, the layout or the format is not supported"
 TOO_LARGE = "the model does not fit in memory"
 TRUNCATES = "requests would be truncated"
+FORMAT_AXIS = "weights"
 SIZES = ("hardware", "TP", "PP")
 """Axes whose entries a model may not allow; such a candidate is left out and is not an error."""
 
@@ -163,6 +165,7 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
     candidates, refused = list[Candidate](), list[Refused]()
     base = variants.config()
     built: set[str] = set()
+    by_others: dict[tuple[str, ...], list[Scenario]] = {}
     errors: dict[str, str] = {}
     for combination in product(*axes.values()):
         entries = dict(zip(axes, combination, strict=True))
@@ -174,10 +177,16 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
             scenario, least_up = _built(config, settings)
         except ConfigError as error:
             for entry in combination:
-                errors.setdefault(entry.where, str(error))
+                # A checkpoint that is quantised already has its own format; the list's others are left out.
+                if IS_QUANTISED not in str(error):
+                    errors.setdefault(entry.where, str(error))
             refused.append(Refused(name=name, parts=parts, reason=str(error), kind=UNSUPPORTED))
             continue
         built.update(entry.where for entry in combination)
+        others = tuple(label for axis, label in parts.items() if axis != FORMAT_AXIS)
+        if any(scenario == same for same in by_others.setdefault(others, [])):
+            continue  # the checkpoint's own format again, under another name
+        by_others[others].append(scenario)
         if refusal := _refusal(scenario):
             kind, reason = refusal
             refused.append(Refused(name=name, parts=parts, reason=reason, kind=kind))

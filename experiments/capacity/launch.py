@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
+from hwmodels.hf.engine_names import ENGINE_NAMES
+from hwmodels.model.quantization import kind_of
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
@@ -31,6 +33,11 @@ VLLM_WEIGHTS = {
     "nvfp4": ("modelopt_fp4", "a checkpoint quantised with ModelOpt"),
     "mxfp4": ("mxfp4", "a checkpoint in MXFP4, such as gpt-oss"),
     "fp8_block": ("fp8", "a checkpoint with block-wise FP8, such as DeepSeek-V3"),
+    "fp8_wo": ("compressed-tensors", "a W8A16 FP8 checkpoint of llm-compressor"),
+    "mxfp8": ("mxfp8", ""),
+    "nvfp4_wo": ("modelopt_fp4", "a checkpoint in W4A16_NVFP4"),
+    "int4_fp8": ("compressed-tensors", "a W4A8 FP8 checkpoint of llm-compressor"),
+    "mxfp4_mxfp4": ("quark", "a checkpoint quantised with Quark"),
     "int8": ("compressed-tensors", "a W8A8 int8 checkpoint of llm-compressor"),
     "int8_wo": ("compressed-tensors", "a W8A16 checkpoint of llm-compressor"),
 }
@@ -180,8 +187,13 @@ def _quantised(
     """Returns the flags of the number formats that were set, and adds notes on those without a flag."""
     flags = []
     weights, kv = candidate.asked["weights"], candidate.asked["kv_cache_dtype"]
-    if weights in formats:
-        value, needs = formats[weights]
+    kind = None if weights is None else kind_of(weights)
+    if kind is not None and kind not in formats and (meaning := ENGINE_NAMES.get(kind)):
+        flags.append(f"--quantization {kind}")
+        if not meaning.is_online:
+            notes.append(f"model.weights={weights}: needs a checkpoint that is quantised so")
+    elif kind in formats:
+        value, needs = formats[kind]
         flags.append(f"--quantization {value}")
         if needs:
             notes.append(f"model.weights={weights}: replace the model's name by that of {needs}")

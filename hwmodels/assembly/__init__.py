@@ -49,6 +49,7 @@ def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator
     Norms after attention and after the MLP, if any, are counted with the norms before them. A layer of one
     part alone has that part's norms alone.
     """
+    site = site.of(block)
     has_mixer, has_mlp = not isinstance(block.attention, NoAttention), not isinstance(block.mlp, NoMlp)
     norms = block.num_norms / max(1, has_mixer + has_mlp)
     if has_mixer:
@@ -74,7 +75,8 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
     """Yields the LM head for sampled rows, the gather of logits over ranks, and sampling in fp32."""
     model, b = site.model, site.model.element_bytes
     vocab = share_of(model.vocab_size, site.tp)
-    yield from site.gemm(Matrix("lm_head", model.hidden_size, vocab, role=Role.plain), calls, Per.row)
+    head = Matrix("lm_head", model.hidden_size, vocab, role=Role.plain, stored=model.lm_head_weights)
+    yield from site.gemm(head, calls, Per.row)
     if site.tp > 1:
         gathered = per_row(site.tp * vocab * b)
         yield site.message("all_gather", "logits_all_gather", calls, gathered, site.tp, Per.row, "lm_head")

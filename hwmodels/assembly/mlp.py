@@ -73,7 +73,7 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
         gated=mlp.gated,
     )
     token_bytes = layer.hidden_size * site.model.element_bytes
-    weights, device = site.stored(Role.routed)
+    weights, device = site.stored(Role.routed, site.formats.get("expert_down_proj"))
     if weights.name == "fp8":
         # With one scale per tensor: the kernels measured in this format on Hopper take five times as long as
         # those for blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).

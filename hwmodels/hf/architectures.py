@@ -56,8 +56,6 @@ class Architecture:
     """Returns weights outside the layers besides vocabulary tables."""
     mtp_layer: Callable[[Sequence[Attention], Sequence[Mlp]], tuple[Attention, Mlp]] | None = None
     """Returns the parts of an MTP module's layer from those of all layers; None: those of the last block."""
-    formats: Callable[[Fields], Mapping[str, str]] = tables.no_formats
-    """Returns storage formats that fields outside quantization_config state: moe_weights, kv_cache_dtype."""
 
 
 DEEPSEEK_V3 = Architecture(
@@ -166,7 +164,7 @@ DEEPSEEK_V4 = Architecture(
     needs=("head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window", *DEEPSEEK[-3:]),
     mtp_layers=("num_nextn_predict_layers",),
     mtp_layer=hybrids.v4_mtp,
-    formats=tables.fp4_experts,
+    no_effect=("expert_dtype",),  # a storage format, which the reader of quantised checkpoints knows
 )
 KIMI_LINEAR = usual(
     attention=hybrids.kimi_linear_attention, mlps=partial(usual_mlp, router_bias=True), needs=LATENT

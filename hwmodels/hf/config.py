@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
+from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import Fields, shown, wrong
 from hwmodels.hf.json_files import load_json_object
-from hwmodels.hf.quantization import stored_weights
+from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
+from hwmodels.hf.quantizers import method_of
 from hwmodels.hf.size_check import size_notes, stored_size
 from hwmodels.hf.towers import TOWERS, towers_of
 from hwmodels.hf.usual import SYNONYMS
@@ -27,6 +30,7 @@ OF_THE_WHOLE_MODEL = (
     "tie_word_embeddings",
     "quantization_config",
     "compression_config",
+    "expert_dtype",
 )
 """Fields that a multimodal model may have beside its text_config instead of in it."""
 
@@ -81,18 +85,19 @@ def from_hf_config(
     An architecture that is not known is refused if the checkpoint's size contradicts its count.
     """
     file, config = read_hf_config(Path(path))
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read, method = model_settings(config, file.parent, asked)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
     if stored.read_by_fields:
         check_size(stored, file, config)
     if language_model_only:
-        read = model_settings(config, language_model_only=True)
+        read, method = model_settings(config, file.parent, asked, language_model_only=True)
     read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=stored.name, source=stored.source, **read), transform)
+    stored = ModelSpec(name=stored.name, source=stored.source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=True), transform)
 
 
 def from_hf_fields(
@@ -110,17 +115,19 @@ def from_hf_fields(
 
     dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
-    it has one. transform: compression applied to the model before it is served. language_model_only: whether
-    vision and audio towers are not loaded (vLLM: --language-model-only).
+    it has one; weights may also be an engine's name for quantised weights, such as awq_marlin (`hf.asked`).
+    transform: compression applied to the model before it is served. language_model_only: whether vision and
+    audio towers are not loaded (vLLM: --language-model-only).
     Raises ValueError for a field that is missing, wrong or not understood where it may change a price, or an
     unknown quantisation method.
     """
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config, language_model_only=language_model_only)
+        read, method = model_settings(config, None, asked, language_model_only=language_model_only)
     except ValueError as error:
         raise ValueError(f"config.{error}") from None
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=name, source=source, **read), transform)
+    stored = ModelSpec(name=name, source=source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=False), transform)
 
 
 def check_size(model: ModelSpec, file: Path, config: Mapping[str, Any]) -> None:
@@ -160,8 +167,17 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, load_json_object(file)
 
 
-def model_settings(config: Mapping[str, Any], *, language_model_only: bool = False) -> dict[str, Any]:
-    """Returns the fields as arguments of `ModelSpec`.
+def model_settings(
+    config: Mapping[str, Any],
+    folder: Path | None = None,
+    asked: Mapping[str, str] | None = None,
+    *,
+    language_model_only: bool = False,
+) -> tuple[dict[str, Any], str | None]:
+    """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own formats, and its quantiser.
+
+    folder: in which other files may describe them. asked: formats that the user sets, which then need not be
+    understood.
 
     language_model_only: whether the engine loads no vision and audio towers.
     Raises ValueError (field=value: rule). A field that is not understood is an error if its name says that it
@@ -174,24 +190,22 @@ def model_settings(config: Mapping[str, Any], *, language_model_only: bool = Fal
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
     fields.ignore("architectures", *REQUIRED, *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
     attention, mlps = how.attention(fields), how.mlp(fields)
-    blocks = blocks_of(attention, mlps, how.num_norms)
-    if not any(block.attention.kv_bytes_per_token("bf16") for block in blocks):
+    layers = layers_of(attention, mlps, how.num_norms)
+    if not any(layer.attention.kv_bytes_per_token("bf16") for layer in layers):
         raise ValueError(f"architectures={architecture}: no layer keeps KV, and such models have no price")
-    hidden_size = fields.whole("hidden_size")
+    hidden_size, dtype = fields.whole("hidden_size"), checkpoint_dtype(fields)
     towers = towers_of(config, hidden_size, language_model_only=language_model_only)
     settings: dict[str, Any] = {
         "hidden_size": hidden_size,
         "vocab_size": fields.whole("vocab_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
-        "blocks": blocks,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
-        "dtype": checkpoint_dtype(fields),
+        "dtype": dtype,
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
         "mtp_block": mtp_block(how, attention, mlps),
         "other_weights": (*how.other_weights(fields), *towers.weights),
         "read_by_fields": how is UNKNOWN,
     }
-    stated = dict(how.formats(fields))
     fields.ignore(*repeated(fields))
     notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
     if unknown := fields.not_understood():
@@ -202,23 +216,30 @@ def model_settings(config: Mapping[str, Any], *, language_model_only: bool = Fal
         )
     if names := fields.taken_as_without_effect():
         notes += (f"fields taken to be without effect on time and memory: {', '.join(names)}",)
+    description = description_of(text, folder)
     stored = stored_weights(
-        text.get("quantization_config") or text.get("compression_config"),
-        has_experts=any(isinstance(block.mlp, MixtureOfExperts) for block in blocks),
+        description,
+        layers,
+        dtype=dtype,
+        folder=folder,
+        asked=asked,
+        experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
     )
     settings |= {
+        "blocks": blocks_of(layers, stored.formats),
         "weights": stored.weights,
         "moe_weights": stored.moe_weights,
+        "lm_head_weights": stored.lm_head_weights,
         "kv_cache_dtype": stored.kv_cache_dtype,
         "notes": (*notes, *towers.notes, *stored.notes),
     }
-    settings |= stated
     if how is UNKNOWN:
         settings["notes"] = (
             assumed(architecture, fields, ModelSpec(name="", **settings)),
             *settings["notes"],
         )
-    return settings
+    is_quantised = stored.weights or stored.moe_weights or stored.lm_head_weights
+    return settings, method_of(description.fields) if description is not None and is_quantised else None
 
 
 def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
@@ -352,19 +373,27 @@ def known_inside(inner: Mapping[str, Any] | None) -> str | None:
     return plain.get(wanted)
 
 
-def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
+def layers_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> list[Block]:
+    """Returns one block for each layer."""
+    return [
+        Block(count=1, attention=own_attention, mlp=own_mlp, num_norms=num_norms)
+        for own_attention, own_mlp in zip(attention, mlp, strict=True)
+    ]
+
+
+def blocks_of(layers: Sequence[Block], formats: Sequence[tuple[tuple[str, str], ...]]) -> tuple[Block, ...]:
     """Groups equal layers into one block each, in the order in which the kinds first occur.
 
-    Layers of which nothing is left (DeciLM) are not among them.
+    formats: of each layer, as in `Block.formats`; empty: no layer has any. Layers of which nothing is left
+    (DeciLM) are not among them.
     """
-    counts: dict[tuple[Attention, Mlp], int] = {}
-    for layer in zip(attention, mlp, strict=True):
-        if not (isinstance(layer[0], NoAttention) and isinstance(layer[1], NoMlp)):
-            counts[layer] = counts.get(layer, 0) + 1
-    return tuple(
-        Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
-        for (attention, mlp), count in counts.items()
-    )
+    counts: dict[Block, int] = {}
+    for number, layer in enumerate(layers):
+        if isinstance(layer.attention, NoAttention) and isinstance(layer.mlp, NoMlp):
+            continue
+        kind = replace(layer, formats=formats[number]) if formats else layer
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(replace(kind, count=count) for kind, count in counts.items())
 
 
 def checkpoint_dtype(fields: Fields) -> str:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from hwmodels.checks import is_whole
 from hwmodels.hf.json_files import load_json_object
-from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
 
 INDEX = "model.safetensors.index.json"
@@ -37,8 +36,8 @@ def stored_size(folder: Path) -> StoredSize | None:
     if index.exists():
         metadata = load_json_object(index).get("metadata")
         total = metadata.get("total_size") if isinstance(metadata, dict) else None
-        if is_whole(total) and total > 0:
-            return StoredSize(int(total), INDEX)
+        if isinstance(total, int) and is_whole(total) and total > 0:
+            return StoredSize(total, INDEX)
     files = sorted(folder.glob("model*.safetensors")) or [
         # Mistral's own files hold the same weights a second time.
         file
@@ -89,10 +88,10 @@ def size_notes(model: ModelSpec, folder: Path, *, is_float32: bool = False) -> t
 
 
 def mtp_bytes(model: ModelSpec) -> float:
-    """Returns the bytes of modules for multi-token prediction: each a layer, a projection and two tables."""
-    if not model.num_mtp_modules:
-        return 0.0
-    layer = model.blocks[-1].layer_matrices(model.hidden_size)
-    own = sum(matrix.elements * model.bytes_per_weight(matrix.role) for matrix in layer)
-    vectors = 2 * model.hidden_size**2 + 2 * model.embedding_elements
-    return model.num_mtp_modules * (own + vectors * model.bytes_per_weight(Role.plain))
+    """Returns the most bytes of modules for multi-token prediction: a layer, a projection, two tables each.
+
+    Quantisers often leave them in 16 bits.
+    """
+    layer = sum(matrix.elements for matrix in model.blocks[-1].layer_matrices(model.hidden_size))
+    others = 2 * model.hidden_size**2 + 2 * model.embedding_elements
+    return model.num_mtp_modules * (layer + others) * model.element_bytes

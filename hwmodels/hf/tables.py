@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hwmodels.hf.fields import Fields, wrong
+from hwmodels.hf.fields import Fields
 from hwmodels.hf.usual import with_usual_names
 from hwmodels.model.model_spec import OtherWeights
 
@@ -13,11 +13,6 @@ from hwmodels.model.model_spec import OtherWeights
 def none(fields: Fields) -> tuple[OtherWeights, ...]:
     """Returns no weights besides the vocabulary's."""
     return ()
-
-
-def no_formats(fields: Fields) -> Mapping[str, str]:
-    """Returns no formats besides those of quantization_config."""
-    return {}
 
 
 def learned_positions(fields: Fields) -> tuple[OtherWeights, ...]:
@@ -46,16 +41,6 @@ def gemma3n_tables(fields: Fields) -> tuple[OtherWeights, ...]:
     fields.ignore("altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_lr_multiplier")
     others = OtherWeights(name="LAuReL and AltUp", elements=laurel + altup) if laurel + altup else None
     return (*per_layer_embeddings(fields), *([others] if others else []))
-
-
-def fp4_experts(fields: Fields) -> Mapping[str, str]:
-    """Returns the format of DeepSeek-V4's routed experts by expert_dtype: fp4 has a scale for 32 weights."""
-    given = fields.value("expert_dtype")
-    if given in (None, "fp8", "bfloat16"):
-        return {}
-    if given != "fp4":
-        raise wrong("expert_dtype", given, "must be fp4, fp8 or null")
-    return {"moe_weights": "mxfp4"}
 
 
 def falcon_names(config: Mapping[str, Any]) -> dict[str, Any]:

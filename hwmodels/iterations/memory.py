@@ -10,7 +10,7 @@ from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.offload import Offload
 from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Ranks, Role, share_of
+from hwmodels.model.matrices import Ranks, Role
 from hwmodels.model.mlp import MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft
@@ -253,11 +253,12 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
     )
     if layout.pipeline_parallel_size == 1:
         return whole
-    vocabulary = share_of(model.vocab_size, layout.tensor_parallel_size)
-    table = vocabulary * model.hidden_size * model.element_bytes
-    others = model.other_bytes(layout.tensor_parallel_size)
-    layers = whole - (1 if model.tie_word_embeddings else 2) * table - others
-    return layers * layout.stage_share(model.num_layers) + table + others
+    tables, others = (
+        model.table_bytes(layout.tensor_parallel_size),
+        model.other_bytes(layout.tensor_parallel_size),
+    )
+    layers = whole - sum(tables) - others
+    return layers * layout.stage_share(model.num_layers) + max(tables) + others
 
 
 def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) -> float:
@@ -271,8 +272,8 @@ def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) 
     copies = 0.0
     for block in model.blocks if num_experts else ():
         if isinstance(block.mlp, MixtureOfExperts):
-            routed = [m for m in block.mlp.matrices(model.hidden_size, ranks) if m.role is Role.routed]
-            held = sum(matrix.elements * model.bytes_per_weight(Role.routed) for matrix in routed)
+            matrices = block.layer_matrices(model.hidden_size, ranks)
+            held = sum(model.matrix_bytes(matrix) for matrix in matrices if matrix.role is Role.routed)
             copies += block.count * held * num_experts / block.mlp.num_experts
     return copies * layout.stage_share(model.num_layers)
 

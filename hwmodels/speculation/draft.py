@@ -197,8 +197,9 @@ class LayerDraft(Stepwise):
         if self.intermediate_size is not None:
             mlp = DenseMlp(intermediate_size=self.intermediate_size)
         attention = self.attention or last.attention
-        block = replace(last, count=self.num_layers, mlp=mlp, attention=attention)
         with_target = self.kind == "mtp" and self.weights is None
+        formats = last.formats if with_target else ()
+        block = replace(last, count=self.num_layers, mlp=mlp, attention=attention, formats=formats)
         has_experts = isinstance(mlp, MixtureOfExperts)
         return replace(
             target,
@@ -227,7 +228,7 @@ class LayerDraft(Stepwise):
         layers, ranks = self.layers(target), _ranks(layout)
         own = layers.layer_matrices(ranks)
         own += self.step_matrices(target, ranks)
-        matrix_bytes = sum(m.elements * layers.bytes_per_weight(m.role) for m in own)
+        matrix_bytes = sum(layers.matrix_bytes(m) for m in own)
         vectors = layers.vector_elements(ranks) + 2 * target.hidden_size
         once = sum(m.elements for m in self.pass_matrices(target))
         if self.vocab_size is not None:

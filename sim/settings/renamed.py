@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from hwmodels.hf.engine_names import ENGINE_NAMES
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.model_names import model_named
@@ -76,11 +77,35 @@ def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,
 
 
 def _with_new_name(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> list[str]:
+    if text.startswith("quantization=") and _is_of_the_model(text, dirs, beside):
+        return []
     if match := _OLD_KEY.match(text):
         return [_replacement(match) + text[match.end() :]]
     if match := _MODEL.fullmatch(text):
         return _named_models(match["key"], match["ids"].split(","), dirs, beside)
     return [text]
+
+
+def _is_of_the_model(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> bool:
+    """Returns whether the id of the model says already how its weights are quantised, as -AWQ does.
+
+    Raises ConfigError if it says otherwise.
+    """
+    name = text.partition("=")[2].strip("'\"")
+    for match in filter(None, map(_MODEL.fullmatch, beside)):
+        found = None if match["key"] != "model" else model_named(match["ids"], dirs)
+        if found is None or found.weights is None:
+            continue
+        meaning = ENGINE_NAMES.get(name)
+        stored = None if meaning is None else meaning.weights or meaning.moe_weights
+        if meaning is None or (stored is not None and stored[:3] != found.weights[:3]):
+            raise ConfigError(
+                f"quantization={name}: {match['ids']} is stored in {found.weights}; leave quantization out, "
+                "or choose the model's checkpoint of 16 bits"
+            )
+        note(f"quantization={name} is how {match['ids']} is stored.")
+        return True
+    return False
 
 
 def _named_models(key: str, names: Sequence[str], dirs: Sequence[Path], beside: Sequence[str]) -> list[str]:

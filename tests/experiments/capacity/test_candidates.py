@@ -1,5 +1,6 @@
 """The candidates of a search: combinations, exclusions, spares, hours, and settings that are refused."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ import pytest
 
 from experiments.capacity.candidates import build_question
 from experiments.capacity.day import Day, day_of
+from experiments.capacity.launch import vllm_launch
 from experiments.capacity.probe import Probe
 from experiments.capacity.search import CeilingTask, begin
 from experiments.capacity.settings import CapacitySettings
 from sim.settings.errors import ConfigError
 from tests.experiments.capacity.questions import SCENARIO, SLO, SMALL, SOURCE, TINY, question_of
+from tests.hwmodels.hf.published import LLAMA
 
 
 def test_axes_are_choices_or_overrides_and_candidates_all_combinations():
@@ -195,3 +198,45 @@ def test_a_window_of_sessions_is_refused():
     given_all = [*AGENTS, "capacity.window_s=10"]
     with pytest.raises(ConfigError, match=r"capacity.window_s=10: sessions, of which the last begins at"):
         build_question(SOURCE.compose(given_all), SOURCE, given_all)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "names", "refused"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ["h100_sxm"], {}),
+        (
+            {"quant_method": "awq", "bits": 4},
+            ["h100_sxm"],
+            {"h100_sxm fp8": "the checkpoint is quantised already, by awq in int4_wo"},
+        ),
+        (None, ["h100_sxm", "h100_sxm fp8"], {}),
+    ],
+)
+def test_a_checkpoint_that_is_quantised_already_has_its_own_format(tmp_path, quantisation, names, refused):
+    config = LLAMA if quantisation is None else {**LLAMA, "quantization_config": quantisation}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    question = question_of(
+        "model=hf",
+        f"model.path={tmp_path}",
+        "capacity.hardware=[h100_sxm]",
+        "capacity.tensor_parallel_sizes=[]",
+        "capacity.quantisations=[null,fp8]",
+    )
+    assert [one.name for one in question.candidates] == names
+    assert {one.name for one in question.refused} == set(refused)
+    for one in question.refused:
+        assert refused[one.name] in one.reason
+
+
+def test_a_format_may_have_an_engines_name():
+    question = question_of(
+        "model=llama3_1_8b",
+        "capacity.hardware=[h100_sxm]",
+        "capacity.tensor_parallel_sizes=[]",
+        "capacity.quantisations=[null,awq_marlin]",
+    )
+    own, awq = question.candidates
+    assert (own.scenario.model.weights, awq.scenario.model.weights) == (None, "int4_wo")
+    command = vllm_launch(awq)
+    assert "--quantization awq_marlin" in command.command
+    assert "model.weights=awq_marlin: needs a checkpoint that is quantised so" in command.notes

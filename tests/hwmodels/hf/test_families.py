@@ -217,9 +217,8 @@ def test_kimi_k2_5_keeps_its_language_model_and_quantisation_in_text_config():
             "text_config": {**DEEPSEEK_V3, "quantization_config": quantisation},
         }
     )
-    assert (model.weights, model.moe_weights) == (None, "int4_wo")
+    assert (model.weights, model.moe_weights) == (None, "int4_wo_s32")
     assert model.notes[0].startswith("vision tower not counted")
-    assert "groups of 128 weights, the checkpoint's are 32" in model.notes[1]
 
 
 @pytest.mark.parametrize(

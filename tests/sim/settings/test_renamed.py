@@ -112,3 +112,23 @@ def test_what_is_not_accepted_is_answered_with_the_canonical_name(override, mess
         composed(SOURCE, [override])
     assert message in str(error.value)
     assert len(str(error.value)) < 250
+
+
+def test_an_id_of_quantised_weights_says_what_quantization_does():
+    for model, name, weights in (
+        ("Qwen/Qwen3-32B-AWQ", "awq_marlin", "int4_wo"),
+        ("Qwen/Qwen3-32B-FP8", "fp8", "fp8_block"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "modelopt", "fp8"),
+        ("RedHatAI/Llama-3.1-8B-Instruct-FP8", "compressed-tensors", "fp8"),
+    ):
+        texts = with_new_names([f"model={model}", f"quantization={name}"])
+        assert texts[1:] == [f"model.weights={weights}"]
+    assert with_new_names(["model=Qwen/Qwen3-32B", "quantization=awq"])[1:] == ["model.weights=awq"]
+    with pytest.raises(ConfigError, match="quantization=gptq: Qwen/Qwen3-32B-FP8 is stored in fp8_block"):
+        with_new_names(["model=Qwen/Qwen3-32B-FP8", "quantization=gptq"])
+
+
+def test_names_of_engines_are_those_of_weights():
+    for name in ("awq", "gptq_marlin", "moe_wna16"):
+        assert main(["roofline", "model=llama3_1_8b", f"quantization={name}", "--cfg", "job"]) == 0
+    assert main(["roofline", "model=llama3_1_8b", "quantization=squeezellm", "out=null"]) == 2
