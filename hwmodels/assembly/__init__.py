@@ -9,8 +9,10 @@ from hwmodels.assembly.attention import attention_operators
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
+from hwmodels.model.attention import NoAttention
 from hwmodels.model.block import Block
 from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
+from hwmodels.model.mlp import NoMlp
 from hwmodels.operators.stream import stream_seconds
 
 SAMPLING_KERNELS = 4
@@ -44,14 +46,19 @@ def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
 def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
     """Yields the operators of `calls` identical layers.
 
-    Norms after attention and after the MLP, if any, are counted with the norms before them.
+    Norms after attention and after the MLP, if any, are counted with the norms before them. A layer of one
+    part alone has that part's norms alone.
     """
     site = site.of(block)
-    yield site.norm("attention_norm", calls, block.num_norms / 2)
-    yield from attention_operators(site, block.attention, calls)
-    yield from site.reduced("attention", calls)
-    yield site.norm("mlp_norm", calls, block.num_norms / 2)
-    yield from mlp_operators(site, block.mlp, calls)
+    has_mixer, has_mlp = not isinstance(block.attention, NoAttention), not isinstance(block.mlp, NoMlp)
+    norms = block.num_norms / max(1, has_mixer + has_mlp)
+    if has_mixer:
+        yield site.norm("attention_norm", calls, norms)
+        yield from attention_operators(site, block.attention, calls)
+        yield from site.reduced("attention", calls)
+    if has_mlp:
+        yield site.norm("mlp_norm", calls, norms)
+        yield from mlp_operators(site, block.mlp, calls)
 
 
 def between_stages(site: Site) -> Iterator[Operator]:

@@ -49,6 +49,13 @@ OF_ATTENTION = {
     "kv_b_proj": (("kv_b_proj", "wkv_b"),),
     "index_q_proj": (("indexer.wq_b",),),
     "index_k_proj": (("indexer.wk",),),
+    "index_qk_proj": (("index_q_proj",), ("index_k_proj",)),
+    "compressor_proj": (("compressor.wkv",), ("compressor.wgate",)),
+    "o_a_proj": (("o_a_proj", "wo_a"),),
+    "o_b_proj": (("o_b_proj", "wo_b"),),
+    "in_proj_qkv": (("q_proj",), ("k_proj",), ("v_proj",)),
+    "latent_down_proj": (("fc1_latent_proj", "routed_expert_down_proj"),),
+    "latent_up_proj": (("fc2_latent_proj", "routed_expert_up_proj"),),
     "in_proj_qkvz": (("in_proj_qkv", "in_proj_qkvz"), ("in_proj_z", "in_proj_qkvz")),
 }
 """Matrix of ours -> for each of the matrices that it joins: its names in checkpoints."""

@@ -244,7 +244,7 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
     """Returns the bytes of one device's weights by its tensor and expert parallel rank.
 
     In a pipeline: the stage with the most layers (of average size), and the embedding table or the LM head,
-    which the first and the last stage have.
+    which the first and the last stage have. Towers and further tables are on the first stage.
     """
     whole = model.weight_bytes_per_rank(
         layout.tensor_parallel_size,
@@ -253,8 +253,12 @@ def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
     )
     if layout.pipeline_parallel_size == 1:
         return whole
-    tables = model.table_bytes(layout.tensor_parallel_size)
-    return (whole - sum(tables)) * layout.stage_share(model.num_layers) + max(tables)
+    tables, others = (
+        model.table_bytes(layout.tensor_parallel_size),
+        model.other_bytes(layout.tensor_parallel_size),
+    )
+    layers = whole - sum(tables) - others
+    return layers * layout.stage_share(model.num_layers) + max(tables) + others
 
 
 def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) -> float:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hwmodels.checks import check_whole
-from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, NoAttention
 from hwmodels.model.block import Block
 from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.quantization import KV_BYTES, check_weight_format, weight_format
 
 __all__ = [
@@ -25,11 +25,28 @@ __all__ = [
     "MixtureOfExperts",
     "Mlp",
     "ModelSpec",
+    "NoAttention",
+    "NoMlp",
+    "OtherWeights",
     "Ranks",
     "Role",
 ]
 
 DTYPES = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherWeights:
+    """Weights outside the layers that occupy memory and cost a text token no time, in the model's dtype.
+
+    Vision and audio towers, and tables of which a token reads a row.
+    """
+
+    name: str
+    elements: int
+
+    def __post_init__(self) -> None:
+        check_whole("elements", self.elements)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +92,14 @@ class ModelSpec:
     """Storage format of the KV cache, a key of `KV_BYTES`; auto: dtype."""
     sparsity: str | None = None
     """Structured sparsity of attention and MLPs; 2:4: two of four weights are zero and not stored."""
+    other_weights: tuple[OtherWeights, ...] = ()
+    """Towers and tables; sharded over the ranks of tensor parallelism, in a pipeline on the first stage."""
+    read_by_fields: bool = False
+    """Whether the architecture is unknown, and its layers are what its fields usually mean."""
     num_mtp_modules: int = 0
-    """Modules for multi-token prediction in the checkpoint, each like the last layer; a decode uses none."""
+    """Modules for multi-token prediction in the checkpoint, each like `mtp_block`; a decode uses none."""
+    mtp_block: Block | None = None
+    """Layer of such a module; None: like the last block's."""
     notes: tuple[str, ...] = ()
     """Notes on parts of the model that this description lacks, and on transformations of it."""
     source: str = ""
@@ -130,7 +153,16 @@ class ModelSpec:
         """Number of all weights except those for multi-token prediction; Llama-2-7B: 6,738,415,616."""
         layers = sum(matrix.elements for matrix in self.layer_matrices())
         tables = 1 if self.tie_word_embeddings else 2
-        return layers + self.vector_elements() + tables * self.embedding_elements
+        return layers + self.vector_elements() + tables * self.embedding_elements + self.other_elements
+
+    @property
+    def other_elements(self) -> int:
+        """Number of weights of towers and of tables besides the vocabulary's."""
+        return sum(other.elements for other in self.other_weights)
+
+    def other_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns the bytes of towers and further tables on one rank of the first stage."""
+        return share_of(self.other_elements, tensor_parallel_size) * self.element_bytes
 
     @property
     def num_active_parameters(self) -> int:
@@ -223,7 +255,12 @@ class ModelSpec:
         ranks = Ranks(tensor_parallel_size, moe_tensor_parallel_size, expert_parallel_size)
         matrices = sum(self.matrix_bytes(matrix) for matrix in self.layer_matrices(ranks))
         tables = sum(self.table_bytes(tensor_parallel_size))
-        return matrices + self.vector_elements(ranks) * self.element_bytes + tables
+        return (
+            matrices
+            + self.vector_elements(ranks) * self.element_bytes
+            + tables
+            + self.other_bytes(tensor_parallel_size)
+        )
 
     def kv_layers(self, tensor_parallel_size: int = 1) -> list[KvLayers]:
         """Returns the layers with their own KV, one entry per block, on one rank."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hwmodels.checks import is_finite
 from hwmodels.model.matrices import Role
-from hwmodels.model.mlp import DenseMlp, Mlp
+from hwmodels.model.mlp import DenseMlp, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec
 
 GRAIN = 64
@@ -226,6 +226,8 @@ def kept_width(size: int, share: float) -> int:
 
 def narrower(mlp: Mlp, share: float) -> Mlp:
     """Returns the MLP pruned to a share of its width, shared experts included."""
+    if isinstance(mlp, NoMlp):
+        return mlp
     width = kept_width(mlp.intermediate_size, share)
     if isinstance(mlp, DenseMlp):
         return replace(mlp, intermediate_size=width)
