@@ -72,21 +72,22 @@ def verdict(best: Ranked, other: Ranked) -> Verdict | None:
 def kv_shortage(row: Ranked) -> str:
     """Returns a clause if a fleet's KV memory is too small to rely on it; empty if there is room.
 
-    It is if the working set fills it in a run, or if whether an engine starts depends on its version: vLLM up to
-    0.16 takes up to 3 GiB more for sampling.
+    It is if the working set fills it in a run, or if whether an engine starts depends on its version: vLLM up
+    to 0.16 takes up to 3 GiB more for sampling.
     """
-    scenario = row.candidate.scenario
+    scenario, name = row.candidate.scenario, row.candidate.name
     plan = scenario.plan_memory()
     peak = max(row.figures["kv_peak"].high, row.figures["kv_peak"].mean)
     if peak >= FULL:
+        tokens = plan.num_blocks * plan.block_size
         return (
-            f"the working set of {row.candidate.name} fills its KV memory of "
-            f"{plan.num_blocks * plan.block_size:,} tokens per replica, so that requests wait or lose their KV"
+            f"the working set of {name} fills its KV memory of {tokens:,} tokens per replica, so that "
+            "requests wait or lose their KV"
         )
     if plan.kv_bytes < LEAST_KV_BYTES or not _starts_with(scenario, SORTING_VERSION):
         return (
-            f"the KV memory of {row.candidate.name} is {plan.kv_bytes / GIB:.1f} GiB on each GPU, and whether "
-            f"an engine finds that much depends on its version (vLLM {SORTING_VERSION} takes more for sampling)"
+            f"the KV memory of {name} is {plan.kv_bytes / GIB:.1f} GiB on each GPU, and whether an engine "
+            f"finds that much depends on its version (vLLM {SORTING_VERSION} takes more for sampling)"
         )
     return ""
 
@@ -135,7 +136,7 @@ def verdict_sentence(found: Verdict, name: str) -> str:
     cost = f"{found.more_percent:.2g} % more" if found.more_percent > 1e-7 else "as much"
     more = f"{name} costs {cost}, and {error}"
     if found.reason:
-        return f"The winner is not decided, because {found.reason}. {more[0].upper()}{more[1:]}."
+        return f"The winner is not decided, because {found.reason}; {more}."
     opening = {
         Decision.decided: "The winner is decided within the expected error",
         Decision.likely: "The winner is probable, but not decided within the expected error",

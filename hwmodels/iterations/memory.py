@@ -91,7 +91,8 @@ def plan_memory(
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
     profile: the engine's rule; None: that of the newest vLLM. gpu_memory_utilization: the share of memory, by
-    that rule; None: SGLang's own. WORKED
+    that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB usable - 14.96
+    weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of 16 tokens.
     With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
     parallelism those of all devices that share a sequence. Layers with a window have their own space in every
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
