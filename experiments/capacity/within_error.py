@@ -77,14 +77,16 @@ def kv_shortage(row: Ranked) -> str:
     """
     scenario, name = row.candidate.scenario, row.candidate.name
     plan = scenario.plan_memory()
-    peak = max(row.figures["kv_peak"].high, row.figures["kv_peak"].mean)
+    use = row.figures["kv_peak"]
+    peak = use.mean if math.isnan(use.high) else max(use.mean, use.high)
     if peak >= FULL:
         tokens = plan.num_blocks * plan.block_size
         return (
             f"the working set of {name} fills its KV memory of {tokens:,} tokens per replica, so that "
             "requests wait or lose their KV"
         )
-    if plan.kv_bytes < LEAST_KV_BYTES or not _starts_with(scenario, SORTING_VERSION):
+    given = scenario.engine.num_kv_blocks is not None
+    if not given and (plan.kv_bytes < LEAST_KV_BYTES or not _starts_with(scenario, SORTING_VERSION)):
         return (
             f"the KV memory of {name} is {plan.kv_bytes / GIB:.1f} GiB on each GPU, and whether an engine "
             f"finds that much depends on its version (vLLM {SORTING_VERSION} takes more for sampling)"
