@@ -46,7 +46,7 @@ SGLANG_MIB_PER_PREFILL_GRAPH = 8.0
 
 
 class Era(NamedTuple):
-    """What a profile run of vLLM measures from a version on. Bytes of one device."""
+    """The profile run of vLLM from a version on, in bytes of one device."""
 
     since: tuple[int, int, int]
     bytes_per_logit: float
@@ -105,7 +105,7 @@ class MemoryProfile:
 
     @property
     def era(self) -> Era:
-        """What the profile run of this version measures."""
+        """The profile run of this version."""
         if self.version is None:
             return ERAS[-1]
         return [era for era in ERAS if era.since <= _parsed(self.version)][-1]

@@ -19,7 +19,7 @@ LATENCY = Calibrated()
 
 @pytest.fixture(scope="module")
 def scored():
-    """The logs with the predicted tokens and their error in percent."""
+    """Returns the logs with the predicted tokens and their error in percent."""
     kind = KINDS["kv_memory"]
     table = kind.rows(read_table(LOGS, kind.columns, kind.positive), LOGS)
     tokens = [kind.predict(row, LATENCY)["kv_tokens"] for row in table.to_dict("records")]
