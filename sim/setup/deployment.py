@@ -169,10 +169,11 @@ class Deployment:
         }
         for known, plan in tuple(_memory_plans):  # another thread may add one
             if known == settings:
-                return plan
-        plan = plan_memory(**settings)
+                break
+        else:
+            plan = plan_memory(**settings)
+            _memory_plans.appendleft((settings, plan))
         self._check_longest_sequence(plan)
-        _memory_plans.appendleft((settings, plan))
         return plan
 
     @property
@@ -216,7 +217,8 @@ class Deployment:
         length = self.engine.max_model_len
         if length is None or self.engine.num_kv_blocks is not None or self.caching.changes_outputs:
             return
-        if length > self.longest_sequence(plan):
+        usable = plan.num_blocks // self.layout.attention_data_parallel_size
+        if self._blocks_of(length, plan.block_size) > usable:
             raise ValueError(
                 f"engine.max_model_len={length}: {self.kv_shortage(plan, length)}. Try increasing "
                 "engine.gpu_memory_utilization or decreasing engine.max_model_len"
