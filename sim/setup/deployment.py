@@ -167,10 +167,9 @@ class Deployment:
             "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
             "kv_group_layers": self.kv_groups[0].num_layers if self.kv_groups else None,
         }
-        for known, plan in tuple(_memory_plans):  # another thread may add one
-            if known == settings:
-                break
-        else:
+        kept = tuple(_memory_plans)  # another thread may add one
+        plan = next((one for known, one in kept if known == settings), None)
+        if plan is None:
             plan = plan_memory(**settings)
             _memory_plans.appendleft((settings, plan))
         self._check_longest_sequence(plan)

@@ -237,8 +237,8 @@ def test_a_context_that_does_not_fit_is_refused_in_vllms_words_if_it_was_set():
     longest = pool.longest_sequence(pool.plan_memory())
     assert 15_000 < longest < 25_000
     message = (
-        r"engine.max_model_len=131072: to serve at least one request with the model's max seq len \(131072\), "
-        r"16.00 GiB KV cache is needed, which is larger than the available KV cache memory \(\d\.\d\d GiB\). "
+        r"engine.max_model_len=131072: to serve at least one request with the model's max seq len "
+        r"\(131072\), 16.00 GiB KV cache is needed, which is larger than the available KV cache memory \(\d\.\d\d GiB\). "
         rf"Based on the available memory, the estimated maximum model length is {longest}. "
         r"Try increasing engine.gpu_memory_utilization or decreasing engine.max_model_len$"
     )
