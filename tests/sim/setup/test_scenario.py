@@ -238,7 +238,8 @@ def test_a_context_that_does_not_fit_is_refused_in_vllms_words_if_it_was_set():
     assert 15_000 < longest < 25_000
     message = (
         r"engine.max_model_len=131072: to serve at least one request with the model's max seq len "
-        r"\(131072\), 16.00 GiB KV cache is needed, which is larger than the available KV cache memory \(\d\.\d\d GiB\). "
+        r"\(131072\), 16.00 GiB KV cache is needed, which is larger than the available KV cache memory "
+        r"\(\d\.\d\d GiB\). "
         rf"Based on the available memory, the estimated maximum model length is {longest}. "
         r"Try increasing engine.gpu_memory_utilization or decreasing engine.max_model_len$"
     )
