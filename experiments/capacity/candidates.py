@@ -30,6 +30,8 @@ SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas
 """Settings that the search varies -> the settings that limit them."""
 NONE = ("pools", "scaling", "failures")
 """Groups that must be none, because a candidate is a constant number of equal replicas."""
+LENGTH_STEP = 256
+"""Multiple of tokens to which the longest request is rounded up for `--max-model-len`."""
 COMMON = ("seed", "prompt_scale", "output_scale")
 """Settings of the traffic, which must be the same for all candidates."""
 UNSUPPORTED = "the GPU, the layout or the format is not supported"
@@ -146,6 +148,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     candidates, clipping = _without_clipping(candidates, settings, set_length)
     refused += clipping
     _check_any(candidates, refused)
+    if set_length is None:
+        candidates, short = _for_longest(candidates, settings)
+        refused += short
+        _check_any(candidates, refused)
     return Question(
         settings=settings,
         slo=slo,
@@ -319,6 +325,43 @@ def _without_clipping(
         else:
             kept.append(candidate)
     return kept, refused
+
+
+def _for_longest(
+    candidates: Sequence[Candidate], settings: CapacitySettings
+) -> tuple[list[Candidate], list[Refused]]:
+    """Gives each candidate the engine.max_model_len of the longest request, and refuses what cannot hold it.
+
+    An engine does not start if its KV memory does not hold one sequence of that length.
+    """
+    kept, refused = list[Candidate](), list[Refused]()
+    for candidate in candidates:
+        scenario = candidate.scenario
+        if scenario.engine.max_model_len is None:
+            length = longest_request(scenario, settings.seeds)
+            scenario = replace(scenario, engine=replace(scenario.engine, max_model_len=length))
+        if refusal := _refusal(scenario):
+            kind, reason = refusal
+            refused.append(Refused(name=candidate.name, parts=candidate.parts, reason=reason, kind=kind))
+        else:
+            kept.append(replace(candidate, scenario=scenario))
+    return kept, refused
+
+
+def longest_request(scenario: Scenario, seeds: Sequence[int]) -> int:
+    """Returns the tokens of the longest request of any seed, rounded up to `LENGTH_STEP`.
+
+    It is at most the context of the model, to which longer requests are cut. Raises ConfigError.
+    """
+    longest = 2
+    for seed in seeds:
+        try:
+            source = traffic(scenario, seed, None)[0]
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from error
+        for arrival in source.listed:
+            longest = max(longest, arrival.request.prompt.num_tokens + arrival.num_output_tokens)
+    return min(-(-longest // LENGTH_STEP) * LENGTH_STEP, scenario.model.max_position_embeddings)
 
 
 def _num_clipped(scenario: Scenario, seed: int) -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
 from hwmodels.hf.engine_names import ENGINE_NAMES
+from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.model.quantization import kind_of
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
@@ -88,7 +89,7 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
         yield "--enable-expert-parallel"
     yield f"--max-num-seqs {engine.max_num_seqs}"
     yield f"--max-num-batched-tokens {scenario.max_num_batched_tokens}"
-    yield f"--gpu-memory-utilization {engine.gpu_memory_utilization:g}"
+    yield f"--gpu-memory-utilization {_share(scenario, 'vllm'):g}"
     if engine.max_model_len is not None:
         yield f"--max-model-len {engine.max_model_len}"
     if engine.num_kv_blocks is not None:
@@ -130,10 +131,6 @@ def sglang_launch(candidate: Candidate) -> Launch:
         notes.append("batching.long_prefill_token_threshold: SGLang has no flag for it")
     if not isinstance(scenario.caching, Paged | PrefixCaching | Radix):
         notes.append(f"caching={name_of(scenario.caching)}: SGLang has no flag for it")
-    notes.append(
-        "gpu_memory_utilization: --mem-fraction-static covers weights and KV cache, but not activations; "
-        "lower it if the server runs out of memory"
-    )
     if scenario.layout.context_parallel_size > 1:
         notes.append("context_parallel_size: its flags depend on the model; see SGLang's documentation")
     command = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
@@ -166,7 +163,7 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
         yield f"--expert-parallel-size {layout.expert_parallel_size}"
     yield f"--max-running-requests {engine.max_num_seqs}"
     yield from _sglang_batching_flags(scenario)
-    yield f"--mem-fraction-static {engine.gpu_memory_utilization:g}"
+    yield f"--mem-fraction-static {_share(scenario, 'sglang'):g}"
     if engine.max_model_len is not None:
         yield f"--context-length {engine.max_model_len}"
     if engine.num_kv_blocks is not None:
@@ -179,6 +176,21 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
         yield "--disable-overlap-schedule"
     if not engine.cuda_graphs.enabled:
         yield "--disable-cuda-graph"
+
+
+def _share(scenario: Scenario, rule: str) -> float:
+    """Returns the share of memory with which an engine of this rule has the simulated replica's KV memory."""
+    engine, layout = scenario.engine, scenario.layout
+    if engine.memory_profile == rule:
+        return scenario.memory_share
+    plan, profile = scenario.plan_memory(), MemoryProfile(rule=rule)
+    needed = plan.weights_bytes + plan.adapter_bytes + plan.draft_bytes + plan.window_and_state_bytes
+    needed += plan.kv_bytes + profile.runtime_bytes(scenario.hardware, layout)
+    needed += profile.activation_bytes(
+        scenario.model, layout, scenario.max_num_batched_tokens, engine.max_num_seqs
+    )
+    needed += profile.cuda_graph_bytes(scenario.model, engine.cuda_graphs, engine.max_num_seqs)
+    return min(round(needed / profile.total_bytes(scenario.hardware, layout), 3), 0.99)
 
 
 def _quantised(

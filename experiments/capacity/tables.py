@@ -21,7 +21,7 @@ from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
-from experiments.capacity.within_error import verdict, verdict_json, verdict_sentence
+from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
 from experiments.study.notes import expected_error_lines
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
@@ -206,6 +206,8 @@ def caveats(found: Answer) -> list[str]:
             f"Planned for the busiest {_span(settings.window_s or 0.0)} of the traffic (most tokens), from "
             f"{_span(found.window_start_s)} on; for all of it: capacity.window_s=null."
         )
+    if found.ranked and (short := kv_shortage(found.ranked[0])):
+        lines.append(f"{short[0].upper()}{short[1:]}.")
     if settings.search == "optuna":
         lines.append("Optuna evaluated only some of the candidates: a better one may be among the others.")
     return [*lines, *expected_error_lines(found.notes)]

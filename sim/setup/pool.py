@@ -9,7 +9,7 @@ from functools import partial
 
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
-from hwmodels.iterations.memory import GIB
+from hwmodels.iterations.memory_profile import GIB
 from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of

@@ -152,7 +152,7 @@ def _cache_config(replica: Replica, settings: PoolSettings) -> dict[str, str]:
         "num_gpu_blocks": str(pool.num_blocks),
         "enable_prefix_caching": str(pool.finds_kv),
         "cache_dtype": settings.model.kv_cache_dtype,
-        "gpu_memory_utilization": str(settings.engine.gpu_memory_utilization),
+        "gpu_memory_utilization": str(settings.memory_share),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from experiments.capacity.candidates import build_question
 from experiments.capacity.day import Day, day_of
 from experiments.capacity.launch import vllm_launch
-from experiments.capacity.probe import Probe
+from experiments.capacity.probe import Probe, traffic
 from experiments.capacity.search import CeilingTask, begin
 from experiments.capacity.settings import CapacitySettings
 from sim.settings.errors import ConfigError
@@ -52,6 +52,38 @@ def test_candidates_that_cannot_be_are_kept_with_their_reason():
     reasons = {one.name: one.reason for one in question.refused}
     assert "GiB more than" in reasons["l4 TP1"]
     assert "tensor_parallel_size=3" in reasons["h200_sxm TP3"]
+
+
+def test_candidates_serve_the_longest_request_and_no_longer_one():
+    """The longest of all seeds, rounded up to 256 tokens; a length of one's own is kept."""
+    question = question_of("capacity.hardware=[l4]", "capacity.seeds=[0,1]", "capacity.quantisations=[]")
+    scenario = question.candidates[0].scenario
+    longest = max(
+        arrival.request.prompt.num_tokens + arrival.num_output_tokens
+        for seed in (0, 1)
+        for arrival in traffic(scenario, seed, None)[0].listed
+    )
+    assert scenario.engine.max_model_len == -(-longest // 256) * 256
+    assert f"--max-model-len {scenario.engine.max_model_len}" in vllm_launch(question.candidates[0]).command
+    own = question_of("engine.max_model_len=2000", "capacity.hardware=[l4]", "capacity.quantisations=[]")
+    assert own.candidates[0].scenario.engine.max_model_len == 2000
+
+
+def test_a_candidate_whose_kv_memory_does_not_hold_the_longest_request_is_refused_in_vllms_words():
+    """Llama-3.1-70B in fp8 leaves 1.3 GiB of KV, 4,288 tokens, on an H100; in bf16 two are needed."""
+    question = question_of(
+        "model=llama3_1_70b",
+        "workload.lengths.prompt_tokens.value=6000",
+        "workload.num_requests=20",
+        "capacity.hardware=[h100_sxm]",
+        "capacity.tensor_parallel_sizes=[1,2]",
+        "capacity.quantisations=[fp8]",
+    )
+    assert [one.name for one in question.candidates] == ["h100_sxm TP2"]
+    reason = question.refused[0].reason
+    assert "to serve at least one request with the model's max seq len" in reason
+    assert "larger than the available KV cache memory (1.31 GiB)" in reason
+    assert "estimated maximum model length is 4288. Try increasing engine.gpu_memory_utilization" in reason
 
 
 def test_spares_are_added_for_a_number_and_for_availability():
