@@ -41,6 +41,8 @@ class Circumstances:
     memory_bytes: float
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    """Ranks of data-parallel attention; limits here are of the replica, the sum over its ranks."""
     max_model_len: int | None = None
     """Longest sequence; None: unknown."""
     whole_prompts: bool = False
@@ -65,12 +67,13 @@ def vllm(at: Circumstances, *, offline: bool = False) -> dict[str, int]:
         tokens = _TPU_TOKENS[chip[1].lower()]
     elif _CPU.search(at.device):
         seqs, tokens = (256 if offline else 128) * world_size, (2048 * world_size, 4096 * world_size)
-    budget = at.max_num_batched_tokens
+    ranks = at.attention_data_parallel_size  # each has the limits for itself
+    seqs, budget = seqs * ranks, at.max_num_batched_tokens
     if budget is None:
-        budget = tokens[1 if offline else 0]
+        budget = tokens[1 if offline else 0] * ranks
         if at.max_model_len is not None:
             if at.whole_prompts:
-                budget = max(budget, at.max_model_len)
+                budget = max(budget, at.max_model_len * ranks)
             budget = min(budget, (at.max_num_seqs or seqs) * at.max_model_len)
     return {
         "max_num_seqs": min(seqs, budget),
@@ -104,9 +107,10 @@ def sglang(at: Circumstances) -> dict[str, int]:
     }
 
 
-def tensorrt_llm(_: Circumstances) -> dict[str, int]:
+def tensorrt_llm(at: Circumstances) -> dict[str, int]:
     """Returns the limits of `trtllm-serve`; its CUDA graphs are set by its users."""
-    return {"max_num_seqs": 2048, "max_num_batched_tokens": 8192}
+    ranks = at.attention_data_parallel_size  # each has the limits for itself
+    return {"max_num_seqs": 2048 * ranks, "max_num_batched_tokens": 8192 * ranks}
 
 
 RULES: Mapping[str, Callable[[Circumstances], dict[str, int]]] = {
@@ -172,6 +176,7 @@ def default_limits(config: Mapping[str, Any], device: Any = None) -> dict[str, i
         memory_bytes=memory_bytes,
         tensor_parallel_size=_plain(config.get("tensor_parallel_size")) or 1,
         pipeline_parallel_size=_plain(config.get("pipeline_parallel_size")) or 1,
+        attention_data_parallel_size=_plain(config.get("attention_data_parallel_size")) or 1,
         max_model_len=_plain(length),
         whole_prompts=batching.get("enable_chunked_prefill") is False,
         drafts=bool(config.get("speculation")),

@@ -69,6 +69,13 @@ def test_sglang_chooses_by_memory_and_tensor_parallel_size(overrides, expected):
     assert limits("engine=sglang", *overrides) == expected
 
 
+def test_ranks_of_the_attention_have_the_limits_of_vllm_and_trtllm_each_and_share_those_of_sglang():
+    ranks = ("model=deepseek_r1", "hardware=h200_sxm", "attention_data_parallel_size=8")
+    assert limits(*ranks) == (8192, 65536, 512)
+    assert limits(*ranks, "engine=tensorrt_llm") == (16384, 65536, 512)
+    assert limits(*ranks, "engine=sglang")[:2] == (2048, 8192)
+
+
 def test_a_limit_that_is_set_stays_and_bounds_the_others():
     assert limits("engine.max_num_seqs=64") == (64, 8192, 512)
     assert limits("engine.max_num_batched_tokens=512") == (512, 512, 512)
@@ -119,9 +126,9 @@ def test_an_object_in_place_of_the_hardware_decides():
 
 
 def test_an_unknown_rule_and_a_limit_without_one_are_named():
-    with pytest.raises(ConfigError, match="engine.default_limits=vlm: no such rule; nearest: vllm"):
+    with pytest.raises(ConfigError, match=r"engine.default_limits=vlm: no such rule; nearest: vllm"):
         composed(SOURCE, ["engine.default_limits=vlm"])
-    with pytest.raises(ConfigError, match="engine.max_num_seqs=null: must be a number, as engine.default_li"):
+    with pytest.raises(ConfigError, match=r"engine.max_num_seqs=null: must be a number, as engine.default_li"):
         composed(SOURCE, ["engine=tgi", "engine.max_num_seqs=null"])
     with pytest.raises(ConfigError, match=r"engine.cuda_graphs.max_capture_size=null: must be a number"):
         composed(SOURCE, ["engine=tensorrt_llm", "engine.cuda_graphs.max_capture_size=null"])
