@@ -69,7 +69,8 @@ def vllm_launch(candidate: Candidate) -> Launch:
 
 def _vllm_flags(scenario: Scenario) -> Iterator[str]:
     engine, layout = scenario.engine, scenario.layout
-    yield f"--tensor-parallel-size {layout.tensor_parallel_size}"
+    # vLLM's tensor parallel size counts the devices that share the KV of a sequence in decode, too.
+    yield f"--tensor-parallel-size {layout.tensor_parallel_size * layout.context_parallel_size}"
     for flag, size in (
         ("pipeline-parallel-size", layout.pipeline_parallel_size),
         ("data-parallel-size", layout.attention_data_parallel_size),
@@ -79,8 +80,9 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
             yield f"--{flag} {size}"
     if layout.expert_parallel_size > 1:
         yield "--enable-expert-parallel"
-    yield f"--max-num-seqs {engine.max_num_seqs}"
-    yield f"--max-num-batched-tokens {scenario.max_num_batched_tokens}"
+    ranks = layout.attention_data_parallel_size  # each has vLLM's limits for itself
+    yield f"--max-num-seqs {max(1, engine.max_num_seqs // ranks)}"
+    yield f"--max-num-batched-tokens {max(1, scenario.max_num_batched_tokens // ranks)}"
     yield f"--gpu-memory-utilization {engine.gpu_memory_utilization:g}"
     if engine.max_model_len is not None:
         yield f"--max-model-len {engine.max_model_len}"

@@ -302,19 +302,25 @@ def _environment(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
+MODULES: Mapping[str, Engine] = {
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "vllm.entrypoints.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+}
+"""Modules that python -m starts."""
+PROGRAMS: Mapping[str, Engine] = {"vllm": "vllm", "sglang": "sglang"}
+"""Programs with a subcommand serve."""
+
+
 def _start(words: Sequence[str]) -> tuple[Engine, int] | None:
     """Returns the engine, and the index of the first word after the program; None if there is no server."""
     for i, word in enumerate(words):
         program = word.rpartition("/")[2]
         after = words[i + 1] if i + 1 < len(words) else ""
-        if word in ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"):
-            return "vllm", i + 1
-        if program == "vllm" and after == "serve":
-            return "vllm", i + 2
-        if word == "sglang.launch_server":
-            return "sglang", i + 1
-        if program == "sglang" and after == "serve":
-            return "sglang", i + 2
+        if word in MODULES:
+            return MODULES[word], i + 1
+        if program in PROGRAMS and after == "serve":
+            return PROGRAMS[program], i + 2
         if program == "trtllm-serve":
             if after in ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve"):
                 raise ConfigError(
@@ -322,6 +328,11 @@ def _start(words: Sequence[str]) -> tuple[Engine, int] | None:
                     "set by pools=disaggregated"
                 )
             return "tensorrt_llm", i + 2 if after == "serve" else i + 1
+    return _image(words)
+
+
+def _image(words: Sequence[str]) -> tuple[Engine, int] | None:
+    """Returns the engine of the container image in docker's command, and the index of the word after it."""
     if not {"docker", "podman", "nerdctl"} & {word.rpartition("/")[2] for word in words[:3]}:
         return None
     for i, word in enumerate(words):

@@ -4,8 +4,8 @@ The tables beside this module list every flag: vLLM 0.32 (`EngineArgs`, `Fronten
 (`ServerArgs`) and TensorRT-LLM's `trtllm-serve`, and some that older versions had. Columns:
 
 - flag, aliases: with dashes; an underscore counts as a dash.
-- kind: text, int, float, count (32k is 32,000, 32K is 32,768, as vLLM and SGLang read it), bool (--x, --no-x),
-  switch (no value), list (several values), optional (at most one value), json.
+- kind: text, int, float, count (32k is 32,000, 32K is 32,768, as vLLM and SGLang read it), bool (--x and
+  --no-x), switch (no value), list (several values), optional (at most one value), json.
 - effect: setting (becomes settings of ours), none (without effect on any time), unpriced (has an effect that
   is not simulated; it is named), refused (the result would be wrong).
 - detail: the setting if there is one that means the same; otherwise the reason.

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.app.launch_lines.commands import command_in
-from experiments.app.launch_lines.engines import Translation, translated
+from experiments.app.launch_lines.engines import translated
+from experiments.app.launch_lines.translation import Translation
 from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override

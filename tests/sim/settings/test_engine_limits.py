@@ -128,7 +128,9 @@ def test_an_object_in_place_of_the_hardware_decides():
 def test_an_unknown_rule_and_a_limit_without_one_are_named():
     with pytest.raises(ConfigError, match=r"engine.default_limits=vlm: no such rule; nearest: vllm"):
         composed(SOURCE, ["engine.default_limits=vlm"])
-    with pytest.raises(ConfigError, match=r"engine.max_num_seqs=null: must be a number, as engine.default_li"):
+    with pytest.raises(
+        ConfigError, match=r"engine.max_num_seqs=null: must be a number, as engine.default_li"
+    ):
         composed(SOURCE, ["engine=tgi", "engine.max_num_seqs=null"])
     with pytest.raises(ConfigError, match=r"engine.cuda_graphs.max_capture_size=null: must be a number"):
         composed(SOURCE, ["engine=tensorrt_llm", "engine.cuda_graphs.max_capture_size=null"])
