@@ -108,7 +108,7 @@ def _with_new_name(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> li
 
 
 def _named_devices(text: str, key: str, names: Sequence[str], dirs: Sequence[Path]) -> str:
-    """Returns the override that chooses these devices; the text itself where all names are those of choices."""
+    """Returns the override that chooses these devices; the text itself if all names are those of choices."""
     files = {file.stem for folder in dirs for file in (folder / "hardware").glob("*.yaml")}
     known = {_plain(name): name for name in sorted(files)}
     other = {_plain(name): choice for name, choice in HARDWARE.items()}

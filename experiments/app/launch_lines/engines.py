@@ -54,7 +54,12 @@ def translated(command: Command, dirs: Sequence[Path], beside: Sequence[str] = (
 
 def _meaning(command: Command, found: Arguments, dirs: Sequence[Path], beside: Sequence[str]) -> Translation:
     """Returns what the flags mean; see `translated`."""
-    at = Context(command=command, found=replace(found, values=dict(found.values)), dirs=dirs, beside=beside)
+    at = Context(
+        command=command,
+        found=replace(found, values=dict(found.values), written=dict(found.written)),
+        dirs=dirs,
+        beside=beside,
+    )
     own = Translation(engine=command.engine)
     own.without_effect, own.unpriced = without_effect(found)
     _environment(command, own)

@@ -58,7 +58,7 @@ def _layout(at: Context, own: Translation) -> None:
         ("pipeline_parallel_size", at.get("--pp-size", 1)),
         ("expert_parallel_size", at.get("--ep-size", 1)),
     ):
-        if value > 1:
+        if value > 1 and (key != "expert_parallel_size" or at.has_experts(own.settings)):
             own.put(key, value)
     method = at.get("--load-balance-method")
     if dp > 1:
@@ -124,6 +124,8 @@ def _order(at: Context, own: Translation) -> None:
                 "--schedule-low-priority-values-first if the traffic's numbers are of that kind"
             )
         own.put("scheduling", "priority")
+    elif policy == "lpm" and at.get("--disable-radix-cache"):
+        pass  # without a cache, SGLang takes them in the order of their arrival
     elif policy == "lpm":
         own.put("scheduling", "longest_prefix")
     elif policy != "fcfs":

@@ -199,7 +199,7 @@ def _layout(at: Context, own: Translation) -> None:
         ("pipeline_parallel_size", values.get("--pipeline-parallel-size", 1)),
         ("expert_parallel_size", values.get("--moe-expert-parallel-size") or 1),
     ):
-        if value > 1:
+        if value > 1 and (key != "expert_parallel_size" or at.has_experts(own.settings)):
             own.put(key, value)
     set_limits(at, own, LIMITS, ranks)
 
