@@ -34,7 +34,7 @@ _CPU = re.compile(r"\b(Xeon|EPYC|CPU)\b", re.I)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Circumstances:
-    """What a rule reads."""
+    """The device and the settings that a rule reads."""
 
     device: str
     """Name of the device."""

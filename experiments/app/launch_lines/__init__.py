@@ -1,1 +1,1 @@
-"""Settings from the command line with which somebody starts vLLM, SGLang or TensorRT-LLM."""
+"""Settings from the command line that starts a server of vLLM, SGLang or TensorRT-LLM."""

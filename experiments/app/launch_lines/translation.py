@@ -104,7 +104,7 @@ class Translation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What a translation reads besides the command."""
+    """A command with all that its translation reads."""
 
     command: Command
     found: Arguments
