@@ -7,7 +7,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +125,7 @@ def composed_run(
     source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]
 ) -> tuple[DictConfig, dict[str, Any], str | None]:
     """Returns a config composed, and as `Result.config` and `Result.command`. Raises ConfigError."""
-    cfg = composed(source, overrides, replaced=objects)
+    cfg = composed(replace(source, device=objects.get("hardware")), overrides, replaced=objects)
     for key, value in objects.items():
         if key not in cfg:
             raise ConfigError(f"{key}={type(value).__name__}: an object can only replace a key at the root")

@@ -16,7 +16,7 @@ from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
 from experiments.capacity.exclusions import effort, excluded, exclusion_lines
 from experiments.capacity.exclusions import to_json as exclusions_json
-from experiments.capacity.launch import sglang_launch, vllm_launch
+from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
@@ -294,8 +294,9 @@ def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
         return {}
     best = found.ranked[0]
     each = "the replica" if best.replicas == 1 else f"each of {best.replicas} replicas"
-    vllm, sglang = vllm_launch(best.candidate), sglang_launch(best.candidate)
-    return {f"vLLM, {each}": (vllm.command, vllm.notes), f"SGLang, {each}": (sglang.command, sglang.notes)}
+    of_engines = {"vLLM": vllm_launch, "SGLang": sglang_launch, "TensorRT-LLM": tensorrt_llm_launch}
+    found_by = {name: launch(best.candidate) for name, launch in of_engines.items()}
+    return {f"{name}, {each}": (own.command, own.notes) for name, own in found_by.items()}
 
 
 def to_json(found: Answer) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class EngineProfile:
     family: str | None = None
     """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
     profile never was. See `sim.setup.expected_errors`."""
+    default_limits: str | None = None
+    """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
     frontend_s: float = 0.0
     """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
     scheduler_recv_interval: int = 1

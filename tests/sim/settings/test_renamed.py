@@ -7,10 +7,10 @@ from experiments.app.cli import main
 from sim.api import simulate
 from sim.settings import renamed
 from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
-from sim.settings.renamed import ADVICE, ALIASES, NEW_NAMES, with_new_names
+from sim.settings.renamed import ADVICE, ALIASES, HARDWARE, NEW_NAMES, with_new_names
 from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -70,6 +70,30 @@ def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
         "GQA, 144 KiB of KV per token, context 40,960.\n"
     )
     assert SOURCE.compose_plain(given[:1]) == SOURCE.compose_plain([])
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        ("H20", "h20"),
+        ("h20-141GB", "h20_141gb"),
+        ("A6000", "rtx_a6000"),
+        ("rtx-6000-ada", "rtx_6000_ada"),
+        ("a800", "a800_sxm"),
+        ("dgx_spark", "gb10"),
+        ("910B", "ascend_910b"),
+        ("H100-SXM", "h100_sxm"),
+    ],
+)
+def test_a_device_may_be_named_in_other_letters_and_without_its_series(given, choice, capsys):
+    assert with_new_names([f"hardware={given}"]) == [f"hardware={choice}"]
+    assert with_new_names([f"pools.a.hardware={given}"]) == [f"pools.a.hardware={choice}"]
+    assert f"hardware={given} is read as hardware={choice}." in capsys.readouterr().err
+
+
+def test_a_device_of_which_there_are_several_kinds_is_left_to_the_list_of_choices():
+    assert with_new_names(["hardware=h100", "hardware=h20,l40s"]) == ["hardware=h100", "hardware=h20,l40s"]
+    assert {*HARDWARE.values()} <= {choice.name for choice in find_groups([CONFIG_DIR])["hardware"]}
 
 
 def test_the_weights_in_an_id_are_a_setting_unless_another_is_given(capsys):
