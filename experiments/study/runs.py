@@ -15,7 +15,7 @@ from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.settings.resolve import resolved
 
-INTERRUPTED = "interrupted"  # figure of summary.json: the run was interrupted
+INTERRUPTED = "interrupted"  # figure of summary.json, which is false for every run of a study
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,19 +76,16 @@ def run_all(
     tasks = [Task(point, seed) for seed in seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
     notes: dict[str, list[str]] = {}
-    interrupted = False
     with ctrl_c_noted() as interrupt:
         summaries = in_turn(partial(_summary, summarise), tasks, jobs, interrupt)
         for index, summary in summaries:
             row = figures(summary)
-            if row.pop(INTERRUPTED):
-                interrupted = True
-                break
+            row.pop(INTERRUPTED)
             rows[index] = {**tasks[index].label, **row}
             notes.setdefault(tasks[index].point.arm, summary["notes"])
             report(len(rows), len(tasks))
         summaries.close()
-        interrupted = interrupted or (interrupt.noted and len(rows) < len(tasks))
+        interrupted = interrupt.noted and len(rows) < len(tasks)
     columns = ["arm", "seed", "swept"]
     table = pd.DataFrame([rows[index] for index in sorted(rows)], columns=None if rows else columns)
     return Runs(table=table, notes=notes, interrupted=interrupted)
