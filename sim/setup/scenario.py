@@ -32,7 +32,7 @@ from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
 from sim.setup.expected_errors import expected_errors_json
 from sim.setup.migration_check import check_migration
-from sim.setup.pool import PoolSettings
+from sim.setup.pool import PoolSettings, check_replicas
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
@@ -68,6 +68,7 @@ class Scenario(PoolSettings, ClusterSettings):
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
+        check_replicas(self.replicas)
         ClusterSettings.__post_init__(self)  # super() does not know classes with slots
         if not 0 < self.load < inf:
             raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
