@@ -1,8 +1,18 @@
-"""Checks the seeds of a study."""
+"""Checks the seeds of a study, and finds those that give different runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from sim.cluster.failures import Failures
+from sim.setup.scenario import Scenario
+from sim.workload.base import Arrival
+
+DRAWING = ("routing", "decode_routing", "prediction", "retries")
+"""Parts of a scenario that may draw random numbers, from the seed of the run unless another was set."""
+COMPARED = 2000
+"""Number of first requests by which the traffic of two seeds is compared."""
 
 
 def check_seeds(seeds: Sequence[int], usual: str) -> None:
@@ -17,3 +27,33 @@ def check_seeds(seeds: Sequence[int], usual: str) -> None:
         raise ValueError(f"seeds={min(seeds)}: must be >= 0")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={list(seeds)}: must be distinct, because equal seeds give equal runs")
+
+
+def distinct_seeds(arms: Sequence[Mapping[int, Scenario]], seeds: Sequence[int]) -> tuple[int, ...]:
+    """Returns the seeds that give different runs of at least one arm: of a trace, only the first.
+
+    arms: seed -> scenario. If a part of a scenario may draw random numbers, all seeds are returned.
+    """
+    found = {seeds[0]}
+    for scenarios in arms:
+        if any(draws(one) for one in scenarios.values()):
+            return tuple(seeds)
+        known: list[list[Arrival]] = []
+        for seed in seeds:
+            arrivals = list(islice(scenarios[seed].source().arrivals(), COMPARED))
+            if arrivals not in known:
+                known.append(arrivals)
+                found.add(seed)
+    return tuple(seed for seed in seeds if seed in found)
+
+
+def draws(scenario: Scenario) -> bool:
+    """Returns whether a part of a scenario besides its traffic may draw random numbers."""
+    names = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
+    pools = scenario.pools_by_name.values()
+    if any(hasattr(getattr(scenario, name), "seed") for name in names):
+        return True
+    return any(
+        pool.acceptance is not None or pool.jitter is not None or hasattr(pool.prediction, "seed")
+        for pool in pools
+    ) or scenario.failures != Failures()
