@@ -16,6 +16,7 @@ from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
 from experiments.capacity.exclusions import effort, excluded, exclusion_lines
 from experiments.capacity.exclusions import to_json as exclusions_json
+from experiments.capacity.first_limit import PRECISION
 from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
@@ -26,7 +27,7 @@ from experiments.study.notes import expected_error_lines
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
-from sim.report.numbers import MISSING, number, seconds
+from sim.report.numbers import MISSING, decimals_of, number, rounded, seconds
 from sim.report.wording import LATENCIES
 
 AT_ONCE = 5
@@ -116,10 +117,22 @@ def _limits(found: Answer) -> list[str]:
         return []
     fewest = "One replica is" if best.num_up == 1 else f"{best.num_up} replicas are"
     margin = " with its margins" if found.question.settings.headroom else ""
-    meets = f"{fewest} the minimum, and the SLO is met up to {number(first.load)} times the traffic{margin}"
+    least = "at least " * (first.lack is not None)
+    meets = f"{fewest} the minimum, and the SLO is met up to {least}{_multiple(first.load)} times the traffic"
+    meets += margin
+    if first.lack is not None:
+        return [
+            f"{meets}; the traffic is too short to show more: {first.lack}; raise capacity.max_requests, or "
+            "use a workload with more requests."
+        ]
     if first.limit is None:
         return [f"{meets}; more was not tried."]
     return [f"{meets}; beyond that {LATENCIES[first.limit.term]} fails first ({first.limit.resource})."]
+
+
+def _multiple(load: float) -> str:
+    """Returns a multiple of the traffic with the digits that the steps of its search support."""
+    return rounded(load, decimals_of(PRECISION * load))
 
 
 def _sure(found: Answer) -> list[str]:
@@ -317,6 +330,7 @@ def to_json(found: Answer) -> dict[str, Any]:
         if found.first_limit is None
         else {
             "load": found.first_limit.load,
+            "too_short": found.first_limit.lack,
             "limit": found.first_limit.limit and found.first_limit.limit._asdict(),
         },
         "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],

@@ -11,24 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, log2
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
-from experiments.study.longer_traffic import longer_traffic
+from experiments.study.longer_traffic import last_begin_s, longer_traffic
 from experiments.study.steady_state import Lack, lack_of, steady_part
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
-from sim.workload.base import BeginsByRate, Source
+from sim.workload.base import Source
 from sim.workload.faster import faster
-
-LONGER = (1.5, 8.0)
-"""Least and largest factor by which the traffic of a run without a steady state is made longer."""
 
 
 class Measured(NamedTuple):
@@ -100,15 +97,13 @@ class Arm:
         return self._measured(result, rate, last_begin_s(source) * own_rate / rate)
 
     def measure_steady(self, seed: int, rate: float, num_requests: int) -> Measured:
-        """Measures as `measure` does, with more requests if a run that attains the SLO is too short to count."""
+        """Measures as `measure` does, with more requests if a run that attains the SLO is too short."""
         while True:
             found = self.measure(seed, rate, num_requests)
             is_longest = num_requests >= self.max_requests or found.num_requests < 0.9 * num_requests
             if found.lack is None or is_longest or not self.attains(found):
                 return found
-            least, most = LONGER
-            longer = found.num_requests * min(max(found.lack.times, least), most)
-            num_requests = min(self.max_requests, stepped(longer))
+            num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
 
     def _measured(self, result: RunResult, rate: float, until_s: float) -> Measured:
         """Returns the figures of a run. until_s: arrival of its last request, or last session."""
@@ -185,11 +180,6 @@ class RoughSearch:
 
         bracket = bisected(keeps, bracketed(keeps, arm.base_rate, FACTOR), self.precision)
         return Rough(bracket, runs[bracket.low].num_requests if bracket.low else least)
-
-
-def stepped(number: float) -> int:
-    """Rounds up to a power of the square root of two, so that arms of similar rates get the same requests."""
-    return ceil(2 ** (ceil(2 * log2(number)) / 2))
 
 
 class Found(NamedTuple):
@@ -269,12 +259,6 @@ def rate_of(source: Source) -> float | None:
     """
     last_s, count = last_begin_s(source), source.num_requests
     return count / last_s if last_s and count else None
-
-
-def last_begin_s(source: Source) -> float:
-    """Returns the arrival of the last request, or of the first one of the last session; 0 if unknown."""
-    begins_s = source.last_begin_s if isinstance(source, BeginsByRate) else None
-    return source.last_arrival_s or begins_s or 0.0
 
 
 def _figure(summary: Mapping[str, Any], counted: pd.DataFrame, key: str) -> float | None:

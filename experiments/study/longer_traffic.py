@@ -52,6 +52,12 @@ def longer_traffic(scenario: Scenario, num_requests: int) -> Traffic:
     return Traffic(scenario, repeated(listed(own), num_requests))
 
 
+def last_begin_s(source: Source) -> float:
+    """Returns the arrival of the last request, or of the first one of the last session; 0 if unknown."""
+    begins_s = source.last_begin_s if isinstance(source, BeginsByRate) else None
+    return source.last_arrival_s or begins_s or 0.0
+
+
 def _of(scenario: Scenario, **settings: Any) -> Traffic:
     """Returns a scenario with other settings of its workload; None removes a limit that it may not have."""
     workload: Any = scenario.workload

@@ -53,7 +53,10 @@ def draws(scenario: Scenario) -> bool:
     pools = scenario.pools_by_name.values()
     if any(hasattr(getattr(scenario, name), "seed") for name in names):
         return True
-    return any(
-        pool.acceptance is not None or pool.jitter is not None or hasattr(pool.prediction, "seed")
-        for pool in pools
-    ) or scenario.failures != Failures()
+    return (
+        any(
+            pool.acceptance is not None or pool.jitter is not None or hasattr(pool.prediction, "seed")
+            for pool in pools
+        )
+        or scenario.failures != Failures()
+    )

@@ -1,11 +1,11 @@
-"""Decides whether a run shows the steady state of a service at its rate, so that its figures are those of the rate.
+"""Decides whether a run shows the steady state of a service at its rate, so that its figures hold there.
 
 Traffic that ends before a backlog can build up, or sessions that all begin at once, put a load on the service
 that has little to do with the nominal rate: the same 50 requests are met at any rate, however high. A run
 shows a steady state if
 
-- the part of the traffic in which sessions in progress are as many as later on lasts long enough: `ANSWERS`
-  times the p90 of E2E, and as long as a session; for requests without sessions this part is all of it;
+- the traffic lasts `ANSWERS` times the p90 of E2E; of sessions only the part counts in which about as many
+  end as begin, which is that behind the p90 of their duration;
 - it has enough requests for the target of the SLO (`MISSES`);
 - latencies have settled (MSER-5, `sim.metrics.one_run`), or at least do not grow: the slope of the means of
   `PARTS` equal parts is not significantly above 0 (t-test, 95 %).
@@ -13,7 +13,7 @@ shows a steady state if
 
 from __future__ import annotations
 
-from math import inf, sqrt
+from math import ceil, inf, log2, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ from sim.metrics.quantiles import student_t
 PARTS = 8
 LEAST_REQUESTS = 100
 """Fewest requests from which the end of the warm-up can be told."""
+LONGER = (1.5, 8.0)
+"""Least and largest factor by which the traffic of a run without a steady state is made longer."""
 GROWTH = 0.1
 """Growth of a latency over the traffic, relative to its mean, that counts as none."""
 
@@ -37,6 +39,14 @@ class Lack(NamedTuple):
     reason: str
     times: float
     """How many times as long the traffic would have to be, as far as the run tells."""
+
+    def requests(self, num_requests: int) -> int:
+        """Returns how many requests to try next, of a run with num_requests.
+
+        They are a power of the square root of two, so that runs of similar rates have the same requests.
+        """
+        least, most = LONGER
+        return stepped(num_requests * min(max(self.times, least), most))
 
 
 class Steady(NamedTuple):
@@ -71,12 +81,12 @@ def lack_of(requests: pd.DataFrame, last_begin_s: float, *, has_sessions: bool, 
     known_s = requests["e2e_s"].dropna()
     e2e_s = float(known_s.quantile(0.9)) if len(known_s) else 0.0
     session_s = _session_p90_s(requests) if has_sessions else 0.0
-    needed_s = session_s + max(ANSWERS * e2e_s, session_s)
+    needed_s = session_s + ANSWERS * e2e_s
     lasts_s = max(last_begin_s, 1e-9)
     if last_begin_s < needed_s:
         what = f"{ANSWERS} times the p90 of E2E ({needed_s:.3g} s)"
         if has_sessions:
-            what = f"two sessions or {ANSWERS} answers ({needed_s:.3g} s)"
+            what = f"a session and {what}"
         return Lack(f"its traffic lasts {lasts_s:.3g} s, less than {what}", needed_s / lasts_s)
     least = max(LEAST_REQUESTS, MISSES / (1 - target) if target < 1 else 0.0)
     if len(held) < least * 0.999:
@@ -89,6 +99,11 @@ def lack_of(requests: pd.DataFrame, last_begin_s: float, *, has_sessions: bool, 
         if _grows(ordered[f"{name}_s"].to_numpy(np.float64)):
             return Lack(f"{name.upper()} still grows at its end", 2.0)
     return None
+
+
+def stepped(number: float) -> int:
+    """Rounds up to a power of the square root of two."""
+    return ceil(2 ** (ceil(2 * log2(number)) / 2))
 
 
 def _session_p90_s(requests: pd.DataFrame) -> float:

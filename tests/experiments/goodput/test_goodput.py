@@ -311,7 +311,7 @@ CONVERSATIONS = (
 
 
 def test_the_rate_of_sessions_is_that_of_requests_while_as_many_begin_as_end(tmp_path, monkeypatch, capsys):
-    """A fleet's highest rate of chats is near that of single requests with the same tokens, never a burst's."""
+    """Chats that all begin at once are no load of a high rate."""
     monkeypatch.chdir(tmp_path)
     own = ("goodput.target=0.9", "goodput.precision=0.1", "engine.max_num_seqs=4", "hydra.run.dir=out")
     assert main(["goodput", *SMALL[:2], *CONVERSATIONS, *SHORT, *own]) == 0
