@@ -184,17 +184,27 @@ class Search:
         return state.candidate.usd_per_hour * number
 
     def ranked(self) -> list[State]:
-        """Returns the candidates found, cheapest first; at equal cost, higher SLO attainment first."""
+        """Returns the candidates found, cheapest first.
+
+        At equal cost, those with the checkpoint's own number formats are first, whose outputs are the
+        model's, then those with a higher SLO attainment.
+        """
 
         def share(state: State) -> float:
             runs = state.runs[state.num_up or 0]
             return sum(run.share for run in runs) / len(runs)
 
+        def sets_formats(state: State) -> bool:
+            return any(value is not None for value in state.candidate.asked.values())
+
         found = [state for state in self.states if state.num_up is not None]
         # Which candidates of equal cost enter the ranking must not depend on which run ends first.
         found = sorted(found, key=self.place)
         top = self.question.settings.top
-        best = sorted(found[:top], key=lambda state: (self.least_cost(state), -share(state), state.index))
+        best = sorted(
+            found[:top],
+            key=lambda state: (self.least_cost(state), sets_formats(state), -share(state), state.index),
+        )
         return best + found[top:]
 
     def place(self, state: State) -> tuple[float, int]:

@@ -209,9 +209,9 @@ class SweepFolder:
                 self.rows[point.index] = row | _values_at(self.plan, point.index)
             elif file.exists():
                 with suppress(ConfigError):  # a damaged result is made again
-                    found = figures(read_json_object(file))
+                    of_run = figures(read_json_object(file))
                     wall_s, code = self._own(point.index)
-                    self.rows[point.index] = self._row(point, DONE, "", wall_s, code) | found
+                    self.rows[point.index] = self._row(point, DONE, "", wall_s, code) | of_run
 
     def _own(self, index: int) -> tuple[float, str]:
         """Returns the duration of a run and the version of its code; NaN and "" if they are not known."""

@@ -76,9 +76,8 @@ def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
     if not half_width > 0 or math.isinf(half_width):
         return None
     decimals = decimals_of(half_width)
-    return Supported(
-        *(rounded(value, decimals) for value in (mean, low, high)), rounded(half_width, decimals)
-    )
+    mean_, low_, high_, half_ = (rounded(value, decimals) for value in (mean, low, high, half_width))
+    return Supported(mean_, low_, high_, half_)
 
 
 def with_interval(interval: Interval, factor: float = 1.0) -> str:
@@ -93,6 +92,12 @@ def bounds_text(interval: Interval, factor: float = 1.0) -> str:
     """Returns the bounds of an interval times `factor`: 31 to 40; MISSING without one."""
     shown = supported(interval, factor)
     return MISSING if shown is None else f"{shown.low} to {shown.high}"
+
+
+def half_text(interval: Interval, factor: float = 1.0) -> str:
+    """Returns half the width of an interval times `factor`; MISSING without one."""
+    shown = supported(interval, factor)
+    return MISSING if shown is None else shown.half_width
 
 
 def mean_text(interval: Interval, factor: float = 1.0) -> str:

@@ -124,7 +124,7 @@ def test_arms_are_ranked_by_what_they_keep_with_what_they_miss():
         "never: misses the SLO at all tried rates; TPOT fails first (SLO attainment 0 % at the lowest rate)"
     )
     # Half widths: t(2, 0.975) = 4.303 times s / sqrt(3); rates of 5, 6, 7 have s = 1, other figures 0.
-    # The upper bounds are those of the rates that miss, 1 % higher: 2.54 becomes 2.6. Equal figures have none.
+    # The upper bounds are those of the rates that miss, 1 % higher: 2.54 becomes 2.6.
     assert rows(highest)[2] == ["slow", "6.0 ± 2.6", "6.0 ± 2.6", "400", "40.0", "–", "TTFT"]
     assert rows(highest)[1][1:3] == ["12 ± 5", "6.0 ± 2.6"]
 
