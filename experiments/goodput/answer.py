@@ -42,7 +42,9 @@ class Outcome:
 def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Outcome | None:
     """Searches all arms with all seeds; returns None after Ctrl-C before the first result."""
     given = len(settings.seeds)
-    settings = replace(settings, seeds=distinct_seeds([arm.scenarios for arm in arms], settings.seeds))
+    settings = replace(
+        settings, seeds=distinct_seeds([arm.scenarios.__getitem__ for arm in arms], settings.seeds)
+    )
     rough_seed, total = settings.seeds[0], len(arms) * (1 + len(settings.seeds))
     with ctrl_c_noted() as interrupt:
         rough: dict[str, Rough] = {}

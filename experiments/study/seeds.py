@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from sim.cluster.failures import Failures
@@ -29,22 +29,25 @@ def check_seeds(seeds: Sequence[int], usual: str) -> None:
         raise ValueError(f"seeds={list(seeds)}: must be distinct, because equal seeds give equal runs")
 
 
-def distinct_seeds(arms: Sequence[Mapping[int, Scenario]], seeds: Sequence[int]) -> tuple[int, ...]:
-    """Returns the seeds that give different runs of at least one arm: of a trace, only the first.
+def distinct_seeds(arms: Sequence[Callable[[int], Scenario]], seeds: Sequence[int]) -> tuple[int, ...]:
+    """Returns the seeds of a study: only the first if all seeds give the same runs, as those of a trace do.
 
-    arms: seed -> scenario. If a part of a scenario may draw random numbers, all seeds are returned.
+    arms: each returns the scenario of a seed. A scenario in which a part may draw random numbers is taken to
+    be another one with every seed.
     """
-    found = {seeds[0]}
-    for scenarios in arms:
-        if any(draws(one) for one in scenarios.values()):
+    for scenario_of in arms:
+        first = scenario_of(seeds[0])
+        if draws(first):
             return tuple(seeds)
-        known: list[list[Arrival]] = []
-        for seed in seeds:
-            arrivals = list(islice(scenarios[seed].source().arrivals(), COMPARED))
-            if arrivals not in known:
-                known.append(arrivals)
-                found.add(seed)
-    return tuple(seed for seed in seeds if seed in found)
+        begins = _begin(first)
+        if any(_begin(scenario_of(seed)) != begins for seed in seeds[1:]):
+            return tuple(seeds)
+    return (seeds[0],)
+
+
+def _begin(scenario: Scenario) -> list[Arrival]:
+    """Returns the first requests of the traffic, by which two seeds are compared."""
+    return list(islice(scenario.source().arrivals(), COMPARED))
 
 
 def draws(scenario: Scenario) -> bool:
