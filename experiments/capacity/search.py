@@ -194,9 +194,6 @@ class Search:
             runs = state.runs[state.num_up or 0]
             return sum(run.share for run in runs) / len(runs)
 
-        def sets_formats(state: State) -> bool:
-            return any(value is not None for value in state.candidate.asked.values())
-
         found = [state for state in self.states if state.num_up is not None]
         # Which candidates of equal cost enter the ranking must not depend on which run ends first.
         found = sorted(found, key=self.place)
@@ -207,15 +204,15 @@ class Search:
         )
         return best + found[top:]
 
-    def place(self, state: State) -> tuple[float, int]:
-        """Returns the sort key by which candidates are searched."""
-        return self.least_cost(state), state.index
+    def place(self, state: State) -> tuple[float, bool, int]:
+        """Returns the sort key by which candidates are searched: cost, other number formats, lists."""
+        return self.least_cost(state), sets_formats(state), state.index
 
-    def last_place(self) -> tuple[float, int]:
+    def last_place(self) -> tuple[float, bool, int]:
         """Returns the sort key of the last ranked candidate; no candidate after it can enter the ranking."""
         top = self.question.settings.top
         places = sorted(self.place(state) for state in self.states if state.num_up is not None)
-        return places[top - 1] if len(places) >= top else (float("inf"), 0)
+        return places[top - 1] if len(places) >= top else (float("inf"), True, 0)
 
     def status(self, state: State) -> Status:
         if state.num_up is not None:
@@ -320,6 +317,11 @@ class Search:
         for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
             self.states[index].bound(ceiling)
         self.interrupted = interrupt.noted
+
+
+def sets_formats(state: State) -> bool:
+    """Returns whether number formats were set for a candidate, in place of those of its checkpoint."""
+    return any(value is not None for value in state.candidate.asked.values())
 
 
 def _run(task: Look) -> Ceiling | list[Run]:
