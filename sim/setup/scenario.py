@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -31,6 +31,7 @@ from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
 from sim.setup.expected_errors import expected_errors_json
+from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
 from sim.setup.pool import PoolSettings, check_replicas
 from sim.setup.role_check import check_kv, check_roles
@@ -269,6 +270,8 @@ class Scenario(PoolSettings, ClusterSettings):
 
         If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
         """
+        if (num_used := num_reached(self, source)) < self.num_replicas:
+            return with_idle(replace(self, replicas=num_used).simulate(source, report), self.num_replicas)
         if self.sim.shards is not None:
             from sim.setup.divided_run import run_divided  # noqa: PLC0415 (most runs are not divided)
 

@@ -135,7 +135,7 @@ def test_a_window_that_shrinks_to_a_burst_is_made_longer_or_gives_a_lower_bound(
     state, asked = state_of(OWN, 0, num_up=1), []
 
     def run(probe):
-        """A toy that meets the SLO up to 5 times the traffic, and shows it with 100 requests for each."""
+        """Simulates a toy that meets the SLO up to 5 times the traffic, which takes 100 requests each."""
         number = probe.num_requests or 30
         asked.append((probe.load, number))
         lack = Lack("its traffic is short", 100 * probe.load / number) if number < 100 * probe.load else None
