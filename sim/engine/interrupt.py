@@ -19,7 +19,7 @@ class Interrupt:
 
     def __init__(self, outer: Interrupt | None = None) -> None:
         self.outer = outer
-        self.noted = outer is not None and outer.noted
+        self.noted: bool = outer is not None and outer.noted
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Sets the flag, and those around it; raises KeyboardInterrupt if it was set before."""
