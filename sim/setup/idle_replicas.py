@@ -6,36 +6,41 @@ requests only the first 50 ever work. The others are idle for the whole run, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from policies.admission.none import AdmitAll
 from policies.migration.none import Stay
 from policies.routing.round_robin import RoundRobin
 from sim.cluster.failures import Failures
+from sim.cluster.recovery import Recovery
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.records.run import ReplicaRecord, RunRecords
+from sim.setup.pool import PoolSettings
 from sim.workload.base import Source
 
-if TYPE_CHECKING:
-    from sim.setup.scenario import Scenario
 
-
-def num_reached(scenario: Scenario, source: Source) -> int:
+def num_reached(
+    cluster: ClusterSettings, pools: Mapping[str, PoolSettings], sim: SimSettings, source: Source
+) -> int:
     """Returns the number of replicas, from the first one on, that requests of a run may reach.
 
     It is that of all replicas unless they are alike, never change, and requests are sent in turn and once.
     """
-    count = source.num_requests
-    is_in_turn = type(scenario.routing) is RoundRobin and type(scenario.admission) is AdmitAll
-    never_changes = scenario.scaling is None and scenario.failures == Failures()
-    is_alone = type(scenario.migration) is Stay and not scenario.encoders.replicas
-    is_one_pool = not scenario.pools and scenario.turns.sleep_level is None and scenario.adapters is None
-    is_known = count is not None and scenario.retries.max_attempts == 1
-    if not (is_in_turn and never_changes and is_alone and is_one_pool and is_known):
-        return scenario.num_replicas
-    if scenario.sim.shards is not None or scenario.sim.thin > 1 or scenario.caching.needs_future:
-        return scenario.num_replicas
-    return min(scenario.num_replicas, max(count or 0, 1))
+    count, num_replicas = source.num_requests, sum(pool.replicas for pool in pools.values())
+    [pool, *others] = pools.values()
+    is_in_turn = type(cluster.routing) is RoundRobin and type(cluster.admission) is AdmitAll
+    never_changes = (
+        pool.scaling is None and cluster.failures == Failures() and (cluster.recovery == Recovery())
+    )
+    is_alone = type(cluster.migration) is Stay and not cluster.encoders.replicas
+    is_one_pool = not others and cluster.turns.sleep_level is None and pool.adapters is None
+    is_sent_once = count is not None and cluster.retries.max_attempts == 1
+    if not (is_in_turn and never_changes and is_alone and is_one_pool and is_sent_once):
+        return num_replicas
+    if sim.shards is not None or sim.thin > 1 or pool.role != "mixed" or pool.caching.needs_future:
+        return num_replicas
+    return min(num_replicas, max(count or 0, 1))
 
 
 def with_idle(records: RunRecords, num_replicas: int) -> RunRecords:

@@ -270,7 +270,8 @@ class Scenario(PoolSettings, ClusterSettings):
 
         If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
         """
-        if (num_used := num_reached(self, source)) < self.num_replicas:
+        num_used = num_reached(self, self.pools_by_name, self.sim, source)
+        if num_used < self.num_replicas and not self.pools:
             return with_idle(replace(self, replicas=num_used).simulate(source, report), self.num_replicas)
         if self.sim.shards is not None:
             from sim.setup.divided_run import run_divided  # noqa: PLC0415 (most runs are not divided)

@@ -21,7 +21,7 @@ SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_
 def test_a_fleet_with_idle_replicas_is_simulated_as_if_all_had_engines(more, monkeypatch):
     words = [word for word in SMALL if "conversation" not in "".join(more) or "workload" not in word]
     short = simulate(*words, *more, "replicas=40")
-    monkeypatch.setattr(scenario_module, "num_reached", lambda scenario, source: scenario.num_replicas)
+    monkeypatch.setattr(scenario_module, "num_reached", lambda *settings: 40)
     whole = simulate(*words, *more, "replicas=40")
     assert figures(short.summary) == pytest.approx(figures(whole.summary), nan_ok=True)
     pd.testing.assert_frame_equal(short.requests, whole.requests)
@@ -38,4 +38,5 @@ def test_a_hundred_thousand_replicas_with_a_few_requests_have_a_result():
 @pytest.mark.parametrize("more", ["routing=random", "routing=least_outstanding", "retries=immediate"])
 def test_what_may_reach_any_replica_is_simulated_with_all(more):
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([*SMALL, more, "replicas=40"])
-    assert num_reached(*build_run(cfg)) == 40
+    scenario, source = build_run(cfg)
+    assert num_reached(scenario, scenario.pools_by_name, scenario.sim, source) == 40
