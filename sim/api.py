@@ -36,7 +36,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override
 from sim.settings.renamed import with_new_names
-from sim.settings.scenario import build_run, run
+from sim.settings.scenario import build_run, run_or_part
 from sim.setup.pool import PoolSettings
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def arguments(
 def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
     """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError."""
     cfg, config, command = composed_run(source, overrides, objects)
-    return Result(run=run(*build_run(cfg, objects)), config=config, command=command)
+    return Result(run=run_or_part(*build_run(cfg, objects)), config=config, command=command)
 
 
 def composed_run(

@@ -31,6 +31,9 @@ from sim.setup.deployment import Deployment
 from sim.setup.speculation import speculative_core
 from sim.speculation.acceptance import Acceptance
 
+MAX_REPLICAS = 1_000_000
+"""Largest number of replicas of a pool: each is an engine in memory, with about 50 kB."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSettings(Deployment):
@@ -56,8 +59,7 @@ class PoolSettings(Deployment):
     requests; mixed: does both, and takes the overflow of prefill and decode pools if there are any."""
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        check_replicas(self.replicas)
         max_unasked_of(self.batching)  # raises for an invalid declaration before the run
         scaling = self.scaling
         if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -304,4 +306,14 @@ class PoolSettings(Deployment):
             latency_s=self.hardware.pcie.latency_s,
             overlapped=self.storage.overlapped,
             merge_s=self.merge_s,
+        )
+
+
+def check_replicas(replicas: int) -> None:
+    """Raises ValueError for a number of replicas that no run can have."""
+    if replicas < 1:
+        raise ValueError(f"replicas={replicas}: must be >= 1")
+    if replicas > MAX_REPLICAS:
+        raise ValueError(
+            f"replicas={replicas:.6g}: must be <= {MAX_REPLICAS:,}, as each is an engine in memory"
         )

@@ -89,7 +89,7 @@ def test_the_yaml_file_of_trtllm_wins_over_its_flags(tmp_path):
         "tensor_parallel_size": "1",
         "attention_data_parallel_size": "8",
         "engine.max_num_seqs": "128",
-        "engine.gpu_memory_utilization": "0.91",
+        "engine.gpu_memory_utilization": "0.85",
         "model.kv_cache_dtype": "fp8",
         "engine.cuda_graphs.max_capture_size": "512",
         "batching": "inflight_max_utilization",
