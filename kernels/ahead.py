@@ -130,6 +130,17 @@ class NamedDriver(DriverBase):
         raise RuntimeError(f"kernels are only compiled for {self.name}, not run")
 
 
+@contextmanager
+def named_driver(chip: str) -> Iterator[None]:
+    """Makes Triton compile for a chip that need not be present."""
+    triton.runtime.driver.set_active(NamedDriver(chip))
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # a machine without a GPU has no driver to restore
+            triton.runtime.driver.reset_active()
+
+
 class Compiler:
     """Compiles launches for one chip and checks their resources against limits.
 
@@ -145,15 +156,9 @@ class Compiler:
     @contextmanager
     def compiling(self, module: str, case: str) -> Iterator[None]:
         """Compiles launches instead of running them; a compilation error becomes a row."""
-        triton.runtime.driver.set_active(NamedDriver(self.chip))
-        try:
-            with compiling_for(
-                self.chip, partial(self._compile, Row(module=module, case=case, target=self.chip))
-            ):
-                yield
-        finally:
-            with suppress(RuntimeError):  # a machine without a GPU has no driver to restore
-                triton.runtime.driver.reset_active()
+        row = Row(module=module, case=case, target=self.chip)
+        with named_driver(self.chip), compiling_for(self.chip, partial(self._compile, row)):
+            yield
 
     def refuse(self, module: str, case: str, reason: str) -> None:
         """Adds a row with the reason why a case is not supported on this chip."""

@@ -56,8 +56,8 @@ class EngineShape:
     backend: Backend = TRITON
 
 
-def compile_kernels(shape: EngineShape, progress: Progress = QUIET) -> int:
-    """Compiles all kernels of steps in parallel for the present device; returns their number.
+def compile_kernels(shape: EngineShape, progress: Progress = QUIET, chip: str | None = None) -> int:
+    """Compiles all kernels of steps in parallel; returns their number. chip: None: the present one.
 
     A failure is a warning: what was not compiled is compiled at its first launch, which raises the error.
     """
@@ -69,29 +69,13 @@ def compile_kernels(shape: EngineShape, progress: Progress = QUIET) -> int:
 
         with mode:
             try:
-                with compiling_for(target(), enqueue):
+                with compiling_for(chip or target(), enqueue):
                     run_works(shape)
             except Exception as error:
                 warnings.warn(f"not all kernels were compiled ahead: {error}", stacklevel=2)
             for _ in progress.over(_Completed(mode.raw_futures), "Compiling kernels"):
                 pass
     return len(mode.raw_futures)
-
-
-def launches_of_start(shape: EngineShape, chip: str) -> list[str]:
-    """Returns the names of the kernels that a start compiles, one for each set of constexprs and dtypes.
-
-    chip: as in `kernels.launch.target`.
-    """
-    found: dict[tuple[Any, ...], str] = {}
-
-    def note(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        dtypes = tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
-        found[kernel.__name__, dtypes, tuple(sorted(meta.items()))] = kernel.__name__
-
-    with compiling_for(chip, note):
-        run_works(shape)
-    return list(found.values())
 
 
 def run_works(shape: EngineShape) -> None:
