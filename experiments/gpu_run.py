@@ -242,7 +242,12 @@ def archive(folder: Path) -> None:
 
 def summary(folder: Path) -> list[str]:
     """Returns the lines of a run: what failed, then the table of targets."""
-    lines = []
+    runs = rows_of(folder / "run.jsonl")
+    lines = (
+        ["A rehearsal: sizes are tiny, and the figures mean nothing."]
+        if runs and runs[-1]["rehearse"]
+        else []
+    )
     for name, rows in ((name, rows_of(folder / f"{name}.jsonl")) for name in STEPS):
         failed = [row for row in rows if is_failed(row)]
         counts = {"measured": len(rows), "failed": len(failed)}

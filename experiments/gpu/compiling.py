@@ -28,7 +28,8 @@ from experiments.gpu.kernels_speed import cases
 from experiments.gpu.measurement import Run, append
 from kernels.ahead import CHIPS, named_driver
 from kernels.launch import compiling_for
-from realengine.ahead.startup import EngineShape, compile_kernels
+from realengine.ahead.startup import compile_kernels
+from realengine.ahead.zeros import EngineShape
 from realengine.model.architecture import Architecture
 
 FREE_CORES = 3

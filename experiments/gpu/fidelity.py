@@ -28,25 +28,13 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.hydra_errors import composed
 
 LLAMA_8B = ("model=llama3_1_8b",)
-TINY = (
-    "model=random_8m",
-    "model.name=tiny",
-    "model.config.num_hidden_layers=1",
-    "model.config.hidden_size=32",
-    "model.config.num_attention_heads=2",
-    "model.config.num_key_value_heads=1",
-    "model.config.intermediate_size=64",
-    "model.config.vocab_size=128",
-)
+SMALL_MODEL = ("model=random_8m", "model.name=tiny", "model.config.num_hidden_layers=1")
 SIZES = {"max_num_seqs": 128, "max_model_len": 4096, "max_num_batched_tokens": 2048, "iterations": 20}
-SMALL = {
-    "max_num_seqs": 16,
-    "max_model_len": 2048,
-    "max_num_batched_tokens": 64,
-    "iterations": 4,
-    "budget_s": 0.5,
+SMALL = {"max_num_seqs": 4, "max_model_len": 1024, "max_num_batched_tokens": 64, "iterations": 2} | {
+    "budget_s": 0.5
 }
 LENGTHS = ("workload.lengths.prompt_tokens.mean=512", "workload.lengths.output_tokens.mean=128")
+FEW = ("workload.lengths.prompt_tokens.mean=32", "workload.lengths.output_tokens.mean=8")
 METRICS = [f"{name}_mean_s" for name in ("ttft", "tpot", "e2e")] + [
     *(f"{name}_p99_s" for name in ("ttft", "tpot", "itl", "e2e")),
     *("requests_per_s", "output_tokens_per_s", "iteration_median"),
@@ -94,7 +82,7 @@ def validate_more(run: Run) -> list[Measurement]:
 
 def _composition(run: Run, overrides: Sequence[str] = ()) -> Composition:
     """Returns the composition of `windtunnel validate` with the model and the device."""
-    given = [f"device={run.device.type}", "thresholds=gpu", *run.size(LLAMA_8B, TINY), *overrides]
+    given = [f"device={run.device.type}", "thresholds=gpu", *run.size(LLAMA_8B, SMALL_MODEL), *overrides]
     return Composition(ConfigSource(config_name="validate", dirs=[CONFIG_DIR]), given)
 
 
@@ -149,7 +137,7 @@ def cases_of_suite(one: Chosen, run: Run) -> list[Case]:
     files = Files.under(run.folder / "calibrated", machine_name(device), plain.scenario.model.name)
     names = one.cases
     if run.rehearse:
-        names, overrides = REHEARSED[one.suite], ("repeats=1", "workload.num_requests=10")
+        names, overrides = REHEARSED[one.suite], ("repeats=1", "workload.num_requests=6", *FEW)
     if names is not None:
         suite = replace(suite, cases={name: suite.cases[name] for name in names})
     return cases_of(_composition(run, overrides), suite, device, files)

@@ -38,11 +38,8 @@ def table(run: Run) -> list[Measurement]:
 def _rates(run: Run, _: None) -> Mapping[str, Any]:
     """Measures copies, reads, products of random numbers (zeros run faster), launches and the bus."""
     found = measure_machine(run.device, torch.bfloat16)
-    return (
-        {"copy": found.copy_bytes_per_s, "read": found.bandwidth_bytes_per_s}
-        | found.flops_per_s
-        | asdict(found)
-    )
+    rates = {"copy": found.copy_bytes_per_s, "read": found.bandwidth_bytes_per_s, **found.flops_per_s}
+    return rates | asdict(found) | {"gpu": found.name}
 
 
 def _machine(run: Run, _: None) -> Mapping[str, Any]:
