@@ -408,10 +408,12 @@ def _mixed_steps(num_decodes: int, run: Run, engine: Engine) -> Mapping[str, Any
 
 
 def random_adapter(spec: Architecture, seed: int) -> Adapter:
-    """Returns a LoRA adapter of all linear layers with random weights."""
-    generator, layers = torch.Generator().manual_seed(seed), {}
-    for name, part in linear_layers(spec).items():
-        num_out, num_in = part.shape
-        a_RK = torch.randn(RANK, num_in, generator=generator) * num_in**-0.5
-        layers[name] = LowRank(a_RK, torch.randn(num_out, RANK, generator=generator) * 0.01)
+    """Returns a LoRA adapter of all linear layers, with random weights that layers of one shape share."""
+    generator, made = torch.Generator().manual_seed(seed), dict[tuple[int, ...], LowRank]()
+    for part in linear_layers(spec).values():
+        num_out, num_in = shape = tuple(part.shape)
+        if shape not in made:
+            a_RK = torch.randn(RANK, num_in, generator=generator) * num_in**-0.5
+            made[shape] = LowRank(a_RK, torch.randn(num_out, RANK, generator=generator) * 0.01)
+    layers = {name: made[tuple(part.shape)] for name, part in linear_layers(spec).items()}
     return Adapter(scaling=1.0, layers=layers)
