@@ -40,7 +40,7 @@ SENSORS = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 class Call(NamedTuple):
-    """What all steps of a run share. only: beginnings of the names of a step's measurements; none: all."""
+    """The options of a run, for all its steps. only: beginnings of the names of a step's measurements; none: all."""
 
     folder: Path
     device: str

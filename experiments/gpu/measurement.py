@@ -39,7 +39,7 @@ class UnavailableError(Exception):
 
 
 class Run:
-    """What measurements get: the device, the seed, the folder of the results, and the seconds left.
+    """The context of measurements: the device, the seed, the folder of the results, and the seconds left.
 
     rehearse: whether sizes are tiny, to try the program on a CPU, where kernels are interpreted.
     """

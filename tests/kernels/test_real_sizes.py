@@ -11,7 +11,9 @@ from tests.kernels.real_sizes import Random, checks, compared, relative_error
 CHECKS = dict(checks(Random(torch.device("cpu"), quick=True)))
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "_attention/" in name else []) for name in CHECKS]
+)
 def test_kernels_equal_their_references(name):
     torch.manual_seed(0)
     try:

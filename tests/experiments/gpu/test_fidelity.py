@@ -25,7 +25,7 @@ from sim.setup.engine_profile import EngineProfile
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    """The cases of all suites on a GPU with a hand-written calibration."""
+    """Returns the cases of all suites on a GPU with a hand-written calibration."""
     folder = tmp_path_factory.mktemp("results")
     host = HostOverhead(iteration_s=1e-4, sequence_s=1e-6, launch_s=0.0, graph_replay_s=0.0, overlapped=True)
     profile = EngineProfile(

@@ -157,7 +157,7 @@ def test_the_rest_of_a_step_that_ends_early_goes_to_the_later_ones():
 
 @pytest.fixture
 def results(tmp_path):
-    """A folder of results, with more bytes than come back."""
+    """Makes a folder of results, with more bytes than come back."""
     folder = tmp_path / "results" / "nvidia-h200" / "2026-11-29"
     (folder / "validated" / "load" / "load_60").mkdir(parents=True)
     (folder / "limits.jsonl").write_text('{"name": "rates", "read": 4e12}\n{"name": "torn')

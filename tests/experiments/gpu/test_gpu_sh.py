@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is no
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with what the script needs of a checkout."""
+    """Makes a folder with what the script needs of a checkout."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "gpu.sh", tmp_path / "scripts")
     gpu = tmp_path / "experiments" / "gpu"

@@ -1,4 +1,4 @@
-"""What the measurements are judged by: bytes, FLOPs, idle time, tokens; and the tables of the steps."""
+"""The numbers that measurements are judged by, and the tables of the steps."""
 
 from __future__ import annotations
 
