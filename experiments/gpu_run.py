@@ -40,7 +40,7 @@ SENSORS = "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"
 
 
 class Call(NamedTuple):
-    """The options of a run, for all its steps. only: beginnings of the names of a step's measurements; none: all."""
+    """The options of a run. only: beginnings of the names of measurements, by step; none: all."""
 
     folder: Path
     device: str

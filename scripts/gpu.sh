@@ -14,8 +14,11 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 MOST_BYTES=$((64 << 20))
 
-# The package to install for each module that images for PyTorch lack.
+# The package to install for each module that images for PyTorch lack, or may lack.
 MISSING=(
+    "yaml:PyYAML>=5.1"
+    "packaging:packaging>=21"
+    "narwhals:narwhals>=1.15"
     "simpy:simpy>=4.1"
     "hydra:hydra-core>=1.3.2,<1.4"
     "omegaconf:omegaconf>=2.2,<2.4"
@@ -60,7 +63,7 @@ install_missing() {
         exit 2
     fi
     rm -rf "$site"
-    "$PYTHON" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --find-links .whl \
+    "$PYTHON" -m pip install --quiet --no-input --root-user-action ignore --no-index --no-deps --no-compile --no-cache-dir --find-links .whl \
         --target "$site" "${lacking[@]}"
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 }

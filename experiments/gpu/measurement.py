@@ -148,7 +148,7 @@ class Recorder:
                     row = self._tried(partial(one.measure, self._run, entered[0]), [one])
                     if row is not None:
                         seconds = round(time.perf_counter() - begin, 3)
-                        append(self._file, {**row, "name": one.name, "row_s": seconds})
+                        append(self._file, {"name": ""} | {**row, "name": one.name, "row_s": seconds})
         finally:
             manager.__exit__(None, None, None)
         entered.clear()

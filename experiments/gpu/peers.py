@@ -149,7 +149,8 @@ def _model(run: Run, spec: Architecture) -> Any:
 
 def _generate(model: Any, requests: list[Request]) -> Any:
     settings = importlib.import_module("transformers.generation.configuration_utils")
-    # Enough blocks for all requests at once.
+    # Enough blocks for all requests at once, and transformers' usual number of tokens at once.
+    tokens = min(8192, sum(len(r.prompt) for r in requests) + BLOCK_SIZE)
     blocks = sum((len(r.prompt) + r.num_output_tokens) // BLOCK_SIZE + 2 for r in requests)
     config = settings.GenerationConfig(
         max_new_tokens=requests[0].num_output_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
@@ -158,5 +159,8 @@ def _generate(model: Any, requests: list[Request]) -> Any:
     return model.generate_batch(
         [r.prompt for r in requests],
         generation_config=config,
-        continuous_batching_config=settings.ContinuousBatchingConfig(num_blocks=blocks),
+        # Without max_batch_tokens, it is what memory allows, with a dense mask of so many rows.
+        continuous_batching_config=settings.ContinuousBatchingConfig(
+            num_blocks=blocks, max_batch_tokens=tokens
+        ),
     )

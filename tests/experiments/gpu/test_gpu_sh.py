@@ -72,7 +72,7 @@ def test_what_is_missing_is_named_with_what_to_do(checkout, tmp_path):
     python.chmod(0o755)
     done = script(checkout, "run", PYTHON=str(python))
     assert done.returncode == 2
-    assert "lacks simpy>=4.1 hydra-core" in done.stderr
+    assert "simpy>=4.1 hydra-core>=1.3.2,<1.4 omegaconf" in done.stderr
     assert "scripts/gpu.sh wheels" in done.stderr
 
 
