@@ -243,18 +243,12 @@ def archive(folder: Path) -> None:
 def summary(folder: Path) -> list[str]:
     """Returns the lines of a run: what failed, then the table of targets."""
     runs = rows_of(folder / "run.jsonl")
-    lines = (
-        ["A rehearsal: sizes are tiny, and the figures mean nothing."]
-        if runs and runs[-1]["rehearse"]
-        else []
-    )
+    lines = ["A rehearsal: the figures mean nothing."] if runs and runs[-1]["rehearse"] else []
     for name, rows in ((name, rows_of(folder / f"{name}.jsonl")) for name in STEPS):
         failed = [row for row in rows if is_failed(row)]
         counts = {"measured": len(rows), "failed": len(failed)}
-        counts |= {
-            "not begun": sum("late" in r for r in rows),
-            "not available": sum("unavailable" in r for r in rows),
-        }
+        for word, key in (("not begun", "late"), ("not available", "unavailable")):
+            counts[word] = sum(key in row for row in rows)
         counts["measured"] -= counts["not begun"] + counts["not available"]
         if rows:
             lines.append(f"{name}: {', '.join(f'{count} {word}' for word, count in counts.items() if count)}")

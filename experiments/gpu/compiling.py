@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,15 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.gpu.compiling")
     parser.add_argument("steps", nargs="+")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--chip", default="sm_90", choices=list(CHIPS))
     parser.add_argument("--rehearse", action="store_true")
     asked = parser.parse_args(argv)
-    file = asked.folder / "compiling.jsonl"
+    chip, file = "sm_90" if asked.rehearse else _chip(), asked.folder / "compiling.jsonl"
     file.unlink(missing_ok=True)
     begin, workers = time.monotonic(), max(1, (os.cpu_count() or 2) - FREE_CORES)
-    names = list(jobs(asked.steps, rehearse=asked.rehearse))
+    names = list(jobs(asked.steps, rehearse=asked.rehearse)) if chip in CHIPS else []
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(compiled, name, asked.chip, rehearse=asked.rehearse): name for name in names}
+        futures = {pool.submit(compiled, name, chip, rehearse=asked.rehearse): name for name in names}
         for future in as_completed(futures):
             row: dict[str, Any] = {"name": futures[future]}
             try:
@@ -58,6 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row |= {"error": f"{type(error).__name__}: {error}"}
             append(file, row | {"at_s": round(time.monotonic() - begin, 1)})
     return 0
+
+
+def _chip() -> str:
+    """Returns the first GPU's chip, such as sm_90, without using the GPU; empty if nvidia-smi is missing."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    with suppress(OSError):
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        return f"sm_{done.stdout.split(chr(10))[0].strip().replace('.', '')}"
+    return ""
 
 
 def jobs(steps: Sequence[str], *, rehearse: bool) -> dict[str, Callable[[str], int]]:
@@ -71,12 +81,9 @@ def jobs(steps: Sequence[str], *, rehearse: bool) -> dict[str, Callable[[str], i
             named = checks(run.device, quick=rehearse, compiling=True)
             found |= {f"{step}/{name}": partial(_launches, check) for name, check in named}
         if step in ("kernels_speed", "peers"):
-            timed = [
-                case for case in cases() if step == "kernels_speed" or "attention/llama_8b-bf" in case.name
-            ]
-            found |= {
-                f"{step}/{case.name}": partial(_launches, partial(_called, case.make)) for case in timed
-            }
+            for case in cases():
+                if step == "kernels_speed" or "attention/llama_8b-bf" in case.name:
+                    found[f"{step}/{case.name}"] = partial(_launches, partial(_called, case.make))
     return dict(list(found.items())[:2]) if rehearse else found
 
 

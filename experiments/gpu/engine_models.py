@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from experiments.gpu.measurement import Run
+from experiments.gpu.measurement import Run, free
 from realengine.ahead.setups import MODELS
 from realengine.model.architecture import Architecture
 from realengine.model.variants import GemmaParts, GptOssParts, LatentSizes
@@ -161,13 +161,14 @@ class Engine(NamedTuple):
 
 @contextmanager
 def served(spec: Architecture, settings: Mapping[str, Any], run: Run) -> Iterator[Engine]:
-    """Yields an engine; the measurement's process frees its memory at the end."""
+    """Yields an engine, and frees its memory at the end."""
     begin = time.perf_counter()
     engine = Engine(LLM(spec, device=run.device.type, **settings), spec, time.perf_counter() - begin)
     try:
         yield engine
     finally:
         del engine.llm.engine
+        free(run.device)
 
 
 def setup(spec: Architecture, **settings: Any) -> Callable[[Run], Any]:

@@ -72,27 +72,17 @@ def smoke(run: Run) -> list[Measurement]:
     return [
         Measurement("start", _start, engine),
         Measurement("16_requests", partial(_throughput, _of_lengths([100] * 16, 64)), engine),
-        Measurement(
-            "sampled", partial(_throughput, _of_lengths([30] * 16, 16), temperature=0.8, top_p=0.9), engine
-        ),
+        Measurement("sampled", partial(_throughput, _of_lengths([30] * 16, 16), temperature=0.8), engine),
     ]
 
 
 def llama_8b(run: Run) -> list[Measurement]:
     """Returns the table of Llama-3.1-8B's sizes."""
-    sizes = {
-        "max_model_len": LONG + 1024,
-        "max_num_seqs": 256,
-        "batching": Chunked(max_num_batched_tokens=8192),
-    }
-    engine = _engine(run, LLAMA_8B, **sizes)
-    lengths = {1: 128, 64: 960, 16: 960, 256: 512}
+    batching, lengths = Chunked(max_num_batched_tokens=8192), {1: 128, 64: 960, 16: 960, 256: 512}
+    engine = _engine(run, LLAMA_8B, max_model_len=LONG + 1024, max_num_seqs=256, batching=batching)
     return [
         Measurement("start", _start, engine),
-        *(
-            Measurement(f"decode_batch{n}", partial(_decode, [length] * n), engine)
-            for n, length in lengths.items()
-        ),
+        *(Measurement(f"decode_batch{n}", partial(_decode, [k] * n), engine) for n, k in lengths.items()),
         Measurement("prefill_8192", partial(_prefill, 8192), engine),
         Measurement("prefill_2048", partial(_prefill, 2048), engine),
         Measurement("vllm_latency", _vllm_latency, engine),
@@ -138,17 +128,8 @@ def _engine(run: Run, spec: Architecture, **settings: Any) -> Callable[[Run], An
     if "batching" in settings:
         small["batching"] = Chunked(max_num_batched_tokens=64)
     has_experts = spec.num_experts > 0
-    kept = {
-        key: settings[key]
-        for key in (
-            "quantization",
-            "kv_cache_dtype",
-            "lora_adapters",
-            "speculative_config",
-            "attention_backend",
-        )
-        if key in settings
-    }
+    sizes = ("max_model_len", "max_num_seqs", "num_kv_blocks", "batching")
+    kept = {key: value for key, value in settings.items() if key not in sizes}
     if settings.get("quantization") == "fp8" or settings.get("kv_cache_dtype") == "fp8":
         kept = {}  # interpreted kernels do not round to fp8 as chips do
     small["dtype"] = "float16" if has_experts or kept else "float32"
@@ -282,11 +263,8 @@ def idle_of(seen: Sequence[tuple[float, float]], num_steps: int) -> dict[str, fl
         end = max(end, until)
     busy += end - first
     largest = sorted(gaps, reverse=True)[: max(num_steps - 1, 1)]
-    return {
-        "gap_s": statistics.median(largest or [0.0]),
-        "busy_s": busy / num_steps,
-        "idle_s": sum(gaps) / num_steps,
-    }
+    gap_s, idle = statistics.median(largest or [0.0]), sum(gaps)
+    return {"gap_s": gap_s, "busy_s": busy / num_steps, "idle_s": idle / num_steps}
 
 
 def _prefill(length: int, run: Run, engine: Engine) -> Mapping[str, Any]:

@@ -29,10 +29,9 @@ from sim.settings.hydra_errors import composed
 
 LLAMA_8B = ("model=llama3_1_8b",)
 SMALL_MODEL = ("model=random_8m", "model.name=tiny", "model.config.num_hidden_layers=1")
-SIZES = {"max_num_seqs": 128, "max_model_len": 4096, "max_num_batched_tokens": 2048, "iterations": 20}
-SMALL = {"max_num_seqs": 4, "max_model_len": 1024, "max_num_batched_tokens": 64, "iterations": 2} | {
-    "budget_s": 0.5
-}
+SIZES = {"max_num_seqs": 128, "max_model_len": 4096, "max_num_batched_tokens": 2048, "iterations": 12}
+SMALL = {"max_num_seqs": 4, "max_model_len": 1024, "max_num_batched_tokens": 64, "budget_s": 0.5}
+SMALL["iterations"] = 2
 LENGTHS = ("workload.lengths.prompt_tokens.mean=512", "workload.lengths.output_tokens.mean=128")
 FEW = ("workload.lengths.prompt_tokens.mean=32", "workload.lengths.output_tokens.mean=8")
 METRICS = [f"{name}_mean_s" for name in ("ttft", "tpot", "e2e")] + [
@@ -42,27 +41,22 @@ METRICS = [f"{name}_mean_s" for name in ("ttft", "tpot", "e2e")] + [
 
 
 class Chosen(NamedTuple):
-    """Cases of a suite with overrides. judged: whether a case has enough requests to compare times."""
+    """Cases of a suite (none named: all). judged: whether a case has enough requests to compare times."""
 
     suite: str
-    cases: tuple[str, ...] | None
+    cases: tuple[str, ...]
     overrides: tuple[str, ...]
     judged: bool = True
 
 
 LOAD = Chosen("load", ("load_60",), ("repeats=1", "workload.num_requests=160", *LENGTHS))
 MORE = (
-    Chosen("load", None, ("repeats=2", "workload.num_requests=200", *LENGTHS)),
-    Chosen("policies", None, ("repeats=1", "workload.num_requests=24"), judged=False),
-    Chosen("workload_gpu", None, ("repeats=1",)),
+    Chosen("load", (), ("repeats=2", "workload.num_requests=200", *LENGTHS)),
+    Chosen("policies", (), ("repeats=1", "workload.num_requests=24"), judged=False),
+    Chosen("workload_gpu", (), ("repeats=1",)),
     Chosen("speculation", ("ngram", "draft_model", "eagle", "medusa"), ("repeats=1",), judged=False),
 )
-REHEARSED = {
-    "load": ("load_60",),
-    "policies": ("chunked", "radix"),
-    "workload_gpu": ("short",),
-    "speculation": ("ngram",),
-}
+REHEARSED = ("load_60", "chunked", "radix", "short", "ngram")
 
 
 def calibrate(run: Run) -> list[Measurement]:
@@ -135,11 +129,10 @@ def cases_of_suite(one: Chosen, run: Run) -> list[Case]:
     device, suite, overrides = run.device.type, suite_of(one.suite), one.overrides
     (plain,) = cases_of(_composition(run), suite_of("single"), device, None)
     files = Files.under(run.folder / "calibrated", machine_name(device), plain.scenario.model.name)
-    names = one.cases
+    names = one.cases or tuple(suite.cases)
     if run.rehearse:
-        names, overrides = REHEARSED[one.suite], ("repeats=1", "workload.num_requests=6", *FEW)
-    if names is not None:
-        suite = replace(suite, cases={name: suite.cases[name] for name in names})
+        names, overrides = REHEARSED, ("repeats=1", "workload.num_requests=6", *FEW)
+    suite = replace(suite, cases={name: own for name, own in suite.cases.items() if name in names})
     return cases_of(_composition(run, overrides), suite, device, files)
 
 

@@ -1,4 +1,4 @@
-"""Kernels against their references: at real models' sizes, and by the tests of tests/kernels on the GPU.
+"""Kernels against their references at real models' sizes.
 
 While checks at real sizes run, newly allocated memory is filled with NaN.
 """
@@ -6,10 +6,6 @@ While checks at real sizes run, newly allocated memory is filled with NaN.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.gpu.measurement import Measurement, Run, UnavailableError
+from experiments.gpu.measurement import Measurement, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "kernels"
@@ -55,34 +51,3 @@ def _deterministic(_: Run) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def kernel_tests(run: Run) -> list[Measurement]:
-    """Returns a row for each file of tests/kernels; all tensors are on the GPU (KERNELS_DEVICE)."""
-    files = [file.name for file in sorted(TESTS.glob("test_*.py")) if file.name != "test_ahead.py"]
-    names = run.size(files, ["test_norm.py"])
-    return [Measurement(name, partial(_tested, name), limit_s=120.0) for name in names]
-
-
-def _tested(name: str, run: Run, _: None) -> Mapping[str, Any]:
-    """Runs the tests of a file, in several processes if pytest-xdist is installed."""
-    if importlib.util.find_spec("pytest") is None:
-        raise UnavailableError("pytest is not installed here")
-    command = [sys.executable, "-m", "pytest", str(TESTS / name), "-q", "-m", "not slow", "--tb=short"]
-    if not run.rehearse and importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(min(12, os.cpu_count() or 1))]
-    on_gpu = {"KERNELS_DEVICE": "cuda"} if run.device.type == "cuda" else {}
-    variables = os.environ | {"HYPOTHESIS_PROFILE": "new"} | on_gpu
-    limit_s = max(run.left_s - 1.0, 1.0)
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider"],
-        cwd=ROOT,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    counts = {
-        word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout)
-    }
-    return {"ok": done.returncode == 0, "why": done.stdout[-1500:] if done.returncode else "", **counts}

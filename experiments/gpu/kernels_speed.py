@@ -52,11 +52,8 @@ def table(run: Run) -> list[Measurement]:
     sizes = run.size(
         [(batch, context) for context in (1024, 8192, 32768) for batch in (1, 8, 32, 64)], [(2, 40)]
     )
-    timed_cases = [
-        Measurement(case.name, partial(_case, case))
-        for case in cases()
-        if not run.rehearse or case.name in SMALL
-    ]
+    chosen = [case for case in cases() if not run.rehearse or case.name in SMALL]
+    timed_cases = [Measurement(case.name, partial(_case, case)) for case in chosen]
     return [
         *timed_cases[:8],
         *(Measurement(f"w4a16_vs_cublas_{layer}_m{m}", partial(_w4a16, m, layer)) for layer, m in w4a16),

@@ -30,26 +30,19 @@ class Step(NamedTuple):
 
 
 STEPS: Mapping[str, Step] = {
-    "limits": Step("limits:table", 30, "the machine; rates of copies, reads and products; costs of a launch"),
+    "limits": Step("limits:table", 30, "the machine; rates of copies, reads and products; launches"),
     "smoke": Step("engine_speed:smoke", 25, "Qwen3-0.6B's sizes serve 16 requests, with CUDA graphs"),
     "kernels_correct": Step("kernels_correct:table", 60, "kernels against float64 at real models' sizes"),
-    "engine_correct": Step("engine_correct:table", 60, "greedy tokens of all attention kinds against torch"),
+    "engine_correct": Step("engine_correct:table", 60, "tokens of all attention kinds against torch"),
     "llama_8b": Step("engine_speed:llama_8b", 120, "Llama-3.1-8B: start, decode, prefill, host", "limits"),
     "calibrate": Step("fidelity:calibrate", 60, "operator times of Llama-3.1-8B, fitted into tables"),
     "validate": Step("fidelity:validate", 90, "a load on the engine, recorded and simulated", "calibrate"),
-    "peers": Step("peers:table", 60, "torch's SDPA and transformers' continuous batching", "limits"),
-    "tiles": Step("tiles:table", 170, "other tile sizes than those of the launch tables", "", False),
-    "kernels_speed": Step("kernels_speed:table", 150, "every kernel's share of the limits", "limits", False),
+    "peers": Step("peers:table", 60, "torch's SDPA and transformers' batching", "limits"),
+    "tiles": Step("tiles:table", 170, "neighbours of the tiles in the launch tables", "", False),
+    "kernels_speed": Step("kernels_speed:table", 150, "each kernel's share of the limits", "limits", False),
     "drafts": Step("engine_correct:drafts", 100, "greedy tokens with every way to draft", "", False),
-    "variants": Step(
-        "engine_speed:variants", 150, "quantised, experts, adapters, drafts, backends", "limits", False
-    ),
-    "kernel_tests": Step(
-        "kernels_correct:kernel_tests", 120, "tests/kernels with tensors on the GPU", "", False
-    ),
-    "validate_more": Step(
-        "fidelity:validate_more", 170, "all loads, policies, workloads", "calibrate", False
-    ),
+    "variants": Step("engine_speed:variants", 150, "quantised, experts, adapters, drafts", "limits", False),
+    "validate_more": Step("fidelity:validate_more", 170, "loads, policies, workloads", "calibrate", False),
 }
 
 

@@ -71,9 +71,8 @@ def changes(module: str) -> list[Change]:
 def case_of(name: str) -> Case:
     """Returns the case MODULE/CASE. Raises ValueError if the module has no case of that name."""
     module, _, wanted = name.partition("/")
-    found: list[Case] = [
-        case for case in importlib.import_module(f"kernels.{module}").cases() if case.name == wanted
-    ]
+    cases = importlib.import_module(f"kernels.{module}").cases()
+    found: list[Case] = [case for case in cases if case.name == wanted]
     if not found:
         raise ValueError(f"{name}: the module has no such case")
     return found[0]

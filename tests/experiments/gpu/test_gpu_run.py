@@ -262,7 +262,7 @@ def test_every_step_has_a_rehearsal(tmp_path):
     """It takes four minutes on a quiet machine; the limit is that of a busy one."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    names = [name for name in STEPS if name != "kernel_tests"]
+    names = list(STEPS)
     long = ("--limit-s", "6000")
     done = run_program("--only", *names, "--rehearse", "--results", str(tmp_path), *long, limit_s=6600)
     assert done.returncode == 0, done.stdout + done.stderr
