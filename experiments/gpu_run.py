@@ -121,7 +121,8 @@ def run_step(call: Call, name: str, share_s: float, process: subprocess.Popen[st
         while True:
             code = _watched(call, name, process, end)
             if code in (0, 1):
-                status = "failed" if code else "passed"
+                has_rows = bool(rows_of(call.folder / f"{name}.jsonl"))  # else it ended while it imported
+                status = "passed" if not code else "failed" if has_rows else "died"
                 break
             is_over = time.monotonic() >= end
             was_making = _note_death(call, name, code, is_over=is_over)

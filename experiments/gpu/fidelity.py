@@ -54,7 +54,7 @@ MORE = (
     Chosen("load", (), ("repeats=2", "workload.num_requests=200", *LENGTHS)),
     Chosen("policies", (), ("repeats=1", "workload.num_requests=24"), judged=False),
     Chosen("workload_gpu", (), ("repeats=1",)),
-    Chosen("speculation", ("ngram", "draft_model", "eagle", "medusa"), ("repeats=1",), judged=False),
+    Chosen("speculation", ("ngram", "suffix", "eagle", "medusa"), ("repeats=1",), judged=False),
 )
 REHEARSED = ("load_60", "chunked", "radix", "short", "ngram")
 
