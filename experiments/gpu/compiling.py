@@ -9,6 +9,7 @@ the timed cases. No GPU is used: a driver that only has the chip's name stands f
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import subprocess
@@ -152,6 +153,4 @@ def _called(make: Callable[[torch.device], Callable[[], object]]) -> object:
 
 if __name__ == "__main__":
     # As a module of that name, so that other processes find the functions.
-    from experiments.gpu import compiling
-
-    sys.exit(compiling.main())
+    sys.exit(importlib.import_module("experiments.gpu.compiling").main())

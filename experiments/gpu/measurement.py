@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
+import importlib
 import json
 import math
 import os
@@ -218,6 +219,4 @@ def free(device: torch.device) -> None:
 
 if __name__ == "__main__":
     # As a module of that name, so that measurements raise the UnavailableError which is caught here.
-    from experiments.gpu import measurement
-
-    sys.exit(measurement.main())
+    sys.exit(importlib.import_module("experiments.gpu.measurement").main())
