@@ -90,22 +90,25 @@ def _compilers(run: Run) -> Iterator[Mapping[str, Tried]]:
     chip = target() if run.device.type == "cuda" else "sm_90"
     if chip not in ahead.CHIPS:
         raise UnavailableError(f"{chip} is not a target of kernels.ahead: {', '.join(ahead.CHIPS)}")
+    wanted = {name: changes(name.partition("/")[0]) for name in run.size(SEARCHES, REHEARSED)}
     before = os.environ.get("TRITON_INTERPRET", "0")
     os.environ["TRITON_INTERPRET"] = "0"  # the processes compile, even if this one interprets
     workers = run.size(max(1, (os.cpu_count() or 2) - 1), 1)
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     try:
-        yield {name: _submit(pool, name, chip) for name in run.size(SEARCHES, REHEARSED)}
+        tried = {name: _submit(pool, name, each, chip) for name, each in wanted.items()}
+        os.environ["TRITON_INTERPRET"] = before
+        yield tried
     finally:
         os.environ["TRITON_INTERPRET"] = before
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, name: str, chip: str) -> Tried:
+def _submit(pool: ProcessPoolExecutor, name: str, wanted: list[Change], chip: str) -> Tried:
     """Submits the compilation of each neighbour; those that share a kernel are compiled once."""
     by_kernel: dict[str, Future[dict[str, Any]]] = {}
     found: Tried = []
-    for change in changes(name.partition("/")[0]):
+    for change in wanted:
         key = str({field: way for field, way in change.items() if field not in NOT_COMPILED})
         if key not in by_kernel:
             by_kernel[key] = pool.submit(compiled, name, change, chip)
