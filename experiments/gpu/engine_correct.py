@@ -39,7 +39,6 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "four_iterations": {**ALL, "max_iterations": 4},
     "few_blocks": {**ALL, "num_kv_blocks": 40},  # so few that requests are preempted
     "two_ranks": {**ALL, "tensor_parallel_size": 2},
-    **{name: {**ALL, "attention_backend": name} for name in BACKENDS},
 }
 HALF = ("sinks", "experts")
 """Kinds whose experts our kernels compute in 16 bits only."""
@@ -66,9 +65,10 @@ def table(run: Run) -> list[Measurement]:
             if kind not in HALF
             for way in ways[:MAIN_WAYS]
         ),
-        *(Measurement(f"{kind}/logprobs", partial(_logprobs, kind)) for kind in (*HALF, "full")),
+        *(Measurement(f"{kind}/logprobs", partial(_logprobs, kind, "triton")) for kind in (*HALF, "full")),
         *_drafting(run, is_main=True),
         *(Measurement(f"full/{way}", partial(_way, way), plain["full"]) for way in ways[MAIN_WAYS:]),
+        *(Measurement(f"full/logprobs_{name}", partial(_logprobs, "full", name)) for name in BACKENDS),
     ]
 
 
@@ -176,14 +176,15 @@ def variants(spec: Architecture) -> Iterator[tuple[str, dict[str, Any], dict[str
     yield "eagle/tree", {"method": "eagle", "model": small, **tree}, {}
 
 
-def _logprobs(kind: str, run: Run, _: None) -> Mapping[str, Any]:
+def _logprobs(kind: str, attention_backend: str, run: Run, _: None) -> Mapping[str, Any]:
     """Compares the first output token's log-probabilities of the torch and Triton backends in 16 bits."""
     spec, number = model_of(kind, run), run.size(24, 2)
     requests = random_requests(run.seed, run.size(range(20, 260, 10), (9, 20)), 1, spec.vocab_size)
     dtype = "bfloat16" if run.device.type == "cuda" else "float16"  # interpreted kernels truncate to bf16
     found = []
     for backend in ("torch", "triton"):
-        with served(spec, {**COMMON, **EAGER, "dtype": dtype, "backend": backend}, run) as engine:
+        own = {"backend": backend} | ({"attention_backend": attention_backend} if found else {})
+        with served(spec, {**COMMON, **EAGER, "dtype": dtype, **own}, run) as engine:
             outputs = engine.generate(requests[:number], logprobs=5)
         first = [logprobs[0] for output in outputs if (logprobs := output.outputs[0].logprobs)]
         found.append([each.top for each in first])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from experiments.gpu.measurement import Run, free
+from experiments.gpu.measurement import Run, UnavailableError, free
 from realengine.ahead.setups import MODELS
 from realengine.model.architecture import Architecture
 from realengine.model.variants import GemmaParts, GptOssParts, LatentSizes
@@ -161,9 +161,16 @@ class Engine(NamedTuple):
 
 @contextmanager
 def served(spec: Architecture, settings: Mapping[str, Any], run: Run) -> Iterator[Engine]:
-    """Yields an engine, and frees its memory at the end."""
+    """Yields an engine, and frees its memory at the end. Raises UnavailableError for an attention_backend."""
     begin = time.perf_counter()
-    engine = Engine(LLM(spec, device=run.device.type, **settings), spec, time.perf_counter() - begin)
+    try:
+        llm = LLM(spec, device=run.device.type, **settings)
+    except ValueError as error:  # of another machine or library, which an attention_backend needs
+        if not str(error).startswith("attention_backend="):
+            raise
+        raise UnavailableError(str(error)) from None
+    engine = Engine(llm, spec, time.perf_counter() - begin)
+    del llm
     try:
         yield engine
     finally:

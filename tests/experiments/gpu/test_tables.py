@@ -24,10 +24,11 @@ from experiments.gpu.engine_models import (
     prefill_flops,
     public_workload,
     read_once_bytes,
+    served,
 )
 from experiments.gpu.engine_speed import idle_of
 from experiments.gpu.kernels_speed import cases
-from experiments.gpu.measurement import Run
+from experiments.gpu.measurement import Run, UnavailableError
 from experiments.gpu.steps import STEPS
 from kernels.decode_attention import decode_case
 from kernels.prefill_attention import prefill_case
@@ -137,3 +138,12 @@ def test_kernels_of_every_engine_and_check_are_compiled_ahead():
     assert "kernels_correct/decode_attention/llama_8b-bfloat16-kv-int8" in names
     assert shape_of(LLAMA_8B, max_model_len=1024, max_num_seqs=8).dtype == torch.bfloat16
     assert shape_of(TINY, **COMMON).dtype == torch.float32
+
+
+def test_an_attention_backend_that_this_machine_lacks_is_no_failure(run):
+    settings = {"attention_backend": "torch_varlen", "max_model_len": 64, "num_kv_blocks": 20}
+    with (
+        pytest.raises(UnavailableError, match="attention_backend=torch_varlen: needs a GPU"),
+        served(TINY, settings, run),
+    ):
+        pass
