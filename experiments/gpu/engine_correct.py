@@ -181,7 +181,7 @@ def _logprobs(kind: str, attention_backend: str, run: Run, _: None) -> Mapping[s
     spec, number = model_of(kind, run), run.size(24, 2)
     requests = random_requests(run.seed, run.size(range(20, 260, 10), (9, 20)), 1, spec.vocab_size)
     dtype = "bfloat16" if run.device.type == "cuda" else "float16"  # interpreted kernels truncate to bf16
-    found = []
+    found: list[Any] = []
     for backend in ("torch", "triton"):
         own = {"backend": backend} | ({"attention_backend": attention_backend} if found else {})
         with served(spec, {**COMMON, **EAGER, "dtype": dtype, **own}, run) as engine:
