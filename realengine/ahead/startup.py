@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import triton
@@ -49,8 +49,8 @@ def compile_kernels(shape: EngineShape, progress: Progress = QUIET, chip: str | 
                     run_works(shape)
             except Exception as error:
                 warnings.warn(f"not all kernels were compiled ahead: {error}", stacklevel=2)
-            for _ in progress.over(_Completed(mode.raw_futures), "Compiling kernels"):
-                pass
+            for future in progress.over(mode.raw_futures, "Compiling kernels"):
+                wait([future])
     return len(mode.raw_futures)
 
 
@@ -89,16 +89,3 @@ def _works(shape: EngineShape, bank: AdapterBank | None) -> Iterator[Work]:
         most = min(shape.max_num_tokens, shape.max_model_len)
         for num_tokens in sorted({*range(ROW_STEP, min(most, MOST_ROWS) + 1, ROW_STEP), most}):
             yield mixed_work(0, [num_tokens], 0, used)
-
-
-class _Completed:
-    """The futures in the order in which they are done."""
-
-    def __init__(self, futures: list[Any]) -> None:
-        self._futures = futures
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def __iter__(self) -> Iterator[Any]:
-        return as_completed(self._futures)
