@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from experiments.gpu.record import UnavailableError
+from experiments.gpu.measurement import UnavailableError
 from kernels.paged_kv import INT4
 
-Check = tuple[
-    str, Callable[[], Mapping[str, Any]]
-]  # name of the check, and the function that returns its row
+Check = tuple[str, Callable[[], Mapping[str, Any]]]
+"""Name of a check, and the function that returns its row."""
+Pair = tuple[torch.Tensor, torch.Tensor | Callable[[], torch.Tensor]]
+"""A result, and its reference or a function that computes it."""
 
 # Upper limits of ||out - reference|| / ||reference||: a few roundings of the inputs and of the output.
 THRESHOLDS = {
@@ -25,17 +26,16 @@ THRESHOLDS = {
 }
 
 
-def compared(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> dict[str, Any]:
+def compared(pairs: Mapping[str, Pair], dtype: torch.dtype) -> dict[str, Any]:
     """Returns a row with the relative error of each (result, reference) and whether all are within the limit.
 
     The limit is that of `dtype`. An error of NaN is beyond every limit.
     """
-    errors = {name: relative_error(*pair) for name, pair in pairs.items()}
-    limit = THRESHOLDS[dtype]
+    limit, errors = THRESHOLDS[dtype], dict[str, float]()
+    for name, (out, reference) in pairs.items():
+        errors[name] = relative_error(out, reference() if callable(reference) else reference)
     beyond = [
-        f"{name} has a relative error of {error:.2g}, limit {limit:g}"
-        for name, error in errors.items()
-        if not error <= limit
+        f"{name}: relative error {e:.2g}, limit {limit:g}" for name, e in errors.items() if not e <= limit
     ]
     return {"ok": not beyond, "why": "; ".join(beyond), "relative_errors": errors, "limit": limit}
 
@@ -48,20 +48,30 @@ def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 class Random:
-    """Random tensors on a device. On a CPU, bf16 becomes fp16: the interpreter is correct only for fp16."""
+    """Random tensors on a device. On a CPU, bf16 becomes fp16: the interpreter is correct only for fp16.
 
-    def __init__(self, device: torch.device, quick: bool) -> None:
-        self.device = device
-        self.quick = quick
+    compiling: launches are compiled instead of run, so tensors stay empty and nothing is compared.
+    """
+
+    def __init__(self, device: torch.device, quick: bool, *, compiling: bool = False) -> None:
+        self.device, self.quick, self.compiling = device, quick, compiling
+
+    def compared(self, pairs: Mapping[str, Pair], dtype: torch.dtype) -> dict[str, Any]:
+        """Returns the row of `compared`, with the dtype that stands for this one; empty if only compiled."""
+        return {} if self.compiling else compared(pairs, self.dtype(dtype))
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Returns the dtype to check instead of `dtype`. Raises UnavailableError for fp8 on a CPU."""
-        if dtype == torch.float8_e4m3fn and self.device.type == "cpu":
+        if self.compiling or self.device.type != "cpu":
+            return dtype
+        if dtype == torch.float8_e4m3fn:
             raise UnavailableError("interpreted kernels do not round to fp8 as chips do")
-        return torch.float16 if dtype == torch.bfloat16 and self.device.type == "cpu" else dtype
+        return torch.float16 if dtype == torch.bfloat16 else dtype
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
         """Returns numbers of a normal distribution with standard deviation `scale`."""
+        if self.compiling:
+            return torch.empty(shape, dtype=dtype)
         return (torch.randn(shape, device=self.device) * scale).to(self.dtype(dtype))
 
     def uniform(self, *shape: int) -> torch.Tensor:
@@ -89,6 +99,13 @@ class Random:
         """
         counts = [-(-n // block_size) for n in lens]
         total = sum(counts) + 2
+        if self.compiling:
+            tables = torch.zeros(len(lens), max(counts) + 1, dtype=torch.int32)
+            return (
+                torch.empty(total, block_size, num_heads, head_dim, dtype=dtype),
+                tables,
+                self.tensor(lens, torch.int32),
+            )
         cache = torch.full(
             (total, block_size, num_heads, head_dim), torch.nan, dtype=torch.float32, device=self.device
         )
@@ -107,6 +124,8 @@ class Random:
 
     def filled_like(self, cache: torch.Tensor) -> torch.Tensor:
         """Returns other random numbers in the slots where `cache` holds numbers, NaN elsewhere."""
+        if self.compiling:
+            return torch.empty_like(cache)
         return torch.where(cache.isnan(), torch.nan, torch.randn(cache.shape, device=self.device)).to(
             cache.dtype
         )

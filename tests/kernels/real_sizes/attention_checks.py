@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from experiments.gpu.comparison import Check, Random, compared
-from experiments.gpu.record import UnavailableError
+from experiments.gpu.measurement import UnavailableError
 from kernels.attention import AttentionOptions, Contexts
 from kernels.attention_models import MODELS, name_of
 from kernels.attention_reference import gather_slots
@@ -21,6 +20,8 @@ from kernels.paged_kv import INT4, QUANTISED, PagedKv
 from kernels.prefill_attention import Chunks, prefill_attention, prefill_attention_reference
 from kernels.rope import Rotation, rope_and_write_kv, rope_and_write_kv_reference
 from kernels.rope_angles import cos_sin_table
+
+from .comparison import Check, Random
 
 BF16, FP16, INT8, FP8 = torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn
 KINDS = (
@@ -62,8 +63,8 @@ def _caches(
     if kv_dtype not in QUANTISED:
         return PagedKv(keys, values), contexts
     stored, scales = [], []
-    for cache in (keys, values):
-        wide = cache.float()
+    for stored_in in (keys, values):
+        wide = stored_in.float()
         unused = wide.isnan().all(-1, keepdim=True)
         if kv_dtype == INT4:
             codes, scale = quantise_int4_heads(wide.nan_to_num())
@@ -88,13 +89,13 @@ def _decode(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dtyp
     kv, contexts = _caches(random, lens, model, dtype, kv_dtype)
     q = random.normal(len(lens), sizes.num_heads, sizes.head_dim, dtype=dtype)
     options = _options(random, model)
-    reference = decode_attention_reference(q.double(), _wide(kv), contexts, options)
+    reference = cache(lambda: decode_attention_reference(q.double(), _wide(kv), contexts, options))
     pairs = {}
     for num_ranges in (None, 1, 5):
         out = torch.full_like(q, torch.nan)
         decode_attention(q, kv, contexts, options, num_ranges=num_ranges, out_BHD=out)
         pairs[f"ranges {num_ranges}"] = out, reference
-    return compared(pairs, random.dtype(dtype))
+    return random.compared(pairs, dtype)
 
 
 def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> Mapping[str, Any]:
@@ -106,13 +107,13 @@ def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dty
     q = random.normal(sum(query_lens), sizes.num_heads, sizes.head_dim, dtype=dtype)
     starts = random.tensor([0, *query_lens], torch.int32).cumsum(0).int()
     chunks, options = Chunks(starts, max(query_lens)), _options(random, model)
-    reference = prefill_attention_reference(q.double(), _wide(kv), contexts, chunks, options)
+    reference = cache(lambda: prefill_attention_reference(q.double(), _wide(kv), contexts, chunks, options))
     pairs = {}
     for num_ranges in (None, 1, 3):
         out = torch.full_like(q, torch.nan)
         prefill_attention(q, kv, contexts, chunks, options, num_ranges=num_ranges, out_THD=out)
         pairs[f"ranges {num_ranges}"] = out, reference
-    return compared(pairs, random.dtype(dtype))
+    return random.compared(pairs, dtype)
 
 
 def _options(random: Random, model: str) -> AttentionOptions:
@@ -128,17 +129,17 @@ def _options(random: Random, model: str) -> AttentionOptions:
 
 def _mla(random: Random, num_heads: int) -> Mapping[str, Any]:
     lens = random.sizes((1, 63, 1024, 4097), (1, 33))
-    cache, tables, context_lens = random.paged(lens, 1, 576, BF16, block_size=64)
+    kv, tables, context_lens = random.paged(lens, 1, 576, BF16, block_size=64)
     q = random.normal(len(lens), num_heads, 576)
     contexts, scale = Contexts(tables, context_lens, max(lens)), 192**-0.5
-    reference = mla_decode_reference(q.double(), cache[:, :, 0].double(), contexts, scale=scale)
+    reference = cache(lambda: mla_decode_reference(q.double(), kv[:, :, 0].double(), contexts, scale=scale))
     pairs = {}
     for num_ranges in (None, 1, 3):
         out = torch.full((len(lens), num_heads, 512), torch.nan, dtype=q.dtype, device=random.device)
-        latents = cache[:, :, 0].contiguous()
+        latents = kv[:, :, 0].contiguous()
         mla_decode(q, latents, contexts, scale=scale, num_ranges=num_ranges, out_BHV=out)
         pairs[f"ranges {num_ranges}"] = out, reference
-    return compared(pairs, random.dtype(BF16))
+    return random.compared(pairs, BF16)
 
 
 def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
@@ -163,7 +164,7 @@ def _rope(random: Random, kv_dtype: torch.dtype) -> Mapping[str, Any]:
         values = gather_slots(kv.values, kv.value_scales, every, torch.float32)
         found[kind] = {"queries": q, "keys": keys, "values": values}
     pairs = {name: (found["out"][name], found["reference"][name]) for name in found["out"]}
-    return compared(pairs, stored)
+    return random.compared(pairs, kv_dtype)
 
 
 def _blocks(random: Random) -> Mapping[str, Any]:
@@ -188,7 +189,7 @@ def _blocks(random: Random) -> Mapping[str, Any]:
 
 def _beyond(random: Random) -> Mapping[str, Any]:
     """Checks attention and RoPE on blocks whose elements have indices beyond 2^31."""
-    if random.device.type == "cpu" or torch.cuda.mem_get_info()[0] < 24 << 30:
+    if random.device.type == "cpu" or random.compiling or torch.cuda.mem_get_info()[0] < 24 << 30:
         raise UnavailableError("needs a GPU with 24 GiB free")
     shape = BEYOND_BLOCKS, 16, 8, 128
     keys, values = (torch.full(shape, torch.nan, dtype=BF16, device=random.device) for _ in range(2))
@@ -207,4 +208,4 @@ def _beyond(random: Random) -> Mapping[str, Any]:
     contexts = Contexts(tables - (BEYOND_BLOCKS - 8), context_lens, lens)
     reference = decode_attention_reference(q[-1:].double(), kv, contexts)
     written = values[near].flatten(0, 1)[slots - (BEYOND_BLOCKS - 8) * 16]
-    return compared({"attention": (out, reference), "values": (written, v)}, BF16)
+    return random.compared({"attention": (out, reference), "values": (written, v)}, BF16)
