@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import warnings
 
+from policies.batching.static import check_traffic_ends
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
 from policies.core.sequence import FinishReason, Sequence, SequenceState
@@ -57,6 +58,7 @@ class Engine:
         self.core = core
         self.runner = runner
         self._overlap = overlap
+        check_traffic_ends(core.batching, "a real engine")
         self._max_iterations = max_iterations
         self.clock = clock or WallClock()
         self.observer: Observer | None = None

@@ -28,6 +28,11 @@ class Dynamic(Static):
 
     def __post_init__(self) -> None:
         Static.__post_init__(self)
+        if self.waits_until_full:
+            raise ValueError(
+                "waits_until_full=true: must be false, as max_queue_delay_s limits the wait; choose "
+                "batching=static"
+            )
         if not 0 <= self.max_queue_delay_s < inf:
             raise ValueError(f"max_queue_delay_s={self.max_queue_delay_s}: must be >= 0 s and finite")
         if self.batch_size == 1 and self.max_queue_delay_s:

@@ -5,7 +5,8 @@ batch, up to batch_size and up to the token budget (the first prompt may exceed 
 prompts are computed, then they decode. No other request takes the place of one that ends early. By default
 such a request frees its KV and its output is complete; with until_last it keeps slot and KV, and all outputs
 of a batch are complete with its last one, as `generate` returns them. Rows of ended members are not computed.
-A batch that waits until it is full is `Dynamic`.
+With waits_until_full, a batch starts once batch_size requests wait, or when no more will come before one of
+them has ended: then the last batch runs although it is not full. `Dynamic` waits for a limited time.
 Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch; of members that
 have ended only the memory is freed.
 Horizon: the plan repeats until a request ends; arrivals change nothing.
@@ -14,9 +15,19 @@ Horizon: the plan repeats until a request ends; arrivals change nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+
+
+def check_traffic_ends(batching: object, driver: str) -> None:
+    """Raises ValueError if a policy waits for the end of the traffic, which the driver does not know."""
+    if isinstance(batching, Static) and batching.waits_until_full:
+        raise ValueError(
+            f"batching.waits_until_full=true: must be false, as {driver} does not know when no more requests "
+            "come; choose batching=dynamic, which waits for max_queue_delay_s"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +41,10 @@ class Static:
     until_last: bool = False
     """Whether members hold their slots and KV, and their outputs are held back, until the last one ends."""
 
+    waits_until_full: bool = False
+    """Whether a batch waits for batch_size requests (or the number of slots); only a simulator knows that no
+    more come."""
+
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
@@ -42,6 +57,10 @@ class Static:
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Forms a batch if the engine is empty, else continues the running one."""
+        is_short = not view.num_running and 0 < view.num_waiting < min(self.batch_size, view.max_num_seqs)
+        if self.waits_until_full and is_short and not view.traffic_has_ended:
+            step.wait_until(inf)
+            return
         step.budget(self.max_num_batched_tokens)
         if not view.num_running:
             for seq in view.waiting:

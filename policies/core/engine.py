@@ -95,11 +95,19 @@ class EngineCore(TransferringEngine):
             raise self._stuck(f"has called step.wait_until {MAX_WAITS:,} times in a row")
         return None
 
-    def check_not_stuck(self) -> None:
-        """Raises WrongDecisionError if policies wait for an event, unless for a replica of another role."""
+    def end_traffic(self) -> bool:
+        """Tells policies that nothing else will happen; returns whether they wait for an event.
+
+        Then plan again. Raises WrongDecisionError if policies still wait when called a second time, unless
+        for a replica of another role.
+        """
         is_waiting = bool(self._sequences) and self.wake_s == inf and self._waits.num_waits > 0
-        if is_waiting and supports_mixed_role(self.batching):
+        if not is_waiting or not supports_mixed_role(self.batching):
+            return False
+        if self._state.traffic_has_ended:
             raise self._stuck("waits for ever")
+        self._state.traffic_has_ended = True
+        return True
 
     def _stuck(self, did: str) -> WrongDecisionError:
         return WrongDecisionError(

@@ -272,6 +272,7 @@ class EngineBase:
         if seq.request.branching is not None:
             self.may_branch = True
         state = self._state
+        state.traffic_has_ended = False
         seq.rank = state.rank(seq)
         self._sequences[request_id] = seq
         state.enqueue(seq)

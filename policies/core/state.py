@@ -61,6 +61,8 @@ class EngineState:
         self.num_preemptions = 0
         self.max_tokens_per_pass = 1
         """Maximum number of tokens that a decode without branches gets in an iteration."""
+        self.traffic_has_ended = False
+        """Whether no request arrives before one of those in the engine has ended."""
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
         self.running_set = new_running_set(block_pool, max_num_seqs)

@@ -76,6 +76,11 @@ class StepView:
         return len(self._state.running)
 
     @property
+    def traffic_has_ended(self) -> bool:
+        """True if the driver knows that no request arrives before one of those in the engine has ended."""
+        return self._state.traffic_has_ended
+
+    @property
     def num_waiting(self) -> int:
         """Number of sequences in the waiting queue."""
         return self._state.num_waiting

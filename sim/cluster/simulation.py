@@ -277,12 +277,12 @@ class Simulation:
         self._schedule_next_arrival()
         try:
             with ctrl_c_noted() as interrupt, gc_paused():
-                while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
-                    if report:
-                        report(clock.now, self.num_ended)
-                if self._num_ahead and not clock.queue:
-                    for replica in self.fleet.replicas:
-                        replica.core.check_not_stuck()
+                while True:
+                    while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
+                        if report:
+                            report(clock.now, self.num_ended)
+                    if not self._num_ahead or clock.queue or not self._end_traffic():
+                        break
         except (Exception, SystemExit) as error:
             note_time(error, clock.now)
             raise
@@ -292,6 +292,13 @@ class Simulation:
         if report:
             report(end_s, self.num_ended)
         return self._end(end_s, interrupted=interrupt.noted)
+
+    def _end_traffic(self) -> bool:
+        """Lets replicas serve requests that they hold back, as nothing else will happen; True if any does."""
+        waiting = [replica for replica in self.fleet.replicas if replica.core.end_traffic()]
+        for replica in waiting:
+            replica.replan()
+        return bool(waiting)
 
     def _end(self, end_s: float, *, interrupted: bool) -> RunRecords:
         """Ends the run at end_s; returns its records."""

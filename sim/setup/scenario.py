@@ -31,6 +31,7 @@ from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
 from sim.setup.expected_errors import expected_errors_json
+from sim.setup.full_batches import check_full_batches
 from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
 from sim.setup.pool import PoolSettings, check_replicas
@@ -79,6 +80,7 @@ class Scenario(PoolSettings, ClusterSettings):
         if self.sim.stop_missed:
             self._check_stop_missed()
         self._check_failures()
+        check_full_batches(self.pools_by_name, self.sim)
         has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
             try:
