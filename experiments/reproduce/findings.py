@@ -1,0 +1,53 @@
+"""Reads `mutations.csv`: what changes of the simulator do to the rows. Written by `mutations.py`."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = Path(__file__).with_name("mutations.csv")
+LEAST_FACTOR = 1.1
+
+
+class Finding(NamedTuple):
+    """What one mutation does to one row: a line of `mutations.csv`."""
+
+    row: str
+    mutation: str
+    change: float
+    """Ours with a factor of 1.1 over ours without, less 1; NaN: the settings no longer run."""
+    falls_at: float | None
+    """Smallest factor with which the row falls out of its band; None: none that was tried."""
+    tried: float
+    """Largest factor that was tried."""
+
+
+@cache
+def known() -> dict[str, tuple[Finding, ...]]:
+    """Returns the findings by row."""
+    found: dict[str, list[Finding]] = {}
+    with FILE.open(newline="") as file:
+        for line in csv.DictReader(file):
+            falls_at = float(line["falls_at"]) if line["falls_at"] else None
+            change, tried = float(line["change"]), float(line["tried"])
+            finding = Finding(line["row"], line["mutation"], change, falls_at, tried)
+            found.setdefault(finding.row, []).append(finding)
+    return {row: tuple(lines) for row, lines in found.items()}
+
+
+def broken_by(row: str) -> str:
+    """Returns a sentence on the changes that break a row, or that do not; empty if none is known."""
+    found = known().get(row, ())
+    falls = sorted((finding.falls_at, finding.mutation) for finding in found if finding.falls_at is not None)
+    if falls:
+        words = [f"{mutation} x {factor:g}" for factor, mutation in falls]
+        return f"Falls out with {', '.join(words)}."
+    if not found:
+        return ""
+    most = max(found, key=lambda finding: (finding.tried, abs(finding.change)))
+    return (
+        f"Still holds with {most.mutation} x {most.tried:g}; x {LEAST_FACTOR:g} moves it by "
+        f"{100 * most.change:+.1f} %."
+    )
