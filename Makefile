@@ -20,7 +20,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short nightly lint types layers bench gallery compiled pure clean
+.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short nightly lint types layers cases bench gallery compiled pure clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -75,6 +75,9 @@ types: .venv/installed-test ## mypy, strict for policies, hwmodels and sim
 
 layers: .venv/installed-test ## which packages may import which
 	.venv/bin/lint-imports
+
+cases: .venv/installed-test ## inputs of others that got wrong answers once (../shared/cases): right, wrong or refused
+	$(PY) -m tests.cases $(ARGS)
 
 bench: .venv/installed ## CPU time and memory of the simulator, of starts, studies and the dashboard
 	$(PY) -m experiments.bench.sim $(ARGS)

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -130,6 +130,17 @@ class NamedDriver(DriverBase):
         raise RuntimeError(f"kernels are only compiled for {self.name}, not run")
 
 
+@contextmanager
+def named_driver(chip: str) -> Iterator[None]:
+    """Makes Triton compile for a chip that need not be present."""
+    triton.runtime.driver.set_active(NamedDriver(chip))
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # a machine without a GPU has no driver to restore
+            triton.runtime.driver.reset_active()
+
+
 class Compiler:
     """Compiles launches for one chip and checks their resources against limits.
 
@@ -145,15 +156,9 @@ class Compiler:
     @contextmanager
     def compiling(self, module: str, case: str) -> Iterator[None]:
         """Compiles launches instead of running them; a compilation error becomes a row."""
-        triton.runtime.driver.set_active(NamedDriver(self.chip))
-        try:
-            with compiling_for(
-                self.chip, partial(self._compile, Row(module=module, case=case, target=self.chip))
-            ):
-                yield
-        finally:
-            with suppress(RuntimeError):  # a machine without a GPU has no driver to restore
-                triton.runtime.driver.reset_active()
+        row = Row(module=module, case=case, target=self.chip)
+        with named_driver(self.chip), compiling_for(self.chip, partial(self._compile, row)):
+            yield
 
     def refuse(self, module: str, case: str, reason: str) -> None:
         """Adds a row with the reason why a case is not supported on this chip."""
@@ -182,7 +187,7 @@ class Compiler:
             compile_s=round(time.perf_counter() - begin, 2),
             shared_bytes=int(binary.metadata.shared),
             dot_rows=max((int(rows) for rows in DOT.findall(binary.asm["ttir"])), default=0),
-            **(_use_amd(binary) if "amdgcn" in binary.asm else _use_nvidia(binary))._asdict(),
+            **(_use_amd(binary) if "amdgcn" in binary.asm else _use_nvidia(binary)),
         )
         most = self._limits.get(row.kernel, {}).get(self.chip)
         self.rows.append(replace(row, broken="; ".join(_broken(row, most))))
@@ -213,13 +218,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def argument_parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """Returns the parser of programs that compile ahead of time. Exits if kernels are interpreted."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {program}", description=(description or "").split("\n", 1)[0]
-    )
+    about = (description or "").split("\n", 1)[0]
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about)
     parser.add_argument("--target", action="append", choices=list(CHIPS), help=f"default: {DEFAULT_CHIPS}")
-    parser.add_argument(
-        "--freeze", action="store_true", help="write the measured registers, plus slack, to limits.json"
-    )
+    frozen = "write the measured registers, plus slack, to limits.json"
+    parser.add_argument("--freeze", action="store_true", help=frozen)
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: interpreted kernels cannot be compiled; unset it")
     return parser
@@ -284,16 +287,7 @@ def _broken(row: Row, most_registers: int | None) -> Iterator[str]:
         yield f"a dot of {row.dot_rows} rows without warpgroup instructions"
 
 
-class _Use(NamedTuple):
-    """Resources of a kernel and its matrix instructions, as fields of `Row`."""
-
-    registers: int
-    spills: int
-    tensor_ops: int
-    warpgroup_ops: int = 0
-
-
-def _use_nvidia(binary: Any) -> _Use:
+def _use_nvidia(binary: Any) -> dict[str, int]:
     """Reads the resources from the machine code; registers are per thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(binary.asm["cubin"])
@@ -302,27 +296,27 @@ def _use_nvidia(binary: Any) -> _Use:
         command = [tool, "-res-usage", "-sass", cubin.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     warpgroup = len(re.findall(r"\b(?:HGMMA|IGMMA|QGMMA|UTC\w*MMA)\b", text))
-    return _Use(
-        registers=_most(r"\bREG:(\d+)", text),
-        spills=_most(r"\bSTACK:(\d+)", text) + len(re.findall(r"\b(?:LDL|STL)\b", text)),
-        tensor_ops=warpgroup + len(re.findall(r"\b(?:HMMA|IMMA|QMMA)\b", text)),
-        warpgroup_ops=warpgroup,
-    )
+    return {
+        "registers": _most(r"\bREG:(\d+)", text),
+        "spills": _most(r"\bSTACK:(\d+)", text) + len(re.findall(r"\b(?:LDL|STL)\b", text)),
+        "tensor_ops": warpgroup + len(re.findall(r"\b(?:HMMA|IMMA|QMMA)\b", text)),
+        "warpgroup_ops": warpgroup,
+    }
 
 
-def _use_amd(binary: Any) -> _Use:
+def _use_amd(binary: Any) -> dict[str, int]:
     """Reads the resources from the metadata in the assembly; registers are vector registers.
 
     Scalar registers are spilled to lanes of vector registers, not to memory, so they do not count as spills.
     (In prefill attention there are up to 26, saved before a loop and restored after it.)
     """
     text = binary.asm["amdgcn"]
-    return _Use(
-        registers=_most(r"\.vgpr_count:\s*(\d+)", text),
-        spills=_most(r"\.vgpr_spill_count:\s*(\d+)", text)
-        + _most(r"\.private_segment_fixed_size:\s*(\d+)", text),
-        tensor_ops=len(re.findall(r"\bv_(?:s?mfma|wmma)", text)),
-    )
+    spills = (r"\.vgpr_spill_count:\s*(\d+)", r"\.private_segment_fixed_size:\s*(\d+)")
+    return {
+        "registers": _most(r"\.vgpr_count:\s*(\d+)", text),
+        "spills": sum(_most(pattern, text) for pattern in spills),
+        "tensor_ops": len(re.findall(r"\bv_(?:s?mfma|wmma)", text)),
+    }
 
 
 def _most(pattern: str, text: str) -> int:

@@ -225,11 +225,12 @@ def cases() -> Iterator[Case]:
         ("phi3_mini", 16, 2048, bf16),
         ("falcon_7b", 16, 2048, bf16),
     ):
-        yield _case(name, f"batch{num_seqs}-context{context_len}", [context_len] * num_seqs, dtype)
-    yield _case("llama_8b", "batch64-mixed", [32768] + [1024] * 63, bf16)
+        yield decode_case(name, f"batch{num_seqs}-context{context_len}", [context_len] * num_seqs, dtype)
+    yield decode_case("llama_8b", "batch64-mixed", [32768] + [1024] * 63, bf16)
 
 
-def _case(model_name: str, name: str, lens: list[int], dtype: torch.dtype) -> Case:
+def decode_case(model_name: str, name: str, lens: list[int], dtype: torch.dtype) -> Case:
+    """Returns the case of sequences with contexts of these lengths."""
     model = MODELS[model_name]
     seen = sum(min(length, model.window or length) for length in lens)
 

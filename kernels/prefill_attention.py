@@ -366,18 +366,19 @@ def cases() -> Iterator[Case]:
         ("phi3_mini", 1, 2048, 2048, bf16),
         ("falcon_7b", 1, 2048, 2048, bf16),
     ):
-        yield _case(name, num_seqs, query_len, context_len, dtype, tree=False)
-    yield _case("llama_8b", 8, 16, 2048, bf16, tree=True)
-    yield _case("mistral_7b", 8, 16, 8192, bf16, tree=True)
-    yield _case("mistral_7b", 1, 4, 32768, bf16, tree=True)
-    yield _case("llama_8b", 1, 4, 32768, torch.int8, tree=True)
-    yield _case("llama_8b", 1, 4, 32768, INT4, tree=True)
-    yield _case("gemma2_9b", 8, 16, 8192, bf16, tree=True)
+        yield prefill_case(name, num_seqs, query_len, context_len, dtype)
+    yield prefill_case("llama_8b", 8, 16, 2048, bf16, tree=True)
+    yield prefill_case("mistral_7b", 8, 16, 8192, bf16, tree=True)
+    yield prefill_case("mistral_7b", 1, 4, 32768, bf16, tree=True)
+    yield prefill_case("llama_8b", 1, 4, 32768, torch.int8, tree=True)
+    yield prefill_case("llama_8b", 1, 4, 32768, INT4, tree=True)
+    yield prefill_case("gemma2_9b", 8, 16, 8192, bf16, tree=True)
 
 
-def _case(
-    name: str, num_seqs: int, query_len: int, context_len: int, dtype: torch.dtype, *, tree: bool
+def prefill_case(
+    name: str, num_seqs: int, query_len: int, context_len: int, dtype: torch.dtype, *, tree: bool = False
 ) -> Case:
+    """Returns the case of chunks of query_len tokens, or token trees, at the end of contexts."""
     model = MODELS[name]
 
     def make(device: torch.device) -> Callable[[], object]:

@@ -174,18 +174,21 @@ def cases() -> Iterator[Case]:
         ("smollm2_down_g64", 576, 1536, 64),
     )
     for name, n, k, group_size in layers:
-        weight_bytes = n * k / 2 + 3 * n * k / group_size
         for m in (1, 16, 64, 128):
             for dtype in DTYPES if (name, m) == ("8b_qkv", 16) else DTYPES[:1]:
-                yield Case(
-                    f"{name}_m{m}_{dtype}".replace("torch.", ""),
-                    partial(_gemm_case, m, n, k, group_size, dtype),
-                    weight_bytes + 2 * m * (k + n),
-                    2 * m * n * k,
-                )
-        yield Case(
-            f"dense_{name}", partial(_dense_case, n, k, group_size), weight_bytes + 2 * n * k, 2 * n * k
-        )
+                yield w4a16_case(name, n, k, group_size, m, dtype)
+        moved = n * k / 2 + 3 * n * k / group_size + 2 * n * k
+        yield Case(f"dense_{name}", partial(_dense_case, n, k, group_size), moved, 2 * n * k)
+
+
+def w4a16_case(layer: str, n: int, k: int, group_size: int, m: int, dtype: torch.dtype) -> Case:
+    """Returns the case of the product of x [m, k] and a 4-bit weight [n, k]."""
+    return Case(
+        f"{layer}_m{m}_{dtype}".replace("torch.", ""),
+        partial(_gemm_case, m, n, k, group_size, dtype),
+        n * k / 2 + 3 * n * k / group_size + 2 * m * (k + n),
+        2 * m * n * k,
+    )
 
 
 def _random_weight(n: int, k: int, group_size: int, device: torch.device) -> Int4Weight:

@@ -7,7 +7,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.override import Override
 from sim.settings.renamed import with_new_names
-from sim.settings.scenario import build_run, run
+from sim.settings.scenario import build_run, run_or_part
 from sim.setup.pool import PoolSettings
 
 if TYPE_CHECKING:
@@ -118,14 +118,14 @@ def arguments(
 def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
     """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError."""
     cfg, config, command = composed_run(source, overrides, objects)
-    return Result(run=run(*build_run(cfg, objects)), config=config, command=command)
+    return Result(run=run_or_part(*build_run(cfg, objects)), config=config, command=command)
 
 
 def composed_run(
     source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]
 ) -> tuple[DictConfig, dict[str, Any], str | None]:
     """Returns a config composed, and as `Result.config` and `Result.command`. Raises ConfigError."""
-    cfg = composed(source, overrides, replaced=objects)
+    cfg = composed(replace(source, device=objects.get("hardware")), overrides, replaced=objects)
     for key, value in objects.items():
         if key not in cfg:
             raise ConfigError(f"{key}={type(value).__name__}: an object can only replace a key at the root")

@@ -158,7 +158,7 @@ def source_of(num_rows: int, source: str) -> str:
 
 
 def remarks(tables: Mapping[str, Measured], fitted: FittedCalibration) -> list[str]:
-    """Returns notes on the fit: its figures, those not determined, missing tables, rows that were left out."""
+    """Returns notes on the fit: its figures, those not determined, missing tables, and rows left out."""
     count = len(fitted_figures(fitted.calibration))
     figures = "1 figure was" if count == 1 else f"{count} figures were"
     notes = [

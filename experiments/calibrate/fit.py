@@ -77,7 +77,7 @@ def fit_calibration(
         "moe": lambda c: fit_moe(rows["moe"], device, compute_capability=chip()),
         "collectives": lambda c: fit_collectives(rows["collectives"], device),
     }
-    undetermined = {}
+    undetermined: dict[str, tuple[float, float]] = {}
     for curve in fitted_curves(tables):
         try:
             found = fits[curve](fitted)

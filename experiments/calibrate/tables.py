@@ -12,6 +12,7 @@ from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.study.presets import NotSimulatedError, plain, preset
 from hwmodels.devices.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
+from hwmodels.levels.table_files import read_parquet
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError, suggest
@@ -65,6 +66,10 @@ def tables_of(ops: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
+MAX_SIZE = 1e12
+"""Largest size of an operator: more than any has."""
+
+
 def path_of(ops: Path, operator: str) -> Path:
     """Returns the path of an operator's table."""
     return ops / f"{operator}.parquet"
@@ -83,7 +88,7 @@ def is_called(device: Device, gpu: str) -> bool:
 def read(path: Path, operator: Operator) -> pd.DataFrame:
     """Reads the table of an operator, with defaults in optional columns; raises ConfigError."""
     try:
-        table = pd.read_parquet(path)
+        table = read_parquet(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"ops: {path}: cannot be read: {error}") from error
     for name in operator.columns:
@@ -99,6 +104,9 @@ def checked(path: Path, table: pd.DataFrame, operator: Operator, device: Device)
     for name in (*operator.sizes, "latency_us"):
         values = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         refuse(path, table, ~(np.isfinite(values) & (values > 0)), name, "must be a finite number > 0")
+        if name != "latency_us":
+            wrong = (values % 1 != 0) | (values > MAX_SIZE)
+            refuse(path, table, wrong, name, f"must be a whole number from 1 to {MAX_SIZE:g}")
     rows = {name: table[name].fillna("").to_numpy(dtype=str) for name in ("id", "gpu", *operator.choices)}
     for name, allowed in operator.choices.items():
         if allowed:

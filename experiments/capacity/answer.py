@@ -62,6 +62,8 @@ class Answer:
     """Limit of the winner if it cannot be smaller."""
     notes: Sequence[str]
     interrupted: bool
+    lack: str | None = None
+    """Why the runs of the winner do not show a steady state; None if they do."""
 
 
 def answer(question: Question, report: Report) -> Answer | None:
@@ -126,7 +128,14 @@ def answer(question: Question, report: Report) -> Answer | None:
         unchanged=unchanged,
         first_limit=limits,
         interrupted=was_interrupted,
+        lack=None if winner is None else _lack(state_of(first, winner)),
     )
+
+
+def _lack(state: State) -> str | None:
+    """Returns why a run of a fleet that was found does not show a steady state; None if all do."""
+    lacks = (run.lack for run in state.runs[state.num_up or 0])
+    return next((lack.reason for lack in lacks if lack is not None), None)
 
 
 def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
+from hwmodels.hf.asked import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
 from sim.settings.build import build_as
@@ -29,11 +30,14 @@ SEARCHED = {"load": "capacity.headroom and capacity.growth_per_month", "replicas
 """Settings that the search varies -> the settings that limit them."""
 NONE = ("pools", "scaling", "failures")
 """Groups that must be none, because a candidate is a constant number of equal replicas."""
+LENGTH_STEP = 256
+"""Multiple of tokens to which the longest request is rounded up for `--max-model-len`."""
 COMMON = ("seed", "prompt_scale", "output_scale")
 """Settings of the traffic, which must be the same for all candidates."""
 UNSUPPORTED = "the GPU, the layout or the format is not supported"
 TOO_LARGE = "the model does not fit in memory"
 TRUNCATES = "requests would be truncated"
+FORMAT_AXIS = "weights"
 SIZES = ("hardware", "TP", "PP")
 """Axes whose entries a model may not allow; such a candidate is left out and is not an error."""
 
@@ -144,6 +148,10 @@ def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[st
     candidates, clipping = _without_clipping(candidates, settings, set_length)
     refused += clipping
     _check_any(candidates, refused)
+    if set_length is None:
+        candidates, short = _for_longest(candidates, settings)
+        refused += short
+        _check_any(candidates, refused)
     return Question(
         settings=settings,
         slo=slo,
@@ -163,6 +171,7 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
     candidates, refused = list[Candidate](), list[Refused]()
     base = variants.config()
     built: set[str] = set()
+    by_others: dict[tuple[str, ...], list[Scenario]] = {}
     errors: dict[str, str] = {}
     for combination in product(*axes.values()):
         entries = dict(zip(axes, combination, strict=True))
@@ -174,10 +183,16 @@ def build_candidates(settings: CapacitySettings, variants: Variants) -> tuple[li
             scenario, least_up = _built(config, settings)
         except ConfigError as error:
             for entry in combination:
-                errors.setdefault(entry.where, str(error))
+                # A checkpoint that is quantised already has its own format; the list's others are left out.
+                if IS_QUANTISED not in str(error):
+                    errors.setdefault(entry.where, str(error))
             refused.append(Refused(name=name, parts=parts, reason=str(error), kind=UNSUPPORTED))
             continue
         built.update(entry.where for entry in combination)
+        others = tuple(label for axis, label in parts.items() if axis != FORMAT_AXIS)
+        if any(scenario == same for same in by_others.setdefault(others, [])):
+            continue  # the checkpoint's own format again, under another name
+        by_others[others].append(scenario)
         if refusal := _refusal(scenario):
             kind, reason = refusal
             refused.append(Refused(name=name, parts=parts, reason=reason, kind=kind))
@@ -310,6 +325,43 @@ def _without_clipping(
         else:
             kept.append(candidate)
     return kept, refused
+
+
+def _for_longest(
+    candidates: Sequence[Candidate], settings: CapacitySettings
+) -> tuple[list[Candidate], list[Refused]]:
+    """Gives each candidate the engine.max_model_len of the longest request, and refuses what cannot hold it.
+
+    An engine does not start if its KV memory does not hold one sequence of that length.
+    """
+    kept, refused = list[Candidate](), list[Refused]()
+    for candidate in candidates:
+        scenario = candidate.scenario
+        if scenario.engine.max_model_len is None:
+            length = longest_request(scenario, settings.seeds)
+            scenario = replace(scenario, engine=replace(scenario.engine, max_model_len=length))
+        if refusal := _refusal(scenario):
+            kind, reason = refusal
+            refused.append(Refused(name=candidate.name, parts=candidate.parts, reason=reason, kind=kind))
+        else:
+            kept.append(replace(candidate, scenario=scenario))
+    return kept, refused
+
+
+def longest_request(scenario: Scenario, seeds: Sequence[int]) -> int:
+    """Returns the tokens of the longest request of any seed, rounded up to `LENGTH_STEP`.
+
+    It is at most the context of the model, to which longer requests are cut. Raises ConfigError.
+    """
+    longest = 2
+    for seed in seeds:
+        try:
+            source = traffic(scenario, seed, None)[0]
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from error
+        for arrival in source.listed:
+            longest = max(longest, arrival.request.prompt.num_tokens + arrival.num_output_tokens)
+    return min(-(-longest // LENGTH_STEP) * LENGTH_STEP, scenario.model.max_position_embeddings)
 
 
 def _num_clipped(scenario: Scenario, seed: int) -> int:

@@ -1,4 +1,8 @@
-"""Finds what limits a fleet that cannot be smaller: the limit that fails first if the traffic grows."""
+"""Finds what limits a fleet that cannot be smaller: the limit that fails first if the traffic grows.
+
+More traffic is the same requests at shorter gaps. A window that shrinks to a burst is no load, so it is drawn
+on or repeated until the run shows a steady state (`experiments.study.steady_state`).
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,8 @@ class FirstLimit:
     """Largest tried multiple of the traffic, margins included, at which the SLO is met."""
     limit: Limit | None
     """Limit of the SLO that fails first above it; None if no tried multiple fails."""
+    lack: str | None = None
+    """Why no run shows the steady state of more traffic; `load` is then a lower bound. None: one does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,19 +38,33 @@ class GrowthTask:
 
     name: str
     probe: Probe
+    max_requests: int
 
     def run(self) -> tuple[float, Run | None]:
-        """Returns the largest multiple that meets the SLO, and the run at the smallest that misses it."""
+        """Returns the largest multiple that meets the SLO, and the run at the smallest that does not."""
         runs: dict[float, Run] = {}
 
         def kept(multiple: float) -> bool:
             if multiple == 1:  # the search has shown it
                 return True
-            [runs[multiple]] = replace(self.probe, load=self.probe.load * multiple).run()
-            return keeps(runs[multiple], self.probe.scenario.slo)
+            longest = max((one.num_requests for tried, one in runs.items() if tried < multiple), default=None)
+            runs[multiple] = self._steady(multiple, longest)
+            return keeps(runs[multiple], self.probe.scenario.slo) and runs[multiple].lack is None
 
         bracket = bisected(kept, bracketed(kept, 1.0, FACTOR), PRECISION)
         return bracket.low, None if bracket.high == inf else runs[bracket.high]
+
+    def _steady(self, multiple: float, num_requests: int | None) -> Run:
+        """Runs a multiple of the traffic, with more requests if a run that meets the SLO is too short."""
+        while True:
+            probe = replace(self.probe, load=self.probe.load * multiple, num_requests=num_requests)
+            [found] = probe.run()
+            is_longest = found.num_requests < 0.9 * (num_requests or 0) or (
+                found.num_requests >= self.max_requests
+            )
+            if found.lack is None or is_longest or not keeps(found, self.probe.scenario.slo):
+                return found
+            num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
 
 
 def first_limit(search: Search, state: State, interrupt: Interrupt) -> FirstLimit | None:
@@ -52,7 +72,11 @@ def first_limit(search: Search, state: State, interrupt: Interrupt) -> FirstLimi
     if state.num_up is None or state.num_up != state.candidate.least_up or interrupt.noted:
         return None
     probe = replace(search.probe(state, state.num_up), seeds=search.seeds[:1])
-    task = GrowthTask(name=f"{state.candidate.name}, more traffic", probe=probe)
+    most = search.question.settings.max_requests
+    task = GrowthTask(name=f"{state.candidate.name}, more traffic", probe=probe, max_requests=most)
     for _, (load, failing) in in_turn(GrowthTask.run, [task], 1, interrupt):
+        if failing is not None and keeps(failing, search.question.slo):
+            assert failing.lack is not None
+            return FirstLimit(load=load, limit=None, lack=failing.lack.reason)
         return FirstLimit(load=load, limit=None if failing is None else limit_of_run(failing, state))
     return None

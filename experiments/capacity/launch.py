@@ -1,18 +1,26 @@
-"""Launch commands of a replica for vLLM and SGLang, and notes on settings that have no flag.
+"""Launch commands of a replica for vLLM, SGLang and TensorRT-LLM, and notes on settings that have no flag.
 
-The flags are those of `vllm serve` (0.2x and later, the v1 engine) and of `python -m sglang.launch_server`
-(0.5). Sources: docs.vllm.ai, engine arguments; docs.sglang.io, server arguments.
+The flags are those of `vllm serve` (0.2x and later, the v1 engine), of `python -m sglang.launch_server` (0.5)
+and of `trtllm-serve` with its YAML file. Sources: docs.vllm.ai, engine arguments; docs.sglang.io, server
+arguments; nvidia.github.io/TensorRT-LLM, trtllm-serve. `--from` reads them back
+(`experiments.app.launch_lines`).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]
 
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
+from hwmodels.hf.engine_names import ENGINE_NAMES
+from hwmodels.iterations.memory_profile import MemoryProfile
+from hwmodels.model.quantization import kind_of
 from policies.batching.chunked import Chunked
+from policies.batching.inflight import InFlight
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
@@ -31,6 +39,11 @@ VLLM_WEIGHTS = {
     "nvfp4": ("modelopt_fp4", "a checkpoint quantised with ModelOpt"),
     "mxfp4": ("mxfp4", "a checkpoint in MXFP4, such as gpt-oss"),
     "fp8_block": ("fp8", "a checkpoint with block-wise FP8, such as DeepSeek-V3"),
+    "fp8_wo": ("compressed-tensors", "a W8A16 FP8 checkpoint of llm-compressor"),
+    "mxfp8": ("mxfp8", ""),
+    "nvfp4_wo": ("modelopt_fp4", "a checkpoint in W4A16_NVFP4"),
+    "int4_fp8": ("compressed-tensors", "a W4A8 FP8 checkpoint of llm-compressor"),
+    "mxfp4_mxfp4": ("quark", "a checkpoint quantised with Quark"),
     "int8": ("compressed-tensors", "a W8A8 int8 checkpoint of llm-compressor"),
     "int8_wo": ("compressed-tensors", "a W8A16 checkpoint of llm-compressor"),
 }
@@ -69,7 +82,8 @@ def vllm_launch(candidate: Candidate) -> Launch:
 
 def _vllm_flags(scenario: Scenario) -> Iterator[str]:
     engine, layout = scenario.engine, scenario.layout
-    yield f"--tensor-parallel-size {layout.tensor_parallel_size}"
+    # vLLM's tensor parallel size counts the devices that share the KV of a sequence in decode, too.
+    yield f"--tensor-parallel-size {layout.tensor_parallel_size * layout.context_parallel_size}"
     for flag, size in (
         ("pipeline-parallel-size", layout.pipeline_parallel_size),
         ("data-parallel-size", layout.attention_data_parallel_size),
@@ -79,9 +93,10 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
             yield f"--{flag} {size}"
     if layout.expert_parallel_size > 1:
         yield "--enable-expert-parallel"
-    yield f"--max-num-seqs {engine.max_num_seqs}"
-    yield f"--max-num-batched-tokens {scenario.max_num_batched_tokens}"
-    yield f"--gpu-memory-utilization {engine.gpu_memory_utilization:g}"
+    ranks = layout.attention_data_parallel_size  # each has vLLM's limits for itself
+    yield f"--max-num-seqs {max(1, engine.max_num_seqs // ranks)}"
+    yield f"--max-num-batched-tokens {max(1, scenario.max_num_batched_tokens // ranks)}"
+    yield f"--gpu-memory-utilization {_share(scenario, 'vllm'):g}"
     if engine.max_model_len is not None:
         yield f"--max-model-len {engine.max_model_len}"
     if engine.num_kv_blocks is not None:
@@ -123,10 +138,6 @@ def sglang_launch(candidate: Candidate) -> Launch:
         notes.append("batching.long_prefill_token_threshold: SGLang has no flag for it")
     if not isinstance(scenario.caching, Paged | PrefixCaching | Radix):
         notes.append(f"caching={name_of(scenario.caching)}: SGLang has no flag for it")
-    notes.append(
-        "gpu_memory_utilization: --mem-fraction-static covers weights and KV cache, but not activations; "
-        "lower it if the server runs out of memory"
-    )
     if scenario.layout.context_parallel_size > 1:
         notes.append("context_parallel_size: its flags depend on the model; see SGLang's documentation")
     command = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
@@ -159,7 +170,7 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
         yield f"--expert-parallel-size {layout.expert_parallel_size}"
     yield f"--max-running-requests {engine.max_num_seqs}"
     yield from _sglang_batching_flags(scenario)
-    yield f"--mem-fraction-static {engine.gpu_memory_utilization:g}"
+    yield f"--mem-fraction-static {_share(scenario, 'sglang'):g}"
     if engine.max_model_len is not None:
         yield f"--context-length {engine.max_model_len}"
     if engine.num_kv_blocks is not None:
@@ -174,14 +185,110 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
         yield "--disable-cuda-graph"
 
 
+def _share(scenario: Scenario, rule: str) -> float:
+    """Returns the share of memory with which an engine of this rule has the simulated replica's KV memory."""
+    engine, layout = scenario.engine, scenario.layout
+    if engine.memory_profile == rule:
+        return scenario.memory_share
+    plan, profile = scenario.plan_memory(), MemoryProfile(rule=rule)
+    needed = plan.weights_bytes + plan.adapter_bytes + plan.draft_bytes + plan.window_and_state_bytes
+    needed += plan.kv_bytes + profile.runtime_bytes(scenario.hardware, layout)
+    needed += profile.activation_bytes(
+        scenario.model, layout, scenario.max_num_batched_tokens, engine.max_num_seqs
+    )
+    needed += profile.cuda_graph_bytes(scenario.model, engine.cuda_graphs, engine.max_num_seqs)
+    return min(round(needed / profile.total_bytes(scenario.hardware, layout), 3), 0.99)
+
+
+def tensorrt_llm_launch(candidate: Candidate) -> Launch:
+    """Returns the `trtllm-serve` command of one replica, after one that writes its YAML file."""
+    scenario, notes = candidate.scenario, list[str]()
+    engine, layout = scenario.engine, scenario.layout
+    ranks = layout.attention_data_parallel_size
+    flags = [f"--tp_size {layout.tensor_parallel_size * ranks}"]
+    if layout.pipeline_parallel_size > 1:
+        flags.append(f"--pp_size {layout.pipeline_parallel_size}")
+    if layout.expert_parallel_size > 1:
+        flags.append(f"--ep_size {layout.expert_parallel_size}")
+    flags += [
+        f"--max_batch_size {max(1, engine.max_num_seqs // ranks)}",
+        f"--max_num_tokens {max(1, scenario.max_num_batched_tokens // ranks)}",
+    ]
+    if engine.max_model_len is not None:
+        flags.append(f"--max_seq_len {engine.max_model_len}")
+    options = _trtllm_options(candidate, notes)
+    batching = scenario.batching
+    if getattr(batching, "enable_chunked_context", getattr(batching, "enable_chunked_prefill", False)):
+        flags.append("--enable_chunked_prefill")
+    if not isinstance(scenario.scheduling, Fcfs):
+        notes.append(f"scheduling={name_of(scenario.scheduling)}: TensorRT-LLM has no flag for it")
+    if layout.context_parallel_size > 1:
+        notes.append("context_parallel_size: its flags depend on the model; see TensorRT-LLM's documentation")
+    if ranks > 1 and layout.tensor_parallel_size > 1:
+        notes.append("tensor_parallel_size: with attention data parallelism, attention is not cut as well")
+    weights = candidate.asked["weights"]
+    if weights is not None and weights not in ("bf16", "fp16", "fp32"):
+        notes.append(
+            f"model.weights={weights}: replace the model's name by that of a checkpoint in this format"
+        )
+    flags.append("--config options.yaml")
+    file = yaml.safe_dump(options, sort_keys=False).rstrip("\n")
+    command = _joined(["trtllm-serve", _model(scenario)], flags)
+    return Launch(f"cat > options.yaml <<'EOF'\n{file}\nEOF\n{command}", notes + _common_notes(scenario))
+
+
+def _trtllm_options(candidate: Candidate, notes: list[str]) -> dict[str, Any]:
+    """Returns the keys of the YAML file, and adds notes on what it cannot express."""
+    scenario = candidate.scenario
+    engine, caching, batching = scenario.engine, scenario.caching, scenario.batching
+    kv: dict[str, Any] = {
+        "enable_block_reuse": isinstance(caching, PrefixCaching | Radix),
+        "tokens_per_block": caching.block_size,
+        "free_gpu_memory_fraction": _share(scenario, "tensorrt_llm"),
+    }
+    if engine.num_kv_blocks is not None:
+        kv["max_tokens"] = engine.num_kv_blocks * caching.block_size
+    if candidate.asked["kv_cache_dtype"] == "fp8":
+        kv["dtype"] = "fp8"
+    graphs = engine.cuda_graphs
+    options: dict[str, Any] = {
+        "kv_cache_config": kv,
+        "cuda_graph_config": {"enable_padding": True, "max_batch_size": graphs.max_capture_size}
+        if graphs.enabled
+        else None,
+    }
+    if isinstance(batching, InFlight):
+        policy = batching.capacity_scheduler_policy.upper()
+        options["scheduler_config"] = {"capacity_scheduler_policy": policy}
+        if batching.batch_wait_timeout_iters:
+            options["batch_wait_timeout_iters"] = batching.batch_wait_timeout_iters
+            options["batch_wait_max_tokens_ratio"] = batching.batch_wait_max_tokens_ratio
+    else:
+        notes.append(f"batching={name_of(batching)}: TensorRT-LLM has no flag for it")
+    if not isinstance(caching, Paged | PrefixCaching):
+        notes.append(f"caching={name_of(caching)}: TensorRT-LLM has no flag for it")
+    if scenario.layout.attention_data_parallel_size > 1:
+        options["enable_attention_dp"] = True
+    if not scenario.host.overlapped:
+        options["disable_overlap_scheduler"] = True
+    if scenario.speculation is not None:
+        notes.append(f"speculation={scenario.speculation.method}: add its speculative_config to options.yaml")
+    return options
+
+
 def _quantised(
     candidate: Candidate, formats: dict[str, tuple[str, str]], fp8_kv: str, notes: list[str]
 ) -> list[str]:
     """Returns the flags of the number formats that were set, and adds notes on those without a flag."""
     flags = []
     weights, kv = candidate.asked["weights"], candidate.asked["kv_cache_dtype"]
-    if weights in formats:
-        value, needs = formats[weights]
+    kind = None if weights is None else kind_of(weights)
+    if kind is not None and kind not in formats and (meaning := ENGINE_NAMES.get(kind)):
+        flags.append(f"--quantization {kind}")
+        if not meaning.is_online:
+            notes.append(f"model.weights={weights}: needs a checkpoint that is quantised so")
+    elif kind in formats:
+        value, needs = formats[kind]
         flags.append(f"--quantization {value}")
         if needs:
             notes.append(f"model.weights={weights}: replace the model's name by that of {needs}")

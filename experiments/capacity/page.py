@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from experiments.capacity.answer import Answer
 from experiments.capacity.exclusions import excluded, exclusion_lines
-from experiments.capacity.results import Ranked, derived, pareto
+from experiments.capacity.results import Ranked, derived
 from experiments.capacity.search import State
 from experiments.capacity.tables import (
     caveats,
@@ -24,6 +24,7 @@ from experiments.capacity.tables import (
     turned,
 )
 from experiments.study.pages import COLOURS
+from experiments.study.pareto import pareto
 from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.operating_point import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval

@@ -15,6 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.capacity.settings import CapacitySettings
+from experiments.study.longer_traffic import last_begin_s, longer_traffic
+from experiments.study.seeds import DRAWING, draws
+from experiments.study.steady_state import Lack, lack_of
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.settings.scenario import run
@@ -23,6 +26,7 @@ from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source
 from sim.workload.faster import faster
 from sim.workload.listed import ListedSource, busiest_window, listed
+from sim.workload.repeated import repeated
 
 KEPT = 6
 """Number of traffics that a process keeps in memory."""
@@ -50,6 +54,9 @@ class Run(NamedTuple):
     batch: tuple[float, float]
     """Means over iterations with decodes: decoding sequences, and context tokens of each."""
     notes: tuple[str, ...]
+    lack: Lack | None = None
+    """Why the run does not show a steady state; None if it does."""
+    num_requests: int = 0
 
 
 FIGURES = (
@@ -83,6 +90,8 @@ class Probe:
     seeds: tuple[int, ...]
     window_s: float | None
     stop: bool = True
+    num_requests: int | None = None
+    """Number of requests of a longer, or shorter, run of the same traffic; None: the planned window."""
 
     def run(self) -> list[Run]:
         """Simulates the seeds one after the other and returns their figures."""
@@ -98,16 +107,26 @@ class Probe:
         is_whole = not (scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
         scenario = replace(scenario, sim=replace(scenario.sim, stop_missed=self.stop and is_whole))
         source: Source | None = sessions_of(replace(scenario, load=1.0))
-        if source is None:
+        has_sessions = source is not None
+        if self.num_requests is not None and (has_sessions or self._is_whole(seed)):
+            scenario, source = longer_traffic(replace(scenario, load=1.0), self.num_requests)
+            scenario = replace(scenario, load=self.load)
+        elif source is None:
             source, _ = traffic(self.scenario, seed, self.window_s)
+            if self.num_requests is not None:
+                source = repeated(source, self.num_requests)
+        until_s = last_begin_s(source) / self.load
         result = run(scenario, source if self.load == 1 else faster(source, self.load))
-        if result.records.interrupted:
-            raise KeyboardInterrupt  # an incomplete run has no figures
-        return _measured(result, self.replicas * self.scenario.layout.num_devices)
+        found = _measured(result, self.replicas * self.scenario.layout.num_devices)
+        target = 1.0 if scenario.slo is None else scenario.slo.attainment_target
+        lack = lack_of(result.requests, until_s, has_sessions=has_sessions, target=target)
+        return found._replace(lack=lack, num_requests=len(result.requests))
 
-
-DRAWING = ("routing", "decode_routing", "prediction", "retries")
-"""Parts of a scenario that may draw random numbers, from the seed of the run unless another was set."""
+    def _is_whole(self, seed: int) -> bool:
+        """Returns whether the planned window is all of the workload's traffic, which then can be drawn on."""
+        planned, start_s = traffic(self.scenario, seed, self.window_s)
+        last_s = planned.last_arrival_s or 0.0
+        return start_s == 0 and (self.window_s is None or last_s < 0.999 * self.window_s)
 
 
 def reseeded(scenario: Scenario, seed: int) -> Scenario:
@@ -125,10 +144,8 @@ def distinct_seeds(scenarios: Sequence[Scenario], settings: CapacitySettings) ->
 
     A trace, for example, is the same with every seed. Raises ValueError if the traffic cannot be read.
     """
-    for scenario in scenarios:
-        drawing = [name for name in DRAWING if name != "retries" or scenario.retries.max_attempts > 1]
-        if any(hasattr(getattr(scenario, name), "seed") for name in drawing):
-            return settings.seeds
+    if any(draws(scenario) for scenario in scenarios):
+        return settings.seeds
     found: set[int] = set()
     for scenario in {scenario.max_model_len: scenario for scenario in scenarios}.values():
         own: list[int] = []

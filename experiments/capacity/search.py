@@ -184,7 +184,11 @@ class Search:
         return state.candidate.usd_per_hour * number
 
     def ranked(self) -> list[State]:
-        """Returns the candidates found, cheapest first; at equal cost, higher SLO attainment first."""
+        """Returns the candidates found, cheapest first.
+
+        At equal cost, those with the checkpoint's own number formats are first, whose outputs are the
+        model's, then those with a higher SLO attainment.
+        """
 
         def share(state: State) -> float:
             runs = state.runs[state.num_up or 0]
@@ -194,18 +198,21 @@ class Search:
         # Which candidates of equal cost enter the ranking must not depend on which run ends first.
         found = sorted(found, key=self.place)
         top = self.question.settings.top
-        best = sorted(found[:top], key=lambda state: (self.least_cost(state), -share(state), state.index))
+        best = sorted(
+            found[:top],
+            key=lambda state: (self.least_cost(state), sets_formats(state), -share(state), state.index),
+        )
         return best + found[top:]
 
-    def place(self, state: State) -> tuple[float, int]:
-        """Returns the sort key by which candidates are searched."""
-        return self.least_cost(state), state.index
+    def place(self, state: State) -> tuple[float, bool, int]:
+        """Returns the sort key by which candidates are searched: cost, other number formats, lists."""
+        return self.least_cost(state), sets_formats(state), state.index
 
-    def last_place(self) -> tuple[float, int]:
+    def last_place(self) -> tuple[float, bool, int]:
         """Returns the sort key of the last ranked candidate; no candidate after it can enter the ranking."""
         top = self.question.settings.top
         places = sorted(self.place(state) for state in self.states if state.num_up is not None)
-        return places[top - 1] if len(places) >= top else (float("inf"), 0)
+        return places[top - 1] if len(places) >= top else (float("inf"), True, 0)
 
     def status(self, state: State) -> Status:
         if state.num_up is not None:
@@ -310,6 +317,11 @@ class Search:
         for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
             self.states[index].bound(ceiling)
         self.interrupted = interrupt.noted
+
+
+def sets_formats(state: State) -> bool:
+    """Returns whether number formats were set for a candidate, in place of those of its checkpoint."""
+    return any(value is not None for value in state.candidate.asked.values())
 
 
 def _run(task: Look) -> Ceiling | list[Run]:

@@ -60,6 +60,8 @@ class CapacitySettings:
     """Length of the busiest window of the workload, which is planned for, in s; None: the whole workload."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
+    max_requests: int = 200_000
+    """Number of requests up to which traffic is made longer, to find how much more of it a fleet meets."""
     max_replicas: int = 64
     top: int = 5
     """Number of candidates in the ranked table."""
@@ -77,7 +79,13 @@ class CapacitySettings:
         self._check_lists()
         self._check_margins()
         check_seeds(self.seeds, "three")
-        for name, least in (("max_replicas", 1), ("top", 1), ("trials", 1), ("jobs", 1)):
+        for name, least in (
+            ("max_requests", 100),
+            ("max_replicas", 1),
+            ("top", 1),
+            ("trials", 1),
+            ("jobs", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value}: must be >= {least}")

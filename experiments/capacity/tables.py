@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,17 +15,26 @@ from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
 from experiments.capacity.exclusions import effort, excluded, exclusion_lines
 from experiments.capacity.exclusions import to_json as exclusions_json
-from experiments.capacity.launch import sglang_launch, vllm_launch
+from experiments.capacity.first_limit import PRECISION
+from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
-from experiments.capacity.within_error import verdict, verdict_json, verdict_sentence
+from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
 from experiments.study.notes import expected_error_lines
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
-from sim.report.numbers import MISSING, number, seconds
+from sim.report.numbers import (
+    MISSING,
+    decimals_of,
+    mean_text,
+    rounded,
+    seconds,
+    supported,
+    with_interval,
+)
 from sim.report.wording import LATENCIES
 
 AT_ONCE = 5
@@ -116,10 +124,22 @@ def _limits(found: Answer) -> list[str]:
         return []
     fewest = "One replica is" if best.num_up == 1 else f"{best.num_up} replicas are"
     margin = " with its margins" if found.question.settings.headroom else ""
-    meets = f"{fewest} the minimum, and the SLO is met up to {number(first.load)} times the traffic{margin}"
+    least = "at least " * (first.lack is not None)
+    meets = f"{fewest} the minimum, and the SLO is met up to {least}{_multiple(first.load)} times the traffic"
+    meets += margin
+    if first.lack is not None:
+        return [
+            f"{meets}; the traffic is too short to show more: {first.lack}; raise capacity.max_requests, or "
+            "use a workload with more requests."
+        ]
     if first.limit is None:
         return [f"{meets}; more was not tried."]
     return [f"{meets}; beyond that {LATENCIES[first.limit.term]} fails first ({first.limit.resource})."]
+
+
+def _multiple(load: float) -> str:
+    """Returns a multiple of the traffic with the digits that the steps of its search support."""
+    return rounded(load, decimals_of(PRECISION * load))
 
 
 def _sure(found: Answer) -> list[str]:
@@ -132,10 +152,12 @@ def _sure(found: Answer) -> list[str]:
             if share.low < target
             else ""
         )
+        shown = supported(share, 100)
+        assert shown is not None
+        most = shown.high if share.high <= 1 else "100"
         lines.append(
-            f"SLO attainment, including the margins: {100 * share.mean:.2f} % ({LEVEL} "
-            f"{100 * share.low:.2f} to {100 * min(share.high, 1.0):.2f}), at least {100 * target:g} % in "
-            f"each of {share.num_values} seeds{reaches}."
+            f"SLO attainment, including the margins: {shown.mean} % ({LEVEL} {shown.low} to {most}), at "
+            f"least {100 * target:g} % in each of {share.num_values} seeds{reaches}."
         )
     if found.kept_with_one_less is not None:
         kept, seeds = found.kept_with_one_less
@@ -162,11 +184,11 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
         fewest = "one replica is" if other.num_up == 1 else f"{other.num_up} replicas are"
         text += f"; {fewest} the minimum"
     ratio = None if other.ahead is None else other.ahead.ratio
-    if other.ahead is not None and ratio is not None and _differs(ratio):
+    shown = None if ratio is None or not _differs(ratio) else supported(ratio)
+    if other.ahead is not None and shown is not None:
         same = other.ahead.outcome("lower") in (Outcome.NO_DIFFERENCE, Outcome.EQUAL)
         text += (
-            f". Per token it costs {ratio.mean:.3f} times as much "
-            f"({LEVEL} {ratio.low:.3f} to {ratio.high:.3f}"
+            f". Per token it costs {shown.mean} times as much ({LEVEL} {shown.low} to {shown.high}"
             f"{', no difference beyond noise' if same else ''})"
         )
     return f"{text}."
@@ -201,11 +223,18 @@ def caveats(found: Answer) -> list[str]:
         )
     elif len(found.seeds) < 2:
         lines.append("One seed gives no confidence interval; use two or more.")
+    if found.ranked and (lack := found.lack) is not None:
+        lines.append(
+            f"The fleet is one for this traffic only, which is too short for a steady state: {lack}; use a "
+            "workload with more requests to plan for traffic that goes on."
+        )
     if found.window_start_s > 0:
         lines.append(
             f"Planned for the busiest {_span(settings.window_s or 0.0)} of the traffic (most tokens), from "
             f"{_span(found.window_start_s)} on; for all of it: capacity.window_s=null."
         )
+    if found.ranked and (short := kv_shortage(found.ranked[0])):
+        lines.append(f"{short[0].upper()}{short[1:]}.")
     if settings.search == "optuna":
         lines.append("Optuna evaluated only some of the candidates: a better one may be among the others.")
     return [*lines, *expected_error_lines(found.notes)]
@@ -231,20 +260,23 @@ def _line(row: Ranked) -> dict[str, str]:
         "replicas": f"{row.num_up} + {spares}" if spares else f"{row.replicas}",
         "GPUs": f"{row.num_devices}",
         "$/hour": f"{row.usd_per_hour:,.2f}",
-        "$ per M output tokens": _cell(figures["usd_per_million_output_tokens"]),
+        "$ per M output tokens": with_interval(figures["usd_per_million_output_tokens"]),
         **_api_figures(row),
-        "SLO attainment, %": _cell(row.share_at_margin, 100),
-        **{f"{label}, ms": _cell(figures[at_target(term)], 1e3) for term, label in _percentiles(row).items()},
-        "goodput, requests/s": _cell(figures["goodput_per_s"]),
-        "goodput per GPU": _cell(figures["goodput_per_s_and_gpu"]),
-        "good requests per $": _cell(figures["good_requests_per_usd"]),
-        "good requests per kWh": _cell(figures["good_requests_per_kwh"]),
-        "output tokens/s per GPU": _cell(figures["tokens_per_s_and_gpu"]),
-        "output tokens/s per user": _cell(figures["tokens_per_s_and_user"]),
-        "W, all GPUs": _cell(figures["watts"]),
-        "MFU, %": _cell(figures["mfu"], 100),
-        "MBU, %": _cell(figures["mbu"], 100),
-        "peak KV use, %": _cell(figures["kv_peak"], 100),
+        "SLO attainment, %": with_interval(row.share_at_margin, 100),
+        **{
+            f"{label}, ms": with_interval(figures[at_target(term)], 1e3)
+            for term, label in _percentiles(row).items()
+        },
+        "goodput, requests/s": with_interval(figures["goodput_per_s"]),
+        "goodput per GPU": with_interval(figures["goodput_per_s_and_gpu"]),
+        "good requests per $": with_interval(figures["good_requests_per_usd"]),
+        "good requests per kWh": with_interval(figures["good_requests_per_kwh"]),
+        "output tokens/s per GPU": with_interval(figures["tokens_per_s_and_gpu"]),
+        "output tokens/s per user": with_interval(figures["tokens_per_s_and_user"]),
+        "W, all GPUs": with_interval(figures["watts"]),
+        "MFU, %": with_interval(figures["mfu"], 100),
+        "MBU, %": with_interval(figures["mbu"], 100),
+        "peak KV use, %": with_interval(figures["kv_peak"], 100),
         "fails with one replica fewer": MISSING if row.limit is None else str(row.limit),
     }
 
@@ -254,8 +286,8 @@ def _api_figures(row: Ranked) -> dict[str, str]:
     if row.candidate.scenario.tariff is None:
         return {}
     return {
-        "$/hour of an API": _cell(row.figures["bill_usd_per_hour"]),
-        "cheaper than an API from, x the traffic": _cell(row.figures["break_even_load"]),
+        "$/hour of an API": with_interval(row.figures["bill_usd_per_hour"]),
+        "cheaper than an API from, x the traffic": with_interval(row.figures["break_even_load"]),
     }
 
 
@@ -292,8 +324,9 @@ def launches(found: Answer) -> dict[str, tuple[str, list[str]]]:
         return {}
     best = found.ranked[0]
     each = "the replica" if best.replicas == 1 else f"each of {best.replicas} replicas"
-    vllm, sglang = vllm_launch(best.candidate), sglang_launch(best.candidate)
-    return {f"vLLM, {each}": (vllm.command, vllm.notes), f"SGLang, {each}": (sglang.command, sglang.notes)}
+    of_engines = {"vLLM": vllm_launch, "SGLang": sglang_launch, "TensorRT-LLM": tensorrt_llm_launch}
+    found_by = {name: launch(best.candidate) for name, launch in of_engines.items()}
+    return {f"{name}, {each}": (own.command, own.notes) for name, own in found_by.items()}
 
 
 def to_json(found: Answer) -> dict[str, Any]:
@@ -317,6 +350,7 @@ def to_json(found: Answer) -> dict[str, Any]:
         if found.first_limit is None
         else {
             "load": found.first_limit.load,
+            "too_short": found.first_limit.lack,
             "limit": found.first_limit.limit and found.first_limit.limit._asdict(),
         },
         "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
@@ -380,19 +414,5 @@ def _span(value_s: float) -> str:
 
 def _figure(interval: Interval) -> str:
     """Formats the mean with its confidence interval, if there is one."""
-    if math.isnan(interval.mean):
-        return MISSING
-    bounds = (
-        ""
-        if math.isnan(interval.low) or interval.is_exact
-        else f" ({LEVEL} {number(interval.low)} to {number(interval.high)})"
-    )
-    return f"{number(interval.mean)}{bounds}"
-
-
-def _cell(interval: Interval, factor: float = 1.0) -> str:
-    """Formats the mean for a table, ± half of the confidence interval."""
-    mean, half = factor * interval.mean, factor * (interval.high - interval.low) / 2
-    if math.isnan(mean):
-        return MISSING
-    return number(mean) if math.isnan(half) or interval.is_exact else f"{number(mean)} ± {number(half)}"
+    shown = supported(interval)
+    return mean_text(interval) if shown is None else f"{shown.mean} ({LEVEL} {shown.low} to {shown.high})"

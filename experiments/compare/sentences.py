@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from experiments.compare.results import Comparison, Judged, Results
 from experiments.study.figures import Metric, label_of, unit_of
-from experiments.study.verdicts import LEVEL, interval_text, ratio_text, signed
+from experiments.study.verdicts import LEVEL, interval_text, ratio_text, signed, with_sign
 from sim.metrics.paired import Held, Outcome, Paired
+from sim.report.numbers import supported
 from sim.settings.convert import shown
 
 HELD = {Held.HELD: "held", Held.MISSED: "not held", Held.UNDECIDED: "not decided"}
@@ -74,7 +75,11 @@ def _amount(paired: Paired, metric: Metric) -> str:
     seeds = f"{paired.num_pairs} paired seeds"
     if paired.ratio is None:
         factor, unit = unit_of(metric)
-        mean, low, high = (signed(factor * bound) for bound in paired.difference[:3])
+        in_unit = f" {unit}" if unit else ""
+        texts = supported(paired.difference, factor)
+        if texts is None:
+            return f"{signed(factor * paired.difference.mean)}{in_unit} in every seed ({seeds})"
+        mean, low, high = map(with_sign, (texts.mean, texts.low, texts.high))
         return f"{mean}{f' {unit}' if unit else ''} ({LEVEL} {low} to {high}, {seeds})"
     if paired.ratio.is_exact:
         return f"{ratio_text(paired)} in every seed ({seeds})"

@@ -12,9 +12,9 @@ from experiments.app.terminal import fits, plain_table
 from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import caveats, verdicts
 from experiments.study.figures import Metric, titled, unit_of
-from experiments.study.verdicts import LEVEL, interval_text, ratio_text, value_text
+from experiments.study.verdicts import LEVEL, interval_text, ratio_text
 from sim.metrics.paired import Held, Outcome
-from sim.report.numbers import MISSING, with_interval
+from sim.report.numbers import MISSING, half_text, mean_text, with_interval
 from sim.settings.convert import shown
 
 OUTCOMES = {
@@ -112,8 +112,8 @@ def _cells(comparison: Comparison) -> list[str]:
     mean, metric, paired = comparison.mean, comparison.metric, comparison.paired
     ratio, interval = ("", "") if paired is None else (ratio_text(paired), interval_text(paired.ratio))
     return [
-        value_text(mean.mean, metric),
-        value_text(mean.high - mean.mean, metric),
+        mean_text(mean, unit_of(metric)[0]),
+        half_text(mean, unit_of(metric)[0]),
         ratio,
         interval,
         str(mean.num_values if paired is None else paired.num_pairs),

@@ -49,7 +49,8 @@ def guard(server: Flask) -> None:
         """Answers a malformed request, which no page sends, with an error; the log has the traceback."""
         if isinstance(error, HTTPException):
             return error
-        traceback.print_exception(error, file=sys.stderr)
+        if not isinstance(error, RecursionError):  # of a JSON that nests its values too deeply
+            traceback.print_exception(error, file=sys.stderr)
         return _refused("This request cannot be answered; reload the page.", HTTPStatus.BAD_REQUEST)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from experiments.goodput.results import Highest, highest_of
 from experiments.goodput.search import Arm, Found, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.study.bisection import FACTOR, Bracket
+from experiments.study.seeds import distinct_seeds
 from experiments.study.workers import Report, in_turn
 from sim.engine.interrupt import ctrl_c_noted
 
@@ -28,8 +29,8 @@ class Outcome:
     scale_rate: float | None
     highest: Sequence[Highest]
     interrupted: bool
-    short: Sequence[str]
-    """Arms whose workload has too few requests for long enough runs."""
+    is_one_run: bool = False
+    """True if all seeds give the same runs, so that only the first was used."""
 
     @property
     def notes(self) -> dict[str, list[str]]:
@@ -40,6 +41,10 @@ class Outcome:
 
 def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Outcome | None:
     """Searches all arms with all seeds; returns None after Ctrl-C before the first result."""
+    given = len(settings.seeds)
+    settings = replace(
+        settings, seeds=distinct_seeds([arm.scenarios.__getitem__ for arm in arms], settings.seeds)
+    )
     rough_seed, total = settings.seeds[0], len(arms) * (1 + len(settings.seeds))
     with ctrl_c_noted() as interrupt:
         rough: dict[str, Rough] = {}
@@ -87,8 +92,8 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
         found=by_arm,
         scale_rate=scale_rate,
         highest=highest_of(searched, by_arm),
-        short=tuple(name for name, one in rough.items() if not one.is_long),
         interrupted=len(done) < len(tasks),
+        is_one_run=len(settings.seeds) < given,
     )
 
 

@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 
 from experiments.goodput.search import Arm, rate_of
 from experiments.goodput.settings import RESERVED, GoodputSettings
-from experiments.study.request_limit import limit_key
 from sim.settings.build import build_as
 from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
@@ -16,6 +15,7 @@ from sim.settings.override import Override, not_about
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, build_scenario
 from sim.settings.variants import Variants
+from sim.workload.base import BeginsByRate, Source
 
 NODE = "goodput"
 
@@ -60,13 +60,20 @@ def _arm(name: str, variants: Variants, own: Sequence[str], settings: GoodputSet
     return Arm(
         name=name,
         scenarios={settings.seeds[0]: scenario, **scenarios},
-        workload=first["workload"],
         slo=scenario.slo,
         target=scenario.slo.attainment_target if settings.target is None else settings.target,
         base_rate=base_rate,
         num_devices=sum(pool.replicas * pool.layout.num_devices for pool in scenario.pools_by_name.values()),
         warmup_share=None if is_trimmed else settings.warmup_share,
         slo_scales=settings.slo_scales,
-        limit_key=limit_key(first["workload"]),
         num_requests=traffic.num_requests,
+        max_requests=settings.max_requests,
+        requests_per_session=_requests_per_session(traffic),
     )
+
+
+def _requests_per_session(traffic: Source) -> float | None:
+    """Returns the mean number of requests of a session; None for requests that arrive one by one."""
+    if not isinstance(traffic, BeginsByRate) or traffic.num_requests is None:
+        return None
+    return traffic.num_requests / max(sum(1 for _ in traffic.arrivals()), 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import print_folder, resolved_config, write_study
 from experiments.app.terminal import terminal_console
 from experiments.goodput.answer import Outcome, search
@@ -34,7 +35,8 @@ class GoodputJob:
     def run(self, folder: Path) -> None:
         """Searches, writes the results and prints the highest rates.
 
-        Raises KeyboardInterrupt after Ctrl-C, once the results so far are written.
+        Raises KeyboardInterrupt after Ctrl-C, once the results so far are written, and UnsuccessfulError if
+        an answer is only a lower bound.
         """
         console = terminal_console()
         with progress_of(console, enabled=self.settings.progress, what="searches") as report:
@@ -46,6 +48,8 @@ class GoodputJob:
         print_folder(folder, console)
         if outcome.interrupted:
             raise KeyboardInterrupt  # the partial results are written
+        if any(one.is_open for one in outcome.highest):
+            raise UnsuccessfulError("the traffic is too short to find the highest rate")
 
 
 def prepare(cfg: DictConfig, composition: Composition) -> GoodputJob:

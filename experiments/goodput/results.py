@@ -30,10 +30,20 @@ class Highest:
     best: Paired | None
     """Rate compared with that of the best arm; None for the best arm itself."""
 
+    lack: str | None
+    """Why a seed does not show the steady state of a higher rate; None if each seed misses the SLO there."""
+
     @property
     def is_open(self) -> bool:
-        """True if no tried rate misses the SLO, so that `rate` is only the highest rate tried."""
-        return self.rate.mean > 0 and math.isnan(self.share_above.mean)
+        """True if no higher rate is known to miss the SLO, so that `rate` is a lower bound."""
+        return self.lack is not None
+
+    @property
+    def sessions_per_s(self) -> Interval:
+        """Highest rate in sessions/s; NaN for requests that arrive one by one."""
+        each = self.arm.requests_per_session or math.nan
+        mean, low, high, count = self.rate
+        return Interval(mean / each, low / each, high / each, count)
 
     @property
     def rate_per_device(self) -> float:
@@ -49,7 +59,7 @@ def highest_of(arms: Sequence[Arm], found: Mapping[str, Sequence[Found]]) -> lis
     return [
         Highest(
             arm=arm,
-            rate=mean_interval(rates[arm.name]),
+            rate=_rate_interval(found[arm.name]),
             goodput_per_s=mean_interval(
                 [one.highest.goodput_per_s if one.highest else 0.0 for one in found[arm.name]]
             ),
@@ -60,6 +70,7 @@ def highest_of(arms: Sequence[Arm], found: Mapping[str, Sequence[Found]]) -> lis
             share_above=mean_interval(
                 [one.above.share if one.above else math.nan for one in found[arm.name]]
             ),
+            lack=_lack(found[arm.name]),
             best=None if arm is best else compare_paired(rates[arm.name], rates[best.name]),
         )
         for arm in order
@@ -118,6 +129,26 @@ def _rate(found: Found) -> float:
     return found.highest.rate if found.highest else 0.0
 
 
+def _rate_interval(found: Sequence[Found]) -> Interval:
+    """Returns the mean of the highest rates; its interval contains the steps of the search, too.
+
+    The upper bound is that of the lowest rates which miss the SLO.
+    """
+    met = mean_interval([_rate(one) for one in found])
+    missed = mean_interval([one.above.rate if one.above else math.nan for one in found])
+    return met if math.isnan(missed.high) else met._replace(high=max(met.high, missed.high))
+
+
+def _lack(found: Sequence[Found]) -> str | None:
+    """Returns why at least one seed does not show what happens at higher rates; None if all of them do."""
+    for one in found:
+        if one.above is None:
+            return "no tried rate misses the SLO"
+        if one.above.lack is not None and not one.above.is_overloaded and one.above.is_attained:
+            return one.above.lack.reason
+    return None
+
+
 def _figure(run: Measured | None, key: str) -> float:
     value = None if run is None else run.figures[key]
     return math.nan if value is None else value
@@ -139,6 +170,9 @@ def _row(run: Measured) -> dict[str, Any]:
         "share": run.share,
         "goodput_per_s": run.goodput_per_s,
         "overloaded": run.is_overloaded,
+        "requests": run.num_requests,
+        "lasts_s": run.lasts_s,
+        "lack": "" if run.lack is None else run.lack.reason,
         **{f"{term}_share": share for term, share in run.term_shares.items()},
         **{key: math.nan if value is None else value for key, value in run.figures.items()},
     }

@@ -2,31 +2,30 @@
 
 Every run of a seed has the same requests, only with shorter gaps (common random numbers). The share within
 the SLO therefore falls with the rate with little noise, and bisection finds where it crosses the target. A
-run that becomes overloaded is ended early, and counts as a miss.
+run that becomes overloaded is ended early, and counts as a miss. A run counts as a hit only if it shows a
+steady state (`experiments.study.steady_state`): its traffic is made longer until it does, or until it has as
+many requests as allowed. The rate of sessions is that of their requests: sessions/s times requests of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, log2
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
-from experiments.study.run_length import ANSWERS
+from experiments.study.longer_traffic import last_begin_s, longer_traffic
+from experiments.study.steady_state import Lack, lack_of, steady_part
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
-from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
-from sim.workload.base import BeginsByRate, Source
+from sim.workload.base import Source
 from sim.workload.faster import faster
-
-FINER = 1.25
-"""Factor between rates if the highest rate is already known roughly from shorter runs."""
 
 
 class Measured(NamedTuple):
@@ -39,6 +38,10 @@ class Measured(NamedTuple):
     scale_shares: Mapping[float, float]  # multiple of the SLO's limits -> share of the requests within them
     figures: Mapping[str, float | None]  # dotted key of summary.json -> value
     notes: Sequence[str]
+    num_requests: int
+    lasts_s: float  # until the last request, or session, began
+    lack: Lack | None  # why the run does not show a steady state; None if it does
+    is_attained: bool  # whether the share attains the target
 
     @property
     def goodput_per_s(self) -> float:
@@ -63,8 +66,6 @@ class Arm:
     name: str
     scenarios: Mapping[int, Scenario]
     """Seed -> scenario with load=1; routers, predictors, clients and the traffic draw from the seed."""
-    workload: Mapping[str, Any]
-    """Config node of its workload."""
     slo: Slo
     target: float
     """Share of the requests that must meet the SLO."""
@@ -74,36 +75,49 @@ class Arm:
     warmup_share: float | None
     """Share of the first arrivals that is not counted; None: the settings of `metrics` apply."""
     slo_scales: tuple[float, ...]
-    limit_key: str | None
-    """Setting of the workload with its number of requests; None: the number cannot be set."""
     num_requests: int
-    """Largest number of requests of the workload."""
+    """Number of requests of the workload."""
+    max_requests: int
+    """Number of requests up to which its traffic is made longer."""
+    requests_per_session: float | None = None
+    """Mean number of requests of a session; None: requests arrive one by one."""
 
     def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
         """Simulates a run at a rate, in requests/s. Raises KeyboardInterrupt after Ctrl-C."""
-        scenario = self.scenarios[seed]
-        if self.limit_key is not None:
-            workload = build({**self.workload, self.limit_key: num_requests}, "workload")
-            scenario = replace(scenario, workload=workload)
-        source = scenario.source()
+        try:
+            scenario, source = longer_traffic(self.scenarios[seed], num_requests)
+        except ValueError as error:
+            raise ConfigError(f"workload: {error}") from error
         own_rate = rate_of(source)  # the rate of these requests, which may cover only a part of a day
         if own_rate is None:
             raise ConfigError(
                 f"workload: {num_requests} requests have no rate; use a workload with more requests"
             )
         result = run(scenario, faster(source, rate / own_rate))
-        if result.records.interrupted:
-            raise KeyboardInterrupt  # an incomplete run has no figures
-        return self._measured(result, rate)
+        return self._measured(result, rate, last_begin_s(source) * own_rate / rate)
 
-    def _measured(self, result: RunResult, rate: float) -> Measured:
+    def measure_steady(self, seed: int, rate: float, num_requests: int) -> Measured:
+        """Measures as `measure` does, with more requests if a run that attains the SLO is too short."""
+        while True:
+            found = self.measure(seed, rate, num_requests)
+            is_longest = num_requests >= self.max_requests or found.num_requests < 0.9 * num_requests
+            if found.lack is None or is_longest or not self.attains(found):
+                return found
+            num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
+
+    def _measured(self, result: RunResult, rate: float, until_s: float) -> Measured:
+        """Returns the figures of a run. until_s: arrival of its last request, or last session."""
         table, summary = result.requests.sort_values("arrival_s", kind="stable"), result.summary
-        trimmed = summary["trimmed"]
+        trimmed, has_sessions = summary["trimmed"], self.requests_per_session is not None
         if self.warmup_share is None:
             inside = (table["arrival_s"] >= trimmed["start_s"]) & (table["arrival_s"] <= trimmed["end_s"])
             counted = table[inside] if inside.any() else table
         else:
             counted = table.iloc[int(self.warmup_share * len(table)) :]
+        lack = lack_of(table, until_s, has_sessions=has_sessions, target=self.target)
+        if has_sessions and lack is None:  # only while as many sessions begin as end
+            inside = steady_part(table, until_s, has_sessions=True).holds(counted["arrival_s"].to_numpy())
+            counted = counted[inside]
         num_counted = len(counted)
         return Measured(
             rate=rate,
@@ -117,11 +131,19 @@ class Arm:
             },
             figures={key: _figure(summary, counted, key) for key in FIGURES},
             notes=tuple(summary["notes"]),
+            num_requests=len(table),
+            lasts_s=until_s,
+            is_attained=float(self.slo.met(counted).mean()) >= self.target,
+            lack=lack,
         )
 
+    def attains(self, measured: Measured) -> bool:
+        """Returns whether the requests of a run attain the SLO."""
+        return not measured.is_overloaded and measured.is_attained
+
     def keeps(self, measured: Measured) -> bool:
-        """Returns whether a run attains the SLO."""
-        return not measured.is_overloaded and measured.share >= self.target
+        """Returns whether a run shows that the service attains the SLO at its rate."""
+        return self.attains(measured) and measured.lack is None
 
 
 class Rough(NamedTuple):
@@ -129,15 +151,13 @@ class Rough(NamedTuple):
 
     bracket: Bracket
     num_requests: int
-    is_long: bool
-    """True if the workload has enough requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoughSearch:
     """Task that brackets an arm's highest rate with one seed.
 
-    num_requests: least number of requests of a run; it is raised until the run lasts long enough (`ANSWERS`).
+    num_requests: least number of requests of a run; it is raised until the run shows a steady state.
     """
 
     arm: Arm
@@ -150,32 +170,16 @@ class RoughSearch:
         return f"arm {self.arm.name}, seed {self.seed}"
 
     def run(self) -> Rough:
-        arm, start, factor = self.arm, self.arm.base_rate, FACTOR
-        num_requests = min(self.num_requests, arm.num_requests)
-        while True:
-            runs: dict[float, Measured] = {}
+        arm, least = self.arm, min(self.num_requests, self.arm.num_requests)
+        runs: dict[float, Measured] = {}
 
-            def keeps(rate: float, runs: dict[float, Measured] = runs, num: int = num_requests) -> bool:
-                runs[rate] = arm.measure(self.seed, rate, num)
-                return arm.keeps(runs[rate])
+        def keeps(rate: float) -> bool:
+            lower = [one.num_requests for tried, one in runs.items() if tried <= rate]
+            runs[rate] = arm.measure_steady(self.seed, rate, max([least, *lower]))
+            return arm.keeps(runs[rate])
 
-            bracket = bisected(keeps, bracketed(keeps, start, factor), self.precision)
-            if bracket.high == inf:
-                if num_requests == arm.num_requests:
-                    return Rough(bracket, num_requests, False)
-                num_requests = min(2 * num_requests, arm.num_requests)
-                continue
-            e2e_s = runs[bracket.low].figures["e2e.p90_s"] if bracket.low else None
-            needed = 0 if e2e_s is None else stepped(ANSWERS * e2e_s * bracket.low)
-            if needed <= num_requests or num_requests == arm.num_requests:
-                return Rough(bracket, num_requests, needed <= num_requests)
-            num_requests, start = min(max(needed, 2 * num_requests), arm.num_requests), bracket.low
-            factor = FINER
-
-
-def stepped(number: float) -> int:
-    """Rounds up to a power of the square root of two, so that arms of similar rates get the same requests."""
-    return ceil(2 ** (ceil(2 * log2(number)) / 2))
+        bracket = bisected(keeps, bracketed(keeps, arm.base_rate, FACTOR), self.precision)
+        return Rough(bracket, runs[bracket.low].num_requests if bracket.low else least)
 
 
 class Found(NamedTuple):
@@ -216,7 +220,7 @@ class Search:
             if rate not in runs:
                 lasting = min(1.0, rate / self.near) * self.num_requests
                 num_requests = max(min(self.least_requests, self.num_requests), ceil(lasting))
-                runs[rate] = self.arm.measure(self.seed, rate, num_requests)
+                runs[rate] = self.arm.measure_steady(self.seed, rate, num_requests)
             return runs[rate]
 
         def keeps(rate: float) -> bool:
@@ -253,8 +257,7 @@ def rate_of(source: Source) -> float | None:
     Of sessions, such as tasks of agents, it is that until the last one begins; a higher rate is one of more
     sessions per second.
     """
-    begins_s = source.last_begin_s if isinstance(source, BeginsByRate) else None
-    last_s, count = source.last_arrival_s or begins_s, source.num_requests
+    last_s, count = last_begin_s(source), source.num_requests
     return count / last_s if last_s and count else None
 
 

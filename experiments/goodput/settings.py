@@ -11,6 +11,7 @@ from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
 
 MAX_RUNS = 10_000
+MAX_REQUESTS = 100_000_000
 RESERVED = {
     "seed": "goodput.seeds sets the seeds",
     "load": "the search varies the load; set goodput.rates to choose rates",
@@ -39,6 +40,8 @@ class GoodputSettings:
     """Relative precision of the highest rate of each seed."""
     requests: int | None = 1000
     """Minimum number of requests per run, raised until the run is long enough; None: the whole workload."""
+    max_requests: int = 200_000
+    """Number of requests up to which the traffic of a run is made longer until it shows a steady state."""
     warmup_share: float = 0.1
     """Share of the first arrivals of each run, which find an idle service and are not counted.
 
@@ -70,6 +73,8 @@ class GoodputSettings:
             raise ValueError(f"precision={self.precision}: must be from 0.001 to 0.5, such as 0.02 for 2 %")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share={self.warmup_share}: must be >= 0 and < 1, such as 0.1 for 10 %")
+        if not 100 <= self.max_requests <= MAX_REQUESTS:
+            raise ValueError(f"max_requests={self.max_requests}: must be from 100 to {MAX_REQUESTS:,}")
         for name, least in (("requests", 10), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

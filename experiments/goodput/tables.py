@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +12,17 @@ from experiments.app.terminal import print_tables
 from experiments.goodput.answer import Outcome
 from experiments.goodput.results import Highest
 from experiments.study.notes import expected_error_lines, merged_notes
-from experiments.study.run_length import ANSWERS
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval
 from sim.metrics.paired import Outcome as Verdict
 from sim.metrics.summary import plain_json
-from sim.report.numbers import MISSING, number, with_interval
+from sim.report.numbers import MISSING, bounds_text, mean_text, number, supported, with_interval
 from sim.report.wording import LATENCIES
 
+SAME_RUN = (
+    "The traffic is the same for every seed and nothing else is random, so there is one run at a rate and no "
+    "confidence interval."
+)
 HEADINGS = (
     "arm",
     "requests/s",
@@ -43,15 +45,20 @@ def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: 
 
 def caveats(outcome: Outcome) -> list[str]:
     """Returns warnings about the results, and their expected errors."""
-    settings, short, found = outcome.settings, outcome.short, []
-    if len(settings.seeds) < 2:
+    settings, found = outcome.settings, []
+    if outcome.is_one_run:
+        found.append(SAME_RUN)
+    elif len(settings.seeds) < 2:
         found.append("One seed gives no confidence interval; use two or more.")
-    found.append(f"The highest rate of each seed is found to within {100 * settings.precision:g} %.")
-    if short:
-        found.append(
-            f"The traffic of {', '.join(short)} lasts less than {ANSWERS} times its p90 E2E latency, so the "
-            "highest rate is overestimated; use a workload with more requests."
-        )
+    within = f"The highest rate of each seed is found to within {100 * settings.precision:g} %"
+    has_interval = any(supported(one.rate) is not None for one in outcome.highest)
+    found.append(f"{within}, which its interval includes." if has_interval else f"{within}.")
+    for one in outcome.highest:
+        if one.arm.requests_per_session is not None and one.rate.mean > 0:
+            found.append(
+                f"{one.arm.name}: its requests come in sessions of {number(one.arm.requests_per_session)} on "
+                f"average, so the rate is that of {mean_text(one.sessions_per_s)} sessions/s."
+            )
     return [*found, *expected_error_lines(merged_notes(outcome.notes))]
 
 
@@ -64,16 +71,21 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
     """Returns a sentence on the best arm, then one per other arm, compared with it."""
     best = highest[0]
     terms = ", ".join(f"{LATENCIES[t]} {1e3 * s:g} ms" for t, s in best.arm.slo.limits_s.items())
+    if best.rate.mean == 0 and best.is_open:
+        return [_unknown(best)]
     if best.rate.mean == 0:
         reason = _missed_at_any_rate(best)
         return [f"{best.arm.name}: misses the SLO ({terms}) at all tried rates; {reason}"]
     if best.is_open:
         return [_open_sentence(one) if one.is_open else _alone(one) for one in highest]
     lines = [
-        f"{best.arm.name}: {number(best.rate.mean)} requests/s{_bounds(best.rate)} with "
+        f"{best.arm.name}: {mean_text(best.rate)} requests/s{_bounds(best.rate)} with "
         f"{100 * best.arm.target:g} % of requests within {terms}; {_why(best)}"
     ]
     for other in highest[1:]:
+        if other.is_open:
+            lines.append(_unknown(other) if other.rate.mean == 0 else _open_sentence(other))
+            continue
         if other.rate.mean == 0:
             lines.append(f"{other.arm.name}: misses the SLO at all tried rates; {_missed_at_any_rate(other)}")
             continue
@@ -82,21 +94,28 @@ def sentences(highest: Sequence[Highest]) -> list[str]:
         against = "with some seeds it misses the SLO at all tried rates"
         if ratio is not None:
             same = other.best.outcome("higher") in (Verdict.NO_DIFFERENCE, Verdict.EQUAL)
-            against = f"{number(ratio.mean)} times the best{_bounds(ratio)}"
+            against = f"{mean_text(ratio)} times the best{_bounds(ratio)}"
             against += ", no difference beyond noise" * same
-        lines.append(f"{other.arm.name}: {number(other.rate.mean)} requests/s, {against}; {_why(other)}")
+        lines.append(f"{other.arm.name}: {mean_text(other.rate)} requests/s, {against}; {_why(other)}")
     return lines
 
 
 def _open_sentence(one: Highest) -> str:
     return (
-        f"{one.arm.name}: meets the SLO at all tried rates, up to {number(one.rate.mean)} requests/s; "
-        "the workload has too few requests to overload it, so use one with more requests"
+        f"{one.arm.name}: at least {mean_text(one.rate)} requests/s; the traffic is too short for a higher "
+        f"rate: {one.lack}; {MORE}"
     )
 
 
+MORE = "raise goodput.max_requests, or use a workload with more requests"
+
+
+def _unknown(one: Highest) -> str:
+    return f"{one.arm.name}: no rate is known to meet the SLO; the traffic is too short: {one.lack}; {MORE}"
+
+
 def _alone(one: Highest) -> str:
-    return f"{one.arm.name}: {number(one.rate.mean)} requests/s{_bounds(one.rate)}; {_why(one)}"
+    return f"{one.arm.name}: {mean_text(one.rate)} requests/s{_bounds(one.rate)}; {_why(one)}"
 
 
 def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
@@ -108,6 +127,9 @@ def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
             "devices": one.arm.num_devices,
             "highest_rate_per_s": plain_json(one.rate._asdict()),
             "highest_rate_per_s_and_device": one.rate_per_device,
+            "is_at_least": one.is_open,
+            "too_short": one.lack,
+            "sessions_per_s": plain_json(one.sessions_per_s._asdict()),
             "goodput_per_s": plain_json(one.goodput_per_s._asdict()),
             "figures": {key: plain_json(value._asdict()) for key, value in one.figures.items()},
             "share_just_above": plain_json(one.share_above._asdict()),
@@ -122,7 +144,7 @@ def to_json(highest: Sequence[Highest]) -> list[dict[str, Any]]:
 
 def _cells(one: Highest) -> list[str]:
     figures = one.figures
-    tried = f"> {number(one.rate.mean)}"
+    tried = f"≥ {mean_text(one.rate)}"
     return [
         tried if one.is_open else with_interval(one.rate),
         MISSING if one.is_open else with_interval(one.rate, 1 / one.arm.num_devices),
@@ -151,6 +173,4 @@ def _missed_at_any_rate(one: Highest) -> str:
 
 
 def _bounds(interval: Interval) -> str:
-    if math.isnan(interval.low):
-        return ""
-    return f" ({LEVEL} {number(interval.low)} to {number(interval.high)})"
+    return "" if supported(interval) is None else f" ({LEVEL} {bounds_text(interval)})"

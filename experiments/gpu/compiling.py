@@ -1,116 +1,156 @@
-"""Compiles all kernel cases for the GPU at hand, one process per module: registers, spills, shared memory.
+"""Compiles the kernels of a run's steps in the background, in processes on the other CPU cores.
 
-The compiled kernels remain in Triton's cache, so the parts that time kernels do not wait for compilation.
+`python -m experiments.gpu.compiling STEP ...` is started with the first step. What it compiles stays in
+Triton's cache on disk, where the steps find it: kernels of the engines, of the checks at real sizes, and of
+the timed cases. No GPU is used: a driver that only has the chip's name stands for the real one (see
+`kernels.ahead`).
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import importlib
+import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from statistics import fmean
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.gpu.record import Record, UnavailableError
-from kernels.ahead import CHIPS, kernel_modules
-from kernels.launch import target
-from realengine.ahead.setups import MODELS
-from realengine.ahead.startup import MOST_THREADS, EngineShape, launches_of_start
+from experiments.gpu.engine_correct import COMMON, HALF
+from experiments.gpu.engine_models import KINDS, LLAMA_8B, QWEN3_0_6B, TINY, model_of
+from experiments.gpu.kernels_correct import checks
+from experiments.gpu.kernels_speed import cases
+from experiments.gpu.measurement import Run, append
+from kernels.ahead import CHIPS, named_driver
+from kernels.launch import compiling_for
+from realengine.ahead.startup import compile_kernels
+from realengine.ahead.zeros import EngineShape
+from realengine.model.architecture import Architecture
 
-LLAMA_8B = EngineShape(
-    architecture=MODELS["llama-3.1-8b"],
-    dtype=torch.bfloat16,
-    kv_dtype=torch.bfloat16,
-    quantization=None,
-    world_size=1,
-    block_size=16,
-    max_model_len=32768,
-    max_num_seqs=256,
-    max_num_tokens=8192,
-)
-DRY_RUN = ("activation", "--case=-1x1536")
+FREE_CORES = 3
+"""Cores that are left to the steps."""
 
 
-def run(record: Record) -> None:
-    """Adds one row per compiled kernel; `ok`: it compiles, fits, and does not spill where it must not."""
-    chip = target() if record.device.type == "cuda" else "sm_90"
-    if chip not in CHIPS:
-        record.measure("chip", lambda: _refuse(chip))
-        return
-    commands = [DRY_RUN] if record.quick else [(module,) for module in kernel_modules()]
-    found: list[dict[str, Any]] = []
-    lock = threading.Lock()
-
-    def compile_one(words: Sequence[str]) -> None:
-        rows = _compiled(words, chip, record.left_s - 2)
-        with lock:
-            found.extend(rows)
-            for row in rows:
-                record.add(row)
-
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) - 1)) as pool:
-        list(pool.map(compile_one, commands))
-    spilling = [row["name"] for row in found if row.get("spills")]
-    summary = f"{len(found)} kernels in {time.perf_counter() - begin:.0f} s, {len(spilling)} spill"
-    record.measure("all", lambda: {"spilling": spilling, "said": summary}, least_s=0.0)
-    record.measure("first_start", lambda: _first_start(found, chip), least_s=0.0)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compiles in parallel; writes a line per job into compiling.jsonl."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.gpu.compiling")
+    parser.add_argument("steps", nargs="+")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rehearse", action="store_true")
+    asked = parser.parse_args(argv)
+    chip, file = "sm_90" if asked.rehearse else _chip(), asked.folder / "compiling.jsonl"
+    file.unlink(missing_ok=True)
+    begin, workers = time.monotonic(), max(1, (os.cpu_count() or 2) - FREE_CORES)
+    names = list(jobs(asked.steps, rehearse=asked.rehearse)) if chip in CHIPS else []
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(compiled, name, chip, rehearse=asked.rehearse): name for name in names}
+        for future in as_completed(futures):
+            row: dict[str, Any] = {"name": futures[future]}
+            try:
+                row |= {"num_kernels": future.result()}
+            except Exception as error:  # whatever it is, the step compiles the kernel itself, and says so
+                row |= {"error": f"{type(error).__name__}: {error}"}
+            append(file, row | {"at_s": round(time.monotonic() - begin, 1)})
+    return 0
 
 
-def _first_start(found: Sequence[dict[str, Any]], chip: str) -> dict[str, Any]:
-    """Estimates the compilation at the first start of Llama-3.1-8B from the times of the same kernels."""
-    seconds: dict[str, list[float]] = {}
-    for row in found:
-        if row.get("compile_s"):
-            seconds.setdefault(row["kernel"], []).append(row["compile_s"])
-    usual_s = fmean(time_s for times in seconds.values() for time_s in times) if seconds else 0.0
-    launched = launches_of_start(LLAMA_8B, chip)
-    total_s = sum(fmean(seconds.get(kernel, [usual_s])) for kernel in launched)
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
-    said = (
-        f"{len(launched)} kernels, {total_s:.0f} s one by one, {total_s / threads:.0f} s in {threads} threads"
-    )
-    return {"num_kernels": len(launched), "one_by_one_s": total_s, "threads": threads, "said": said}
+def _chip() -> str:
+    """Returns the first GPU's chip, such as sm_90, without using the GPU; empty if nvidia-smi is missing."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    with suppress(OSError):
+        done = subprocess.run(query, capture_output=True, text=True, check=False)
+        return f"sm_{done.stdout.split(chr(10))[0].strip().replace('.', '')}"
+    return ""
 
 
-def _compiled(words: Sequence[str], chip: str, left_s: float) -> list[dict[str, Any]]:
-    """Returns the rows that `python -m kernels.ahead` prints for one module."""
-    command = [sys.executable, "-m", "kernels.ahead", "--target", chip, *words]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=max(left_s, 1.0), check=False
-        )
-        output = done.stdout
-        has_ended_well = (
-            done.returncode in (0, 1) and "{" in output
-        )  # 1: a kernel breaks a limit, see its row
-        failure = "" if has_ended_well else f"ended with {done.returncode}: {done.stderr[-1500:]}"
-    except subprocess.TimeoutExpired as error:
-        partial_output = error.stdout or ""
-        output = (
-            partial_output.decode(errors="replace") if isinstance(partial_output, bytes) else partial_output
-        )
-        failure = "out of time: not all kernels were compiled"
-    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]
-    named = [
-        {
-            "name": f"{row['module']}/{row['case']}/{row.get('kernel', '')}",
-            "ok": "broken" not in row,
-            "why": row.get("broken", ""),
-            **row,
+def jobs(steps: Sequence[str], *, rehearse: bool) -> dict[str, Callable[[str], int]]:
+    """Returns what is compiled for the steps, in their order: functions of the chip, by name."""
+    found: dict[str, Callable[[str], int]] = {}
+    run = Run(Path(), "cpu", rehearse=rehearse, seed=0, left_s=0.0)
+    for step in steps:
+        for name, (spec, own) in _engines(step, run).items():
+            found[f"{step}/{name}"] = partial(_engine, shape_of(spec, **own))
+        if step == "kernels_correct":
+            named = checks(run.device, quick=rehearse, compiling=True)
+            found |= {f"{step}/{name}": partial(_launches, check) for name, check in named}
+        if step in ("kernels_speed", "peers"):
+            for case in cases():
+                if step == "kernels_speed" or "attention/llama_8b-bf" in case.name:
+                    found[f"{step}/{case.name}"] = partial(_launches, partial(_called, case.make))
+    return dict(list(found.items())[:2]) if rehearse else found
+
+
+def compiled(name: str, chip: str, *, rehearse: bool) -> int:
+    """Compiles one job in this process; returns the number of its launches or kernels."""
+    torch.set_num_threads(1)
+    step = name.partition("/")[0]
+    return jobs([step], rehearse=rehearse)[name](chip)
+
+
+def _engines(step: str, run: Run) -> dict[str, tuple[Architecture, dict[str, Any]]]:
+    """Returns the engines of a step: their models and settings."""
+    if run.rehearse:
+        return {"tiny": (TINY, {"max_model_len": 128, "max_num_seqs": 4, "max_num_tokens": 64})}
+    if step == "engine_correct":
+        own = {kind: {"dtype": "bfloat16"} if kind in HALF else {} for kind in KINDS}
+        return {
+            kind: (model_of(kind, run), {**COMMON, "max_num_tokens": 2048, **own[kind]}) for kind in KINDS
         }
-        for row in rows
-    ]
-    return named + ([{"name": words[0], "error": failure}] if failure else [])
+    llama = LLAMA_8B, {"max_model_len": 33792, "max_num_seqs": 256}
+    qwen = {
+        step: (QWEN3_0_6B, {"max_model_len": 2048, "max_num_seqs": n})
+        for step, n in (("smoke", 16), ("peers", 64))
+    }
+    return {step: llama} if step == "llama_8b" else {step: qwen[step]} if step in qwen else {}
 
 
-def _refuse(chip: str) -> dict[str, Any]:
-    raise UnavailableError(f"{chip} is not a target of kernels.ahead, which compiles for {', '.join(CHIPS)}")
+def shape_of(spec: Architecture, **own: Any) -> EngineShape:
+    """Returns the shape of an engine with these settings, as its start has it."""
+    dtype = getattr(torch, own.get("dtype", "bfloat16"))
+    return EngineShape(
+        architecture=spec,
+        dtype=dtype,
+        kv_dtype=dtype,
+        quantization=None,
+        world_size=1,
+        block_size=16,
+        max_model_len=own["max_model_len"],
+        max_num_seqs=own["max_num_seqs"],
+        max_num_tokens=own.get("max_num_tokens", 8192),
+    )
+
+
+def _engine(shape: EngineShape, chip: str) -> int:
+    with named_driver(chip):
+        return compile_kernels(shape, chip=chip)
+
+
+def _launches(call: Callable[[], object], chip: str) -> int:
+    """Compiles every launch of a call on tensors of the CPU; returns their number."""
+    count = 0
+
+    def compile_one(kernel: Any, grid: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+        nonlocal count
+        kernel.warmup(*args, grid=grid, **meta)
+        count += 1
+
+    with named_driver(chip), compiling_for(chip, compile_one):
+        call()
+    return count
+
+
+def _called(make: Callable[[torch.device], Callable[[], object]]) -> object:
+    return make(torch.device("cpu"))()
+
+
+if __name__ == "__main__":
+    # As a module of that name, so that other processes find the functions.
+    sys.exit(importlib.import_module("experiments.gpu.compiling").main())

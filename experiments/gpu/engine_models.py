@@ -1,22 +1,23 @@
-"""Models with random weights on which the engine is measured, and the requests that it serves."""
+"""Models with random weights on which the engine is checked and measured, and the requests that it serves."""
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
+from experiments.gpu.measurement import Run, UnavailableError, free
 from realengine.ahead.setups import MODELS
 from realengine.model.architecture import Architecture
+from realengine.model.variants import GemmaParts, GptOssParts, LatentSizes
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 
-LLAMA_8B = MODELS["llama-3.1-8b"]
-QWEN3_0_6B = MODELS["qwen3-0.6b"]
+LLAMA_8B, LLAMA_1B, QWEN3_0_6B = (MODELS[name] for name in ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b"))
 TINY = Architecture(
     model_type="llama",
     vocab_size=512,
@@ -29,19 +30,56 @@ TINY = Architecture(
     max_position_embeddings=512,
     rms_norm_eps=1e-5,
 )
-SMALL = Architecture(
-    model_type="qwen3",
+SMALL = replace(
+    TINY,
     vocab_size=4096,
     hidden_size=512,
     num_layers=4,
     num_heads=8,
-    num_kv_heads=2,
     head_dim=64,
     intermediate_size=1024,
     max_position_embeddings=4096,
-    rms_norm_eps=1e-6,
-    qk_norm=True,
 )
+EXPERTS: Mapping[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+LATENT = LatentSizes(query_rank=None, rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=192**-0.5)
+WINDOW = {"sliding_window": 48, "full_attention_layers": (1,)}
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "full": {"model_type": "qwen3", "qk_norm": True},
+    "window": {"model_type": "mistral", "sliding_window": 48},
+    "sinks": {
+        "model_type": "gpt_oss",
+        "qkv_bias": True,
+        "gpt_oss": GptOssParts(alpha=1.702, limit=7.0, is_packed=False),
+        **WINDOW,
+        **EXPERTS,
+    },
+    "softcap": {
+        "model_type": "gemma2",
+        "tie_word_embeddings": True,
+        "gemma": GemmaParts(
+            query_scale=0.125, attention_softcap=50.0, logits_softcap=30.0, local_rope_theta=None
+        ),
+        **WINDOW,
+    },
+    "alibi": {"model_type": "baichuan", "alibi": True, "fused_qkv": True},
+    "latent": {"model_type": "deepseek_v2", "head_dim": 192, "latent": LATENT},
+    "experts": {"model_type": "qwen3_moe", "qk_norm": True, **EXPERTS},
+}
+"""What the models of every kind of attention have beside the sizes of SMALL."""
+
+
+def model_of(kind: str, run: Run) -> Architecture:
+    """Returns the model of a kind of attention."""
+    base, own = run.size(SMALL, TINY), KINDS[kind]
+    if "latent" in own or "alibi" in own:  # as many KV heads as heads
+        base = replace(base, num_kv_heads=base.num_heads)
+    found: Architecture = replace(base, **own)
+    return found
 
 
 class Request(NamedTuple):
@@ -91,14 +129,11 @@ def public_workload(num_requests: int = 256) -> list[Request]:
 
 
 def random_requests(
-    seed: int, num_requests: int, lengths: tuple[int, int], num_output_tokens: int, vocab_size: int
+    seed: int, lengths: Sequence[int], num_output_tokens: int, vocab_size: int
 ) -> list[Request]:
-    """Returns requests whose prompt lengths are uniform between the two `lengths`."""
+    """Returns requests with random prompts of these lengths."""
     draw = random.Random(seed)
-    return [
-        Request([draw.randrange(vocab_size) for _ in range(draw.randint(*lengths))], num_output_tokens)
-        for _ in range(num_requests)
-    ]
+    return [Request([draw.randrange(vocab_size) for _ in range(n)], num_output_tokens) for n in lengths]
 
 
 def params_of(request: Request, **others: Any) -> SamplingParams:
@@ -108,20 +143,41 @@ def params_of(request: Request, **others: Any) -> SamplingParams:
     )
 
 
+class Engine(NamedTuple):
+    """An engine with random weights, its model, and the seconds of its start."""
+
+    llm: LLM
+    spec: Architecture
+    seconds: float
+
+    def generate(self, requests: Sequence[Request], **params: Any) -> list[Any]:
+        """Serves requests together. Raises RuntimeError if one fails."""
+        outputs = self.llm.generate([r.prompt for r in requests], [params_of(r, **params) for r in requests])
+        failed = next((output.error for output in outputs if output.error is not None), None)
+        if failed is not None:
+            raise RuntimeError(f"a request ended with an error: {failed}")
+        return outputs
+
+
 @contextmanager
-def served(architecture: Architecture, device: torch.device, **settings: Any) -> Iterator[LLM]:
-    """Yields an engine with random weights, and frees its memory at the end."""
-    llm = LLM(architecture, device=device.type, **settings)
+def served(spec: Architecture, settings: Mapping[str, Any], run: Run) -> Iterator[Engine]:
+    """Yields an engine, and frees its memory at the end. Raises UnavailableError for an attention_backend."""
+    begin = time.perf_counter()
     try:
-        yield llm
+        llm = LLM(spec, device=run.device.type, **settings)
+    except ValueError as error:  # of another machine or library, which an attention_backend needs
+        if not str(error).startswith("attention_backend="):
+            raise
+        raise UnavailableError(str(error)) from None
+    engine = Engine(llm, spec, time.perf_counter() - begin)
+    del llm
+    try:
+        yield engine
     finally:
-        del llm.engine
-        free(device)
+        del engine.llm.engine
+        free(run.device)
 
 
-def free(device: torch.device) -> None:
-    """Frees unused memory of Python and of the device's allocator."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+def setup(spec: Architecture, **settings: Any) -> Callable[[Run], Any]:
+    """Returns the set-up of measurements that share an engine."""
+    return partial(served, spec, settings)

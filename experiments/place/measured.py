@@ -57,5 +57,5 @@ def with_measured(hosting: Hosting, deployment: Deployment, rates: Mapping[Repli
     if key not in rates:
         return hosting
     rate = rates[key]
-    alone_bytes = deployment.hardware.memory_bytes * deployment.engine.gpu_memory_utilization
+    alone_bytes = deployment.usable_bytes
     return replace(hosting, bytes_each=alone_bytes, rate=lambda num_bytes: rate)

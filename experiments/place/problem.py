@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.place.measured import Replica, measured_rates, with_measured
-from experiments.place.settings import GpuSettings, PlaceSettings
+from experiments.place.settings import GpuSettings, PlaceSettings, with_limits
 from hwmodels.devices.time_slicing import TimeSlicing
 from policies.placement import Demand, Hosting, Plan, Pool, Problem
 from sim.settings.build import build_as
@@ -184,8 +184,7 @@ def _located(error: ConfigError, group: str, entry: str, whole: str) -> ConfigEr
 
 
 def _deployment(settings: PlaceSettings, parts: dict[str, Any]) -> Deployment:
-    engine = {
-        name: getattr(settings, name) for name in ("engine", "batching", "scheduling", "caching", "latency")
-    }
-    deployment: Deployment = build_as(Deployment, {**parts, **engine}, "")
+    own = {name: getattr(settings, name) for name in ("scheduling", "caching", "latency")}
+    own |= with_limits(settings.nodes, parts["hardware"])
+    deployment: Deployment = build_as(Deployment, {**parts, **own}, "")
     return deployment

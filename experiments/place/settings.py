@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
@@ -16,8 +18,13 @@ from policies.parallelism import Load
 from policies.placement import Objective, Placing
 from policies.scheduling import Scheduling
 from sim.settings.build import build_as
+from sim.settings.engine_limits import complete
+from sim.settings.resolve import resolved
 from sim.setup.engine_profile import EngineProfile
 from sim.setup.placement_prices import ReplicaNeeds
+
+ANY_GPU = {"name": "a GPU", "memory_bytes": 80 * 2**30}
+"""Device for whose limits the settings are checked before those of each kind of GPU are known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +80,8 @@ class PlaceSettings:
     max_models_per_gpu: int = 4
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
     time_slice_ms: float = 2.0
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    """The nodes `engine` and `batching` as composed, in which limits of the engine may depend on the GPU."""
     measured: tuple[str, ...] = ()
     """summary.json files of `windtunnel capacity`: rates within the SLO in place of the roofline's."""
     out: str | None = "placement.json"
@@ -104,12 +113,21 @@ class PlaceSettings:
         )
 
 
+def with_limits(config: Mapping[str, Any], hardware: Any) -> dict[str, Any]:
+    """Returns a config, interpolations resolved, with the limits of its engine for this device."""
+    own = deepcopy({**config, "hardware": hardware})
+    complete(own)
+    del own["hardware"]
+    return resolved(own)
+
+
 def read_settings(cfg: DictConfig) -> PlaceSettings:
     """Returns the settings of a composed config. Raises ConfigError."""
-    plain: Any = OmegaConf.to_container(cfg, resolve=True)
-    own = dict(plain)
+    composed: Any = OmegaConf.to_container(cfg)
+    nodes = {key: composed[key] for key in ("engine", "batching")}
+    own = with_limits(composed, ANY_GPU)
     for key, kind in (("models", ModelSettings), ("gpus", GpuSettings)):
         if isinstance(own[key], list):
             own[key] = [build_as(kind, part, f"{key}[{i}]") for i, part in enumerate(own[key])]
     settings: PlaceSettings = build_as(PlaceSettings, own, "")
-    return settings
+    return replace(settings, nodes=nodes)

@@ -14,6 +14,7 @@ from experiments.app.run_folder import scenario_part
 from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
+from hwmodels.bounded_files import UnreadableFileError, read_bytes
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.unknown import UnknownMachine
 from sim.metrics.folds.plots import Plots
@@ -89,22 +90,22 @@ def _whole_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -
     plain = read_json_object(folder / RECORDS, f"run={folder}")
     try:
         records = read_records(partial(read_table, folder), plain)
+        return report_sections(
+            records=records,
+            request_table=records.requests,
+            summary=summary,
+            models=_models(scenario, summary),
+            slo=scenario.slo,
+        )
     except (KeyError, TypeError) as error:
         raise _of_other_version(folder, error) from error
-    return report_sections(
-        records=records,
-        request_table=records.requests,
-        summary=summary,
-        models=_models(scenario, summary),
-        slo=scenario.slo,
-    )
 
 
 def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -> list[Section]:
     """Returns the sections of a run that has streamed its tables."""
     plain = read_json_object(folder / RECORDS, f"run={folder}")
     try:
-        plots = read_accumulator((folder / PLOTS).read_bytes(), Plots)
+        plots = read_accumulator(_bytes(folder, PLOTS), Plots)
         end = read_records_without_rows(partial(read_table, folder), plain)
         return streamed_sections(plots, end, summary, scenario.slo)
     except DamagedShardError as error:
@@ -113,6 +114,13 @@ def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]
         ) from error
     except (KeyError, TypeError, AttributeError) as error:
         raise _of_other_version(folder, error) from error
+
+
+def _bytes(folder: Path, name: str) -> bytes:
+    try:
+        return read_bytes(folder / name)
+    except (OSError, UnreadableFileError) as error:
+        raise ConfigError(f"run={folder}: {name}: {error}") from None
 
 
 def _of_other_version(folder: Path, error: Exception) -> ConfigError:

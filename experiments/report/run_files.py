@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.levels.table_files import read_parquet
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 
@@ -57,7 +59,9 @@ def read_table(folder: Path, name: str, filters: list[tuple[str, str, Any]] | No
     """Reads a table of a run. Raises ConfigError for a file that is not a whole parquet file."""
     file = folder / name
     try:
-        return pd.read_parquet(file, filters=filters)
+        return read_parquet(file, filters=filters)
+    except UnreadableFileError as error:
+        raise ConfigError(f"run={folder}: {name}: {error}") from None
     except (OSError, ValueError, KeyError) as error:
         what = "is empty" if file.is_file() and not file.stat().st_size else "is damaged or cut short"
         raise ConfigError(f"run={folder}: {name} {what}; {TABLES_AGAIN}") from error

@@ -19,7 +19,7 @@ from experiments.reproduce.rows import Compared, Direct, Row, Sampled, Searched
 from experiments.study.code import code_version
 from experiments.study.figures import as_text, figures
 from experiments.study.runs import Point
-from experiments.study.workers import Report, in_turn, simulate_config, whole
+from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.paired import Interval, compare_paired, mean_interval
 from sim.report.whole_file import write_whole
@@ -148,11 +148,11 @@ def done(
 
 
 def result_of(work: Work) -> dict[str, float]:
-    """Runs one task. Raises KeyboardInterrupt if Ctrl-C cut its simulation short."""
+    """Runs one task."""
     if work.function is not None:
         return {VALUE: float(work.function())}
     assert work.config is not None
-    found = figures(whole(simulate_config(work.config)).summary)
+    found = figures(simulate_config(work.config).summary)
     return {metric: found[metric] for metric in work.metrics if metric in found}
 
 

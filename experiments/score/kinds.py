@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import mlperf, modes, per_request, runs, silicon
+from experiments.score import kv_memory, mlperf, modes, per_request, runs, silicon
 from experiments.study import measured_requests
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.setup.scenario import Scenario
@@ -64,5 +64,14 @@ KINDS = {
         ("scenario", "model", "gpu", "weights"),
         mlperf.scenario_of,
         mlperf.predict,
+    ),
+    "kv_memory": Kind(
+        kv_memory.COLUMNS,
+        kv_memory.POSITIVE,
+        kv_memory.METRICS,
+        kv_memory.GROUPS,
+        kv_memory.scenario_of,
+        kv_memory.predict,
+        kv_memory.with_halves,
     ),
 }

@@ -88,10 +88,11 @@ def least_step_seconds(scenario: Scenario) -> float:
 
 def active_weight_bytes(model: ModelSpec) -> float:
     """Returns the bytes of all layers' matrices and the LM head, with the routed experts of one token."""
-    total = model.embedding_elements * model.bytes_per_weight(Role.plain)
+    total = model.embedding_elements * model.bytes_per_weight(Role.plain, model.lm_head_weights)
     for block in model.blocks:
         always = [m for m in block.layer_matrices(model.hidden_size) if m.role is not Role.routed]
         visited = block.layer_active_elements(model.hidden_size) - sum(m.elements for m in always)
-        layer = sum(m.elements * model.bytes_per_weight(m.role) for m in always)
-        total += block.count * (layer + visited * model.bytes_per_weight(Role.routed))
+        layer = sum(model.matrix_bytes(m) for m in always)
+        stored = dict(block.formats).get("expert_down_proj")
+        total += block.count * (layer + visited * model.bytes_per_weight(Role.routed, stored))
     return total

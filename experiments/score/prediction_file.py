@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import pandas as pd
 
+from hwmodels.bounded_files import read_text
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
@@ -110,7 +111,7 @@ class PredictionFile:
 
     def _read(self, where: str) -> None:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = read_text(self.path)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:

@@ -18,10 +18,10 @@ For SGLang and mixtures of experts, also where NVIDIA's lab repeated a run:
 - On B200 scheduler-recv-interval is 30, and 10 with fewer than 16 clients. It counts passes, of which one may
   give several tokens; see `drafts`.
 
-For vLLM they set async_scheduling before it became the default. On B200, Llama 70B ran with CUDA graphs of
-whole decode iterations only (cudagraph_mode FULL_DECODE_ONLY, no splitting_ops) and fused all-reduces: Python
-launches an iteration with a prompt, operator by operator. The time per kernel, 55 us, was set on these rows.
-gpt-oss on Hopper ran with VLLM_MXFP4_USE_MARLIN.
+For vLLM they set async_scheduling before it became the default, and max-num-batched-tokens 8,192. On B200,
+Llama 70B ran with CUDA graphs of whole decode iterations only (cudagraph_mode FULL_DECODE_ONLY, no
+splitting_ops) and fused all-reduces: Python launches an iteration with a prompt, operator by operator. The
+time per kernel, 55 us, was set on these rows. gpt-oss on Hopper ran with VLLM_MXFP4_USE_MARLIN.
 
 The budget of the lab runs of vLLM is not published; the measured TTFT shows 2,048. All clients state
 max_tokens, so that TensorRT-LLM can run its default capacity scheduler, guaranteed_no_evict.
@@ -84,7 +84,8 @@ def recipe_of(row: dict[str, Any]) -> Recipe:
     by_python = str(row["model"]).startswith("llama") and row["gpu"] == "b200_sxm"
     on_hopper = str(row["model"]).startswith("gpt-oss") and row["gpu"] in ("h100_sxm", "h200_sxm")
     moe_backend = "marlin" if on_hopper else "auto"
-    return Recipe(asynchronous=True, moe_backend=moe_backend, launch_s=55e-6 if by_python else None)
+    launch_s = 55e-6 if by_python else None
+    return Recipe(8192, asynchronous=True, moe_backend=moe_backend, launch_s=launch_s)
 
 
 def trtllm_recipe(row: dict[str, Any]) -> Recipe:

@@ -13,6 +13,7 @@ from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_control_routes
 from experiments.serve.metrics.route import add_metrics_route
+from experiments.serve.served_names import with_names
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.fleet_metrics import FleetMetrics
@@ -34,18 +35,20 @@ def make_application(
     config: dict[str, Any],
     api_key: str | None = None,
     stop: Stop | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> web.Application:
-    """Returns the application. config: the resolved settings, as /server_info shows them."""
+    """Returns the application. config: the settings, as /server_info shows them. hosts: see `make_app`."""
     sleepy, kept_prefills = SleepyFleet(fleet), fleet.simulation.kept_prefills
     backend: Backend = WithoutRemoteKv(sleepy)
     if kept_prefills is not None:
         kept_prefills.lease_s = settings.kv_lease_duration_s
         backend = RemoteKvLayer(sleepy, fleet, kept_prefills)
-    app = _assembled(backend, settings, api_key, stop)
-    app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet)
+    app = _assembled(backend, settings, api_key, stop, hosts)
+    app[BACKEND], app[METRICS] = backend, FleetMetrics(fleet, settings.served_model_name)
     add_metrics_route(app, app[METRICS].serving)
     add_adapter_routes(app, fleet)
-    add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
+    named = with_names(backend, settings.served_model_name)
+    add_batch_routes(app, named, is_draining=lambda: stop is not None and stop.first.is_set())
     add_control_routes(
         app,
         sleep_control=sleepy,
@@ -67,19 +70,25 @@ def make_replica_application(
     *,
     api_key: str | None = None,
     stop: Stop | None = None,
+    hosts: frozenset[str] | None = None,
 ) -> web.Application:
     """Returns the application of one replica. fleet_app: that of the fleet; the others as for it."""
     backend = SingleReplica(fleet_app[BACKEND], fleet, index)
-    app = _assembled(backend, settings, api_key, stop)
+    app = _assembled(backend, settings, api_key, stop, hosts)
     add_metrics_route(app, fleet_app[METRICS].of_replica(index))
     return app
 
 
 def _assembled(
-    backend: Backend, settings: ServeSettings, api_key: str | None, stop: Stop | None
+    backend: Backend,
+    settings: ServeSettings,
+    api_key: str | None,
+    stop: Stop | None,
+    hosts: frozenset[str] | None,
 ) -> web.Application:
     """Returns the routes of a back end, with what every application of a server has."""
-    app = make_app(FaultyBackend(backend) if settings.faults else backend, api_key)
+    named = with_names(backend, settings.served_model_name)
+    app = make_app(FaultyBackend(named) if settings.faults else named, api_key, hosts)
     if stop is not None:
         app.middlewares.append(refusal_while_draining(stop, settings.drain_s))
     if settings.faults:

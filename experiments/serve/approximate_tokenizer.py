@@ -9,16 +9,22 @@ tokens of a text matters, choose the model's own tokenizer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _PIECES = re.compile(
     r"( ?[a-z]{1,5})"
+    r"|(</?tool_call>)"
     r"|( ?[A-Z][a-z]{0,2}| ?[0-9]{1,3}|\s{1,4}(?!\S)|[!-/:-@\[-`{-~]{1,4}|[\x00-\x7f])"
     r"|[^\x00-\x7f]",
     re.ASCII,
 )
-"""Matches one piece: group 1 a lower-case word or a part of one, group 2 other ASCII characters."""
+"""Matches one piece: group 1 lower case, 2 a special token, 3 other ASCII characters."""
+SPECIAL = {"<tool_call>": 2, "</tool_call>": 3}
+"""Texts of one token, as they are of models that call tools; no other text has these ids."""
+_SPECIAL_BYTES = {token: text.encode() for text, token in SPECIAL.items()}
 _LETTERS = b" abcdefghijklmnopqrstuvwxyz"
 _FIRST_WORD = 1 << 29
 """Ids from here on are lower-case words, in bijective numeration with 27 digits; smaller ids are ASCII."""
@@ -27,10 +33,10 @@ _FIRST_OTHER = 1 << 30
 
 
 class ApproximateTokenizer:
-    """Splits text into pieces of up to six characters."""
+    """Splits text into pieces of up to six characters, and the tags of calls of tools."""
 
     vocab_size = 1 << 31
-    max_token_bytes: int | None = 6
+    max_token_bytes: int | None = 12
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text; there are no special tokens to add."""
@@ -40,6 +46,8 @@ class ApproximateTokenizer:
             if match[1] is not None:
                 ids.append(_FIRST_WORD + _number(map(_LETTERS.index, content)))
             elif match[2] is not None:
+                ids.append(SPECIAL[match[2]])
+            elif match[3] is not None:
                 ids.append(_ascii(content))
             elif len(content) == 4:
                 ids += [_other(content[:2]), _other(content[2:])]
@@ -51,14 +59,32 @@ class ApproximateTokenizer:
         """Returns the text of token ids; an id that `encode` never returns has the text U+FFFD."""
         return b"".join(map(bytes_of, token_ids)).decode("utf-8", "replace")
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Returns a conversation as text: each message after a line with its role."""
-        turns = [f"<|{message['role']}|>\n{message['content']}\n" for message in messages]
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns a conversation as text: the tools, and each message after a line with its role."""
+        turns = [f"<|tools|>\n{json.dumps(list(tools))}\n"] if tools else []
+        for message in messages:
+            calls = [call_text(call["function"]) for call in message.get("tool_calls", ())]
+            turns.append(f"<|{message['role']}|>\n{message['content']}{''.join(calls)}\n")
         return "".join([*turns, "<|assistant|>\n"])
+
+
+def call_text(function: Mapping[str, Any]) -> str:
+    """Returns a call of a tool as an output has it: in the form of Hermes models, as vLLM parses it."""
+    arguments = function["arguments"]
+    arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def bytes_of(token_id: int) -> bytes:
     """Returns the bytes for which a token id stands."""
+    if token_id in _SPECIAL_BYTES:
+        return _SPECIAL_BYTES[token_id]
     if token_id >= _FIRST_OTHER:
         number = token_id - _FIRST_OTHER
         length = (number.bit_length() - 1) // 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +48,26 @@ class RemoteKv(NamedTuple):
     num_cached_tokens: int | None = None
 
 
+class Function(NamedTuple):
+    """A tool that an output may call. schema: the JSON schema of its arguments."""
+
+    name: str
+    schema: Mapping[str, Any] | bool
+
+
+class Structure(NamedTuple):
+    """The form that an output must have. param: the field of the request that asks for it.
+
+    kind: json, with a JSON schema as value; choice, with the texts of which it is one; regex, with a pattern
+    that matches all of it; tools, with the functions that it may call, one of them if `must_call`.
+    """
+
+    kind: Literal["json", "choice", "regex", "tools"]
+    value: Any
+    param: str
+    must_call: bool = False
+
+
 class BeamSearch(NamedTuple):
     """A search for the likeliest outputs of a prompt. width: hypotheses that are kept in each step.
 
@@ -70,7 +90,8 @@ class Generation:
     that has to serve it; None: any. remote_kv: KV that it shares with another replica. received_s:
     time.monotonic() when the request was received. deliver: takes a delta without a switch of tasks; see
     `Deliver`. None: all deltas are yielded. beam_search: it has num_outputs outputs, the best of this search;
-    of its sampling only max_tokens and ignore_eos count. None: it is one output.
+    of its sampling only max_tokens and ignore_eos count. None: it is one output. structure: the form of the
+    output; None: free text. is_prompt_only: its client wants no output, and the one drawn token is hidden.
     """
 
     request_id: str
@@ -90,6 +111,8 @@ class Generation:
     received_s: float = field(default_factory=lambda: time.monotonic())
     deliver: Deliver | None = None
     beam_search: BeamSearch | None = None
+    structure: Structure | None = None
+    is_prompt_only: bool = False
 
     @property
     def num_own_outputs(self) -> int:
@@ -154,17 +177,33 @@ class Tokenizer(Protocol):
         """Returns the text of token ids."""
         ...
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Returns the text of a conversation, up to the start of the assistant's next turn."""
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the text of a conversation, up to the start of the assistant's next turn.
+
+        tools: that the assistant may call. settings: further variables of a chat template, which may ignore
+        them. Raises ValueError for what the template rejects.
+        """
         ...
 
 
 class ServedModel(NamedTuple):
-    """A model or LoRA adapter that requests may name. base: name of the base model of an adapter."""
+    """A model or LoRA adapter that requests may name. base: name of the base model of an adapter.
+
+    tokens_per_image: of an image in a message; None: it takes no images. embedding_size: dimensions of its
+    embeddings; None: it has none.
+    """
 
     name: str
     max_model_len: int
     base: str | None = None
+    tokens_per_image: int | None = None
+    embedding_size: int | None = None
 
 
 class Backend(Protocol):

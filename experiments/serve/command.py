@@ -30,7 +30,9 @@ from experiments.serve.settings import (
     OutputSettings,
     ServeSettings,
     full_note,
+    hosts_of,
 )
+from experiments.serve.vllm_flags import without_flags
 from sim.metrics.slo import check_no_workload_terms
 from sim.records.run import RunRecords
 from sim.settings.build import build_as
@@ -64,8 +66,11 @@ APPLICATION = Application(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command; with backend=engine, `model=` may name a checkpoint. Raises what `launch` raises."""
-    launch(APPLICATION, with_checkpoint(arguments))
+    """Runs the command, which takes flags of `vllm serve`, too. Raises what `launch` raises.
+
+    With backend=engine, `model=` may name a checkpoint.
+    """
+    launch(APPLICATION, with_checkpoint(without_flags(arguments)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +112,13 @@ class ServeJob:
         from experiments.serve.application import make_application  # noqa: PLC0415 (it needs aiohttp)
 
         config = resolved_config(self.cfg)
-        return make_application(fleet, self.settings, config=config, api_key=api_key, stop=stop)
+        return make_application(
+            fleet, self.settings, config=config, api_key=api_key, stop=stop, hosts=self._hosts
+        )
+
+    @property
+    def _hosts(self) -> frozenset[str] | None:
+        return hosts_of(self.address.host, self.settings.allowed_hosts)
 
     def replica_ports(
         self,
@@ -122,7 +133,9 @@ class ServeJob:
         from experiments.serve.replica_ports import ReplicaPorts  # noqa: PLC0415
 
         def make(index: int) -> web.Application:
-            return make_replica_application(index, app, fleet, self.settings, api_key=api_key, stop=stop)
+            return make_replica_application(
+                index, app, fleet, self.settings, api_key=api_key, stop=stop, hosts=self._hosts
+            )
 
         return ReplicaPorts(fleet, make, self.address, on_ready)
 
@@ -172,7 +185,7 @@ class ServeJob:
 def prepare(cfg: DictConfig, composition: Composition) -> Job:
     """Builds everything that the server needs. Raises ConfigError."""
     _check_installed(PACKAGES, "serve")
-    node = dict(cfg.serve)
+    node = resolved_config(cfg.serve)
     chosen: RealEngine = build_as(RealEngine, node.pop("engine"), "serve.engine")
     kv_events: KvEventsSettings = build_as(KvEventsSettings, node.pop("kv_events"), "serve.kv_events")
     if kv_events.publishes:
@@ -201,6 +214,12 @@ def prepare(cfg: DictConfig, composition: Composition) -> Job:
             "backend=engine, or leave it out"
         )
     scenario, _ = build_run({key: cfg[key] for key in cfg if key not in SERVER_KEYS})
+    served = {pool.model.name for pool in scenario.pools_by_name.values()}
+    if settings.served_model_name is not None and len(served) > 1:
+        raise ConfigError(
+            f"serve.served_model_name={settings.served_model_name}: the pools serve {len(served)} models "
+            f"({', '.join(sorted(served))}), whose own names tell them apart; set it to null"
+        )
     try:
         check_no_workload_terms(scenario.slo, "serve")
     except ValueError as error:

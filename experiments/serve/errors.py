@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
     HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
     HTTPStatus.NOT_FOUND: "NotFoundError",
     HTTPStatus.UNPROCESSABLE_ENTITY: "UnprocessableEntityError",
     HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
@@ -52,6 +54,20 @@ class ApiError(Exception):
                 "code": int(self.status),
             }
         }
+
+
+@contextmanager
+def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives errors the words of another API. names: of its fields, by those of a completion."""
+    try:
+        yield
+    except ApiError as error:
+        first, dot, rest = (error.param or "").partition(".")
+        if first in names:
+            if error.message.startswith(first):
+                error.message = names[first] + error.message.removeprefix(first)
+            error.param = names[first] + dot + rest
+        raise
 
 
 class ConnectionReset(Exception):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from realengine.serving.tokenizer import Tokenizer
 
@@ -30,6 +32,26 @@ class ModelTokenizer:
         """Returns the text of token ids."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
         """Returns the text of a conversation, up to the start of the assistant's next turn."""
-        return self._tokenizer.chat_prompt(messages)
+        return self._tokenizer.chat_prompt(list(map(_parsed, messages)), tools=tools, settings=settings)
+
+
+def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message whose calls of tools have arguments as values, as chat templates take them."""
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        try:
+            arguments = json.loads(call["function"]["arguments"])
+        except ValueError:
+            arguments = call["function"]["arguments"]
+        calls.append(call | {"function": call["function"] | {"arguments": arguments}})
+    return dict(message) | {"tool_calls": calls}

@@ -12,6 +12,15 @@ from experiments.serve.errors import FAILED, MAX_REASON_CHARS, ApiError
 class ErrorObjectProtocol(web.RequestHandler):
     """aiohttp's protocol, with JSON instead of plain text where it answers without the application."""
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Sends a response; a refusal of aiohttp's own, such as of an Expect, becomes an error object."""
+        if isinstance(resp, web.HTTPException):
+            error = ApiError(resp.reason, HTTPStatus(resp.status))
+            resp = web.json_response(error.body(), status=resp.status)
+        return await super().finish_response(request, resp, start_time)
+
     def handle_error(
         self,
         request: web.BaseRequest,

@@ -20,6 +20,8 @@ from experiments.serve.stop import POLL_S, Stop
 from sim.settings.errors import ConfigError
 
 BACKLOG = 4096
+LINGERING_S = 2.0
+"""Time for which the rest of a body is read after its answer, so that a client that still sends reads it."""
 IDLE_POLL_S = 0.5
 FULL_COLLECTION_S = 600.0
 MIN_REST = 100
@@ -72,6 +74,7 @@ async def listen(app: web.Application, host: str, port: int, name: str = "port")
         "access_log": None,
         "auto_decompress": False,  # as in vLLM; a small body could become a large one
         "logger": _LOG,
+        "lingering_time": LINGERING_S,
     }
     protocol = partial(ErrorObjectProtocol, server, loop=loop, **settings)
     try:
@@ -95,18 +98,19 @@ async def serve_app(
     drain_s: float,
     num_in_progress: Callable[[], int],
     on_ready: Callable[[str], None],
+    is_asleep: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serves until `stop` is set or duration_s have passed, then drains.
 
     While it drains, it still listens, and what refuses new requests is the application (`stop.py`). drain_s:
-    seconds to wait for outputs and responses in progress. on_ready: called with the URL. Raises ConfigError
-    if the address cannot be used.
+    seconds to wait for outputs and responses in progress. on_ready: called with the URL. is_asleep: whether
+    nothing goes on, so that a wait would be in vain. Raises ConfigError if the address cannot be used.
     """
     listener, url = await listen(app, address.host, address.port)
     try:
         async with short_collections(num_in_progress):
             on_ready(url)
-            await _until_drained(stop, duration_s, drain_s, num_in_progress)
+            await _until_drained(stop, duration_s, drain_s, num_in_progress, is_asleep)
     finally:
         await listener.cleanup()
 
@@ -149,7 +153,11 @@ async def _collect_when_idle(num_in_progress: Callable[[], int]) -> None:
 
 
 async def _until_drained(
-    stop: Stop, duration_s: float | None, drain_s: float, num_in_progress: Callable[[], int]
+    stop: Stop,
+    duration_s: float | None,
+    drain_s: float,
+    num_in_progress: Callable[[], int],
+    is_asleep: Callable[[], bool],
 ) -> None:
     """Waits until `stop` is set or duration_s have passed, and then for what is in progress."""
     try:
@@ -158,6 +166,6 @@ async def _until_drained(
         stop.set()
     deadline = asyncio.get_running_loop().time() + drain_s
     while (num_in_progress() or stop.num_responses) and not stop.at_once.is_set():
-        if asyncio.get_running_loop().time() >= deadline:
+        if asyncio.get_running_loop().time() >= deadline or is_asleep():
             break
         await asyncio.sleep(POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -11,6 +12,7 @@ from experiments.serve.simulated.answers import Text
 from experiments.serve.simulated.lengths import OutputLength
 
 Expose = Literal["fleet", "replicas"]
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 KEY_VARIABLE = "WINDTUNNEL_API_KEY"
 """Environment variable with the key that requests must have; --api-key sets it."""
 
@@ -30,6 +32,10 @@ class ServeSettings:
     text: Text = "random"
     dataset: Path | None = None
     output_length: OutputLength = "workload"
+    tool_call_share: float = 0.5
+    """Share of the outputs that call a tool, of requests with tools that may be called and need not."""
+    image_tokens: int = 576
+    """Tokens of the prompt for each image of a message."""
     tokenizer: Path | None = None
     duration_s: float | None = None
     """The server stops after this many seconds; None: on Ctrl-C or SIGTERM."""
@@ -39,6 +45,10 @@ class ServeSettings:
     """The replicas start with the server, each with the cold start of its pool."""
     faults: bool = False
     """Requests may ask for faults in the header X-Fault."""
+    served_model_name: list[str] | None = None
+    """Names of the model for clients, the first that of answers; None: its own. vLLM's key."""
+    allowed_hosts: list[str] | None = None
+    """Names under which clients reach the server; None: on a loopback address its own, else any."""
     expose: Expose = "fleet"
     """replicas: each replica listens on a port of its own, too."""
     max_waiting: int | None = None
@@ -49,6 +59,14 @@ class ServeSettings:
     """Simulated seconds for which a prefill replica keeps KV for a request that does not come; vLLM's key."""
 
     def __post_init__(self) -> None:
+        for name in ("served_model_name", "allowed_hosts"):
+            names = getattr(self, name)
+            if names is not None and not all(names):
+                raise ValueError(f"{name}={names}: must be names, none of them empty; null for the default")
+        if not 0 <= self.tool_call_share <= 1:
+            raise ValueError(f"tool_call_share={self.tool_call_share}: must be from 0 to 1")
+        if not 1 <= self.image_tokens < 1 << 20:
+            raise ValueError(f"image_tokens={self.image_tokens}: must be >= 1 token and < 2^20")
         if not 0 <= self.max_record_mib < 1 << 20:
             raise ValueError(f"max_record_mib={self.max_record_mib}: must be >= 0 and < 2^20; 0: no records")
         if self.duration_s is not None and not 0 < self.duration_s < inf:
@@ -84,6 +102,18 @@ class Address:
             raise ValueError(f"port={self.port}: must be from 0 to 65535; 0 is any free port")
         if not 1e-3 <= self.time_scale <= 1e6:
             raise ValueError(f"time_scale={self.time_scale}: must be from 0.001 to 1e6; 1 is real time")
+
+
+def hosts_of(host: str, allowed: Sequence[str] | None) -> frozenset[str] | None:
+    """Returns the names by which requests may reach a server that listens on host; None: by any.
+
+    A page of another site can have a name of its own that leads to this machine (DNS rebinding), so on a
+    loopback address the default is its names. allowed: further names; with "*" any name.
+    """
+    own = {host.lower(), *LOOPBACK_NAMES}
+    if allowed is None:
+        return frozenset(own) if host.lower() in LOOPBACK_NAMES or host.startswith("127.") else None
+    return None if "*" in allowed else frozenset(own | {name.lower() for name in allowed})
 
 
 def full_note(full_s: float) -> str:

@@ -18,7 +18,7 @@ from sim.settings.build import build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
-from sim.settings.scenario import build_run, run
+from sim.settings.scenario import build_run, run_or_part
 from sim.setup.scenario import Scenario
 from sim.workload.answers import Answers
 from sim.workload.base import Source
@@ -59,7 +59,7 @@ class SimulateJob:
             result, shards = self.sharded.result(folder, console)
         else:
             with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
-                result = run(self.scenario, self.source, report)
+                result = run_or_part(self.scenario, self.source, report)
         print_summary(result.summary, console)
         notes = write_result(
             folder,

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from experiments.study.figures import as_text, figures, leaves
+from experiments.study.seeds import distinct_seeds
 from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.settings.resolve import resolved
+from sim.settings.scenario import build_scenario
+from sim.setup.scenario import Scenario
 
-INTERRUPTED = "interrupted"  # figure of summary.json: the run was interrupted
+INTERRUPTED = "interrupted"  # figure of summary.json, which is false for every run of a study
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,26 +74,28 @@ def run_all(
 ) -> Runs:
     """Runs every point with every seed, all points of a seed first, so that an interrupted study has pairs.
 
-    summarise: returns the figures to keep of a run; a function of a module, because it is pickled.
+    summarise: returns the figures to keep of a run; a function of a module, because it is pickled. If all
+    seeds give the same runs, as those of a trace do, only the first is run, and its rows are those of all.
     """
-    tasks = [Task(point, seed) for seed in seeds for point in points]
+    run_seeds = distinct_seeds([partial(_scenario, point) for point in points], seeds)
+    tasks = [Task(point, seed) for seed in run_seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
     notes: dict[str, list[str]] = {}
-    interrupted = False
     with ctrl_c_noted() as interrupt:
         summaries = in_turn(partial(_summary, summarise), tasks, jobs, interrupt)
         for index, summary in summaries:
             row = figures(summary)
-            if row.pop(INTERRUPTED):
-                interrupted = True
-                break
+            row.pop(INTERRUPTED)
             rows[index] = {**tasks[index].label, **row}
             notes.setdefault(tasks[index].point.arm, summary["notes"])
             report(len(rows), len(tasks))
         summaries.close()
-        interrupted = interrupted or (interrupt.noted and len(rows) < len(tasks))
+        interrupted = interrupt.noted and len(rows) < len(tasks)
     columns = ["arm", "seed", "swept"]
-    table = pd.DataFrame([rows[index] for index in sorted(rows)], columns=None if rows else columns)
+    of_runs = [rows[index] for index in sorted(rows)]
+    if len(run_seeds) < len(seeds):
+        of_runs = [{**row, "seed": seed} for seed in seeds for row in of_runs]
+    table = pd.DataFrame(of_runs, columns=None if rows else columns)
     return Runs(table=table, notes=notes, interrupted=interrupted)
 
 
@@ -100,6 +105,10 @@ def settings_that_differ(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
     keys = dict.fromkeys(key for of_arm in of_arms.values() for key in of_arm)
     rows = {key: {arm: of_arm.get(key, "–") for arm, of_arm in of_arms.items()} for key in keys}
     return {key: row for key, row in rows.items() if len({as_text(value) for value in row.values()}) > 1}
+
+
+def _scenario(point: Point, seed: int) -> Scenario:
+    return build_scenario(resolved(point.with_seed(seed)))
 
 
 def _summary(summarise: Callable[[RunResult], dict[str, Any]], task: Task) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from experiments.study.measured_rows import whole
 from experiments.study.presets import NotSimulatedError, base_scenario
+from hwmodels.hf.engine_names import ENGINE_NAMES
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
 from sim.setup.scenario import Scenario
@@ -22,16 +23,7 @@ from sim.setup.scenario import Scenario
 Row = Mapping[str, Any]
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-WEIGHTS = {
-    "fp8": "fp8",
-    "awq": "int4_wo",
-    "awq_marlin": "int4_wo",
-    "gptq": "int4_wo",
-    "gptq_marlin": "int4_wo",
-    "modelopt": "fp8",
-    "modelopt_fp4": "nvfp4",
-    "mxfp4": "mxfp4",
-}
+WEIGHTS = {name: name for name, meaning in ENGINE_NAMES.items() if meaning.weights or meaning.moe_weights}
 KV_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 CHOICES = {
     "dtype": ("model.dtype", DTYPES),

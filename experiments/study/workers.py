@@ -64,7 +64,7 @@ def as_asked(
 
 
 def simulate_config(config: dict[str, Any]) -> RunResult:
-    """Simulates a composed config. Raises ConfigError."""
+    """Simulates a composed config. Raises ConfigError, and KeyboardInterrupt after Ctrl-C."""
     return run(*build_run(resolved(config)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,11 @@ from plotly.subplots import make_subplots
 
 from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.pages import line_style
-from experiments.sweep.grid import MAX_PANELS, Grid, GridAxis, panel_title
+from experiments.study.pareto import pareto
+from experiments.sweep.grid import MAX_PANELS, PARETO, Grid, GridAxis, panel_title
 from sim.metrics.paired import Interval
-from sim.report.look import log_axis, styled
+from sim.report.look import GREY, log_axis, styled
 from sim.report.plain_page import line_with_band
-from sim.settings.convert import shown
 
 COLUMNS = 3
 PANEL_PX = 290
@@ -32,13 +33,13 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
     if x is None:
         return None
     panels = grid.panels[:MAX_PANELS]
-    drawing, where = _panels(panels, shared_y=True)
+    drawing, where = _panels(grid.axes, panels, shared_y=True)
     factor, _ = unit_of(metric)
     floor = _floor(grid, metric)
     for i, panel in enumerate(panels):
         for j, value in enumerate(grid.colour.values if grid.colour else (None,)):
             chosen = {**panel, **({grid.colour.key: value} if grid.colour else {})}
-            name = shown(value) if grid.colour else ""
+            name = grid.colour.label(value) if grid.colour else ""
             style = line_style(j)
             known = [(v, grid.at({**chosen, x.key: v}, metric)) for v in x.values]
             along = [
@@ -52,7 +53,7 @@ def lines(grid: Grid, metric: Metric) -> go.Figure | None:
         drawing.update_xaxes(type="log" if x.is_logarithmic else "linear", tickvals=_ticks(x))
     else:
         drawing.update_xaxes(
-            type="category", categoryorder="array", categoryarray=[shown(v) for v in x.values]
+            type="category", categoryorder="array", categoryarray=[x.label(v) for v in x.values]
         )
     drawing.update_xaxes(title=x.key)
     drawing.update_yaxes(**({"rangemode": "tozero"} if floor is None else log_axis(_means(grid, metric))))
@@ -67,7 +68,7 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
         return None
     others = [axis for axis in grid.axes if axis not in (x, y)]
     panels = _combinations(others)[:MAX_PANELS]
-    drawing, where = _panels(panels, shared_y=True)
+    drawing, where = _panels(grid.axes, panels, shared_y=True)
     factor, _ = unit_of(metric)
     is_log = _floor(grid, metric) is not None
     labelled = len(x.values) * len(y.values) <= MAX_LABELLED_CELLS
@@ -77,8 +78,8 @@ def heat_map(grid: Grid, metric: Metric) -> go.Figure | None:
         ]
         cells = [[None if math.isnan(value) else value for value in row] for row in values]
         cell = go.Heatmap(
-            x=[shown(v) for v in x.values],
-            y=[shown(v) for v in y.values],
+            x=[x.label(v) for v in x.values],
+            y=[y.label(v) for v in y.values],
             z=[[math.log10(v) if is_log and v is not None else v for v in row] for row in cells],
             text=[
                 ["" if v is None else f"{v:,.3g}" if v < 1000 else f"{v:,.0f}" for v in row] for row in cells
@@ -125,6 +126,57 @@ def parallel(grid: Grid) -> go.Figure | None:
         )
     )
     return styled(drawing, height_px=460, margin={"l": 90, "r": 70, "t": 110, "b": 30})
+
+
+def pareto_front(grid: Grid) -> go.Figure | None:
+    """Draws output tokens/s per GPU against those of a user, one point per configuration, and their front."""
+    of_user, of_gpu = PARETO
+    known = {
+        cell: (of_cell[of_user.key].mean, of_cell[of_gpu.key].mean)
+        for cell, of_cell in grid.cells.items()
+        if of_user.key in of_cell and of_gpu.key in of_cell
+    }
+    points = {cell: point for cell, point in known.items() if all(map(math.isfinite, point))}
+    if len(points) < 2:
+        return None
+    drawing = go.Figure()
+    place = None if grid.colour is None else grid.axes.index(grid.colour)
+    groups = [None] if grid.colour is None else list(grid.colour.values)
+    for j, value in enumerate(groups):
+        own = [cell for cell in points if place is None or cell[place] == value]
+        names = [
+            html.escape(
+                panel_title(grid.axes, dict(zip((axis.key for axis in grid.axes), cell, strict=True)))
+            )
+            for cell in own
+        ]
+        drawing.add_trace(
+            go.Scatter(
+                x=[points[cell][0] for cell in own],
+                y=[points[cell][1] for cell in own],
+                mode="markers",
+                marker={"color": line_style(j)["color"], "size": 10},
+                name="" if grid.colour is None else grid.colour.label(value),
+                showlegend=grid.colour is not None,
+                text=names,
+                hovertemplate="%{text}<br>%{x:.3g} tokens/s per user, %{y:,.4g} per GPU<extra></extra>",
+            )
+        )
+    cells = list(points)
+    front = [cells[i] for i in pareto([points[cell] for cell in cells])]
+    drawing.add_trace(
+        go.Scatter(
+            x=[points[cell][0] for cell in front],
+            y=[points[cell][1] for cell in front],
+            mode="lines",
+            line={"dash": "dot", "color": GREY},
+            name="Pareto front",
+            hoverinfo="skip",
+        )
+    )
+    drawing.update_xaxes(title=of_user.label, rangemode="tozero")
+    drawing.update_yaxes(title=of_gpu.label, rangemode="tozero")
+    return styled(drawing, height_px=PANEL_PX + 170)
 
 
 def _means(grid: Grid, metric: Metric) -> list[float]:
@@ -174,7 +226,7 @@ def _traces(
     half = [0.0 if math.isnan(i.low) else factor * (i.high - i.mean) for i in intervals]
     return [
         go.Scatter(
-            x=[shown(value) for value in values],
+            x=[x.label(value) for value in values],
             y=[factor * i.mean for i in intervals],
             error_y={"type": "data", "array": half, "color": style["color"]},
             mode="markers",
@@ -193,7 +245,7 @@ def _dimension(axis: GridAxis, values: Sequence[Any]) -> dict[str, Any]:
         "label": axis.key,
         "values": [place[value] for value in values],
         "tickvals": list(place.values()),
-        "ticktext": [shown(value) for value in axis.values],
+        "ticktext": [axis.label(value) for value in axis.values],
     }
 
 
@@ -204,13 +256,15 @@ def _combinations(axes: Sequence[GridAxis]) -> list[dict[str, Any]]:
     ]
 
 
-def _panels(panels: Sequence[Mapping[str, Any]], *, shared_y: bool) -> tuple[go.Figure, list[dict[str, int]]]:
+def _panels(
+    axes: Sequence[GridAxis], panels: Sequence[Mapping[str, Any]], *, shared_y: bool
+) -> tuple[go.Figure, list[dict[str, int]]]:
     columns = _columns(len(panels))
     rows = math.ceil(len(panels) / columns)
     drawing = make_subplots(
         rows,
         columns,
-        subplot_titles=[panel_title(panel) for panel in panels],
+        subplot_titles=[panel_title(axes, panel) for panel in panels],
         shared_yaxes="all" if shared_y else False,
         vertical_spacing=0.35 / rows if rows > 1 else 0.0,
         horizontal_spacing=0.05,

@@ -2,11 +2,12 @@
 
 A run is done once its summary.json exists, which is written last. Every file is replaced atomically, so a
 kill at any time leaves readable files. runs.parquet lags behind the folders by seconds; `resume` reads the
-missing rows from them.
+missing rows from them: the figures from summary.json, the version of the code and the duration from run.json.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -23,6 +24,7 @@ from experiments.app.lock import lock_folder
 from experiments.study.figures import figures
 from experiments.sweep.plan import Plan, Point
 from experiments.sweep.run_task import FinishedRun
+from hwmodels.levels.table_files import read_parquet
 from sim.report.files import table_bytes
 from sim.report.whole_file import write_whole
 from sim.settings.convert import shown
@@ -30,6 +32,8 @@ from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 
 SWEEP, RUNS, SUMMARY, ERROR = "sweep.json", "runs.parquet", "summary.json", "error.txt"
+OWN = "run.json"
+"""File of a run with what its summary.json does not say."""
 KIND = "windtunnel sweep"
 DONE, FAILED, REFUSED = "done", "failed", "refused"
 OWN_COLUMNS = ("run", "status", "error", "wall_s", "code")
@@ -117,6 +121,8 @@ class SweepFolder:
         folder = self.run_dir(point.index)
         try:
             folder.mkdir(exist_ok=True)
+            own = {"code": code, "wall_s": finished.wall_s}
+            write_whole(folder / OWN, json.dumps(own).encode())
             for name, content in finished.files.items():
                 write_whole(folder / name, content)
             (folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
@@ -191,7 +197,7 @@ class SweepFolder:
     def _read_rows(self) -> None:
         """Reads rows from runs.parquet, and from the folders of runs that it lacks."""
         try:
-            table = pd.read_parquet(self.path / RUNS)
+            table = read_parquet(self.path / RUNS)
         except (OSError, ValueError):  # not written yet, or unreadable: the folders hold all runs
             table = pd.DataFrame()
         known: dict[int, dict[str, Any]] = {}
@@ -204,10 +210,26 @@ class SweepFolder:
                 self.rows[point.index] = row | _values_at(self.plan, point.index)
             elif file.exists():
                 with suppress(ConfigError):  # a damaged result is made again
-                    own = figures(read_json_object(file))
-                    self.rows[point.index] = self._row(point, DONE, "", math.nan, "") | own
+                    of_run = figures(read_json_object(file))
+                    wall_s, code = self._own(point.index)
+                    self.rows[point.index] = self._row(point, DONE, "", wall_s, code) | of_run
+
+    def _own(self, index: int) -> tuple[float, str]:
+        """Returns the duration of a run and the version of its code; NaN and "" if they are not known."""
+        versions = self.about.get("code")
+        only = str(versions[0]) if isinstance(versions, list) and len(versions) == 1 else ""
+        try:
+            found = read_json_object(self.run_dir(index) / OWN)
+            return float(found["wall_s"]), str(found["code"])
+        except (ConfigError, KeyError, TypeError, ValueError):  # of an earlier version, or damaged
+            return math.nan, only
 
     def _cannot_write(self, error: OSError) -> CannotWriteError:
+        if error.errno == errno.ENOENT and not (self.path / SWEEP).exists():
+            return CannotWriteError(
+                f"{self.path}: was removed during the sweep, with all its runs; nothing is left to resume; "
+                "begin the sweep again"
+            )
         done = self.num_of(DONE)
         return CannotWriteError(
             f"{error.filename or self.path}: {error.strerror}; {done:,} of {self.plan.num_points:,} runs are "

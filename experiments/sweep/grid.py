@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -27,7 +29,14 @@ USUAL = (
     "throughput.output_tokens_per_s",
     "goodput.share",
     "cost.usd_per_million_output_tokens",
+    "throughput.output_tokens_per_s_and_gpu",
+    "per_user.p50_tokens_per_s",
 )
+PARETO = (
+    Metric(key="per_user.p50_tokens_per_s", better="higher", label="output tokens/s per user (median)"),
+    Metric(key="throughput.output_tokens_per_s_and_gpu", better="higher", label="output tokens/s per GPU"),
+)
+"""What each user gets, and what a GPU gives to all of them: more of one is less of the other."""
 MAX_COLOURS = 8
 MAX_PANELS = 24
 LOGARITHMIC_FROM = 8.0
@@ -40,6 +49,10 @@ class GridAxis:
 
     key: str
     values: tuple[Any, ...]
+
+    def label(self, value: Any) -> str:
+        """Returns a value as a text; of a mapping, such as a pair of lengths, the parts that differ."""
+        return _labels(self.values).get(value, shown(value)) if isinstance(value, str) else shown(value)
 
     @property
     def is_numeric(self) -> bool:
@@ -99,7 +112,8 @@ def grid_of(
     cells = {}
     names = [axis.key for axis in axes]
     for cell, rows in done.groupby(names, sort=False) if names else [((), done)]:
-        cells[tuple(cell)] = {metric.key: mean_interval(rows[metric.key]) for metric in metrics}
+        keys_here = dict.fromkeys([*(metric.key for metric in metrics), *(one.key for one in PARETO)])
+        cells[tuple(cell)] = {key: mean_interval(rows[key]) for key in keys_here if key in rows}
     x, colour, facets, y = _roles(axes, settings)
     found = list(caveats)
     num_panels = math.prod(len(axis.values) for axis in facets)
@@ -141,9 +155,32 @@ def check_roles(keys: Sequence[str], settings: ReportSettings) -> None:
             raise ConfigError(f"report.{name}={key}: is not an axis of this sweep; {note}{known}")
 
 
-def panel_title(chosen: Mapping[str, Any]) -> str:
+def panel_title(axes: Sequence[GridAxis], chosen: Mapping[str, Any]) -> str:
     """Returns "KEY=VALUE, ..." of the values that a panel's runs have in common."""
-    return ", ".join(f"{key}={shown(value)}" for key, value in chosen.items())
+    return ", ".join(f"{axis.key}={axis.label(chosen[axis.key])}" for axis in axes if axis.key in chosen)
+
+
+MAX_LABEL = 32
+_LEAF = re.compile(r"([\w./]+)\s*:\s*([^{},\[\]]+)")
+
+
+@lru_cache(maxsize=32)
+def _labels(values: tuple[Any, ...]) -> dict[str, str]:
+    """Returns the labels of values that are mappings: the leaves that are not the same in all of them.
+
+    {prompt_tokens:{value:512},output_tokens:{value:64}} and one with 2048 and 64 are 512 and 2048. Values of
+    other shapes are shortened; labels that would be alike stay whole.
+    """
+    texts = [value for value in values if isinstance(value, str) and value.startswith("{")]
+    leaves = [_LEAF.findall(text) for text in texts]
+    alike = len({tuple(key for key, _ in found) for found in leaves}) == 1
+    places = range(len(leaves[0]) if alike else 0)
+    differing = [i for i in places if len({found[i][1].strip() for found in leaves}) > 1]
+    short = [
+        " / ".join(found[i][1].strip() for i in differing) if differing else f"{text[: MAX_LABEL - 1]}…"
+        for text, found in zip(texts, leaves, strict=True)
+    ]
+    return dict(zip(texts, short if len(set(short)) == len(short) else texts, strict=True))
 
 
 def _axis(done: pd.DataFrame, key: str) -> GridAxis:

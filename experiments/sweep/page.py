@@ -13,16 +13,16 @@ from experiments.app.terminal import fits, plain_table
 from experiments.study.export import export
 from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.verdicts import LEVEL
-from experiments.sweep.figures import heat_map, lines, parallel
+from experiments.sweep.figures import heat_map, lines, parallel, pareto_front
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.grid import Cell, Grid, grid_of
 from experiments.sweep.settings import ReportSettings
 from sim.report.numbers import with_interval
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 from sim.report.wording import plural
-from sim.settings.convert import shown
 
 PAGE = "sweep.html"
+PARETO_TITLE = "pareto front"
 PRINTED_ROWS, PAGE_ROWS = 20, 1000
 PRINTED_METRICS = 4
 
@@ -51,6 +51,7 @@ def drawings(grid: Grid) -> dict[str, go.Figure]:
         found[f"lines {metric.key}"] = lines(grid, metric)
     for metric in grid.metrics:
         found[f"map {metric.key}"] = heat_map(grid, metric)
+    found[PARETO_TITLE] = pareto_front(grid)
     found["parallel coordinates"] = parallel(grid)
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -88,6 +89,9 @@ def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) 
         ]
         if of_metric:
             sections[titled(metric)] = "".join(map(drawn, of_metric))
+    if PARETO_TITLE in figures:
+        caption = "<p>One point per configuration. The line joins those that no other one beats in both.</p>"
+        sections["Throughput of a GPU against speed for a user"] = caption + drawn(figures[PARETO_TITLE])
     if "parallel coordinates" in figures:
         caption = (
             "<p>One line per configuration (mean over its seeds). Drag along an axis to select lines.</p>"
@@ -123,7 +127,7 @@ def _caveats(folder: SweepFolder) -> list[str]:
 
 
 def _labels(grid: Grid, cell: Cell) -> list[str]:
-    return [shown(value) for value in cell] or ["all seeds"]
+    return [axis.label(value) for axis, value in zip(grid.axes, cell, strict=True)] or ["all seeds"]
 
 
 def _at(grid: Grid, cell: Cell, metric: Metric) -> str:

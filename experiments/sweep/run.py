@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.terminal import terminal_console
-from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Outcome
+from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Launcher, Outcome
 from experiments.study.progress import lasting_progress
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.messages import print_done, print_remaining, print_resumed
@@ -102,8 +102,8 @@ def collect(
     outcomes = launcher.outcomes(RunTask.run, tasks, interrupt)
     try:
         for outcome in outcomes:
-            if outcome.result is not None and outcome.result.interrupted:
-                interrupt.noted = True  # a simulation handles Ctrl-C itself; a partial run is no result
+            if isinstance(outcome.error, CutShortError):  # on another machine; a partial run is no result
+                interrupt.noted = True
                 continue
             _keep(folder, points[outcome.index], outcome, code)
             folder.write_runs(now=False)

@@ -35,7 +35,6 @@ class FinishedRun(NamedTuple):
     figures: dict[str, float]
     files: dict[str, bytes]
     wall_s: float
-    interrupted: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +82,6 @@ class RunTask:
             figures=figures(result.summary),
             files=files,
             wall_s=time.perf_counter() - begun,
-            interrupted=result.records.interrupted,
         )
 
 

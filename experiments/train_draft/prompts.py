@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
+from hwmodels.bounded_files import read_text
+
 TOPICS = (
     "rivers", "bread", "the Roman Empire", "bicycles", "photosynthesis", "chess", "earthquakes", "bees",
     "the moon", "jazz music", "solar panels", "coffee", "volcanoes", "libraries", "trains", "the human heart",
@@ -61,8 +63,8 @@ def from_file(path: Path, num_prompts: int, num_held_out: int, seed: int) -> Pro
     be read, or has no more than num_held_out prompts.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise ValueError(f"prompts={path}: cannot be read: {error}") from None
     prompts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if len(prompts) <= num_held_out:

@@ -9,8 +9,10 @@ from hwmodels.assembly.attention import attention_operators
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
+from hwmodels.model.attention import NoAttention
 from hwmodels.model.block import Block
 from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
+from hwmodels.model.mlp import NoMlp
 from hwmodels.operators.stream import stream_seconds
 
 SAMPLING_KERNELS = 4
@@ -44,13 +46,19 @@ def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
 def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
     """Yields the operators of `calls` identical layers.
 
-    Norms after attention and after the MLP, if any, are counted with the norms before them.
+    Norms after attention and after the MLP, if any, are counted with the norms before them. A layer of one
+    part alone has that part's norms alone.
     """
-    yield site.norm("attention_norm", calls, block.num_norms / 2)
-    yield from attention_operators(site, block.attention, calls)
-    yield from site.reduced("attention", calls)
-    yield site.norm("mlp_norm", calls, block.num_norms / 2)
-    yield from mlp_operators(site, block.mlp, calls)
+    site = site.of(block)
+    has_mixer, has_mlp = not isinstance(block.attention, NoAttention), not isinstance(block.mlp, NoMlp)
+    norms = block.num_norms / max(1, has_mixer + has_mlp)
+    if has_mixer:
+        yield site.norm("attention_norm", calls, norms)
+        yield from attention_operators(site, block.attention, calls)
+        yield from site.reduced("attention", calls)
+    if has_mlp:
+        yield site.norm("mlp_norm", calls, norms)
+        yield from mlp_operators(site, block.mlp, calls)
 
 
 def between_stages(site: Site) -> Iterator[Operator]:
@@ -67,7 +75,8 @@ def head_operators(site: Site, calls: float) -> Iterator[Operator]:
     """Yields the LM head for sampled rows, the gather of logits over ranks, and sampling in fp32."""
     model, b = site.model, site.model.element_bytes
     vocab = share_of(model.vocab_size, site.tp)
-    yield from site.gemm(Matrix("lm_head", model.hidden_size, vocab, role=Role.plain), calls, Per.row)
+    head = Matrix("lm_head", model.hidden_size, vocab, role=Role.plain, stored=model.lm_head_weights)
+    yield from site.gemm(head, calls, Per.row)
     if site.tp > 1:
         gathered = per_row(site.tp * vocab * b)
         yield site.message("all_gather", "logits_all_gather", calls, gathered, site.tp, Per.row, "lm_head")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hwmodels.assembly.latent import latent
+from hwmodels.assembly.compressed import compressed
+from hwmodels.assembly.latent import indexer, latent
 from hwmodels.assembly.linear import linear
 from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
@@ -18,9 +19,18 @@ from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Operator, PassLines, Per, independent_of_context, per_token
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
+from hwmodels.model.compressed_attention import CompressedAttention
 from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
+from hwmodels.model.state_space import (
+    BesideAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    Mamba1,
+    Mamba2,
+    ShortConvolution,
+)
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention, VerifyAttention
 from hwmodels.operators.systolic import SystolicDecode, SystolicPrefill
 
@@ -32,29 +42,37 @@ def attention_operators(site: Site, spec: Attention, calls: float) -> Iterator[O
 
 def grouped_query(site: Site, spec: GroupedQueryAttention, calls: float) -> Iterator[Operator]:
     """Yields the operators of multi-head, grouped-query or multi-query attention."""
-    qkv_proj, o_proj = spec.matrices(site.model.hidden_size, site.tp)
+    qkv_proj, o_proj, *others = spec.matrices(site.model.hidden_size, site.tp)
     scale_bytes = KV_SCALE_BYTES.get(site.model.kv_dtype, 0.0)
-    kv_element_bytes = KV_BYTES[site.model.kv_dtype] + scale_bytes / spec.head_dim
+    kv_element_bytes = KV_BYTES[site.model.kv_dtype] + 2 * scale_bytes / (spec.head_dim + spec.value_dim)
+    # A query attends to the tokens of a window, or to as many as the indexer selects.
+    reach = spec.window if spec.sparse_top_k is None else spec.sparse_top_k
     heads = HeadLayout(
         num_heads=share_of(spec.num_heads, site.tp),
         num_kv_heads=spec.kv_heads_per_rank(site.tp),
         head_dim=spec.head_dim,
+        v_head_dim=spec.v_head_dim,
         kv_bytes_per_element=kv_element_bytes,
-        windowed=spec.window is not None,
+        windowed=reach is not None,
     )
     b = site.model.element_bytes
     q_width, kv_width = heads.num_heads * spec.head_dim, heads.num_kv_heads * spec.head_dim
-    yield from site.gemm(qkv_proj, calls)
+    cached_width = kv_width + heads.num_kv_heads * spec.value_dim
+    for matrix in (qkv_proj, *others):
+        yield from site.gemm(matrix, calls)
     if spec.qk_norm:
         yield from qk_norm(site, spec, (q_width + kv_width) * b, calls)
     yield site.stream("rotary", calls, 2 * (q_width + kv_width) * b)
     if not spec.shares_kv:
-        yield site.stream("kv_write", calls, 2 * kv_width * (b + heads.kv_bytes_per_element))
-    yield from softmax_attention(site, heads, spec.window, calls)
+        yield site.stream("kv_write", calls, cached_width * (b + heads.kv_bytes_per_element))
+    if spec.sparse_top_k is not None:
+        key_bytes = spec.index_key_bytes(site.model.kv_dtype)
+        yield from indexer(site, spec.index_n_heads, spec.index_head_dim, key_bytes, calls)
+    yield from softmax_attention(site, heads, reach, calls)
     if site.layout.context_parallel_size > 1:
         kv_bytes, q_bytes = heads.kv_bytes_per_token, q_width * b
         yield from around_the_ring(site, kv_bytes, q_bytes, calls)
-    if spec.output_gate:
+    if spec.output_gate or spec.head_gate:
         yield site.stream("output_gate", calls, 3 * q_width * b)
     yield from site.gemm(o_proj, calls)
 
@@ -156,9 +174,22 @@ def _decodes(seqs: Any) -> RankBatch:
     return RankBatch(seqs, seqs, seqs, seqs, 0, 0, 0, 0, 0)
 
 
+def beside_attention(site: Site, spec: BesideAttention, calls: float) -> Iterator[Operator]:
+    """Yields softmax attention and the recurrent layer beside it, which the same GPU runs in turn."""
+    yield from grouped_query(site, spec.attention, calls)
+    yield from linear(site, spec.recurrent, calls)
+
+
 OPERATORS: dict[type, Callable[[Site, Any, float], Iterator[Operator]]] = {
     GroupedQueryAttention: grouped_query,
     LatentAttention: latent,
+    CompressedAttention: compressed,
     LinearAttention: linear,
+    Mamba1: linear,
+    Mamba2: linear,
+    KimiDeltaAttention: linear,
+    LightningAttention: linear,
+    ShortConvolution: linear,
+    BesideAttention: beside_attention,
 }
 """Operator function per kind of attention; arguments: site, layer specification, number of such layers."""

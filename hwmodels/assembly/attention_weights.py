@@ -28,8 +28,8 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import Num, larger, smaller
 from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
 from hwmodels.iterations.windows import within_window
-from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.linear_attention import LinearAttention
+from hwmodels.model.attention import GroupedQueryAttention, NoAttention
+from hwmodels.model.linear_attention import RecurrentLayer
 from hwmodels.operators.stream import stream_seconds
 
 MATRIX_PASSES = 5
@@ -154,7 +154,7 @@ def _layers_of(site: Site) -> Iterator[_Layers]:
     model, tp = site.model, site.tp
     for block in model.blocks:
         attention = block.attention
-        if isinstance(attention, LinearAttention):
+        if isinstance(attention, RecurrentLayer | NoAttention):
             continue
         grouped = isinstance(attention, GroupedQueryAttention)
         kv_heads = attention.kv_heads_per_rank(tp) if isinstance(attention, GroupedQueryAttention) else 1

@@ -66,8 +66,8 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
     q_width = heads_here * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
     yield site.stream("rotary", calls, 2 * (q_width + spec.qk_rope_head_dim) * b)
     yield site.stream("kv_write", calls, spec.latent_width * (b + kv_element_bytes))
-    if spec.sparse_top_k is not None:
-        yield from indexer(site, spec, calls)
+    if spec.has_indexer:
+        yield from indexer(site, spec.index_n_heads, spec.index_head_dim, spec.index_head_dim + 4.0, calls)
     expanded = HeadLayout(
         num_heads=heads_here,
         num_kv_heads=heads_here,
@@ -77,6 +77,8 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
     )
     yield from expansion(site, kv_b_proj.elements, heads, expanded, spec.sparse_top_k, calls)
     yield from latent_attention(site, heads, expanded, spec.sparse_top_k, calls)
+    if spec.output_gate:
+        yield site.stream("output_gate", calls, 3 * heads_here * spec.v_head_dim * b)
     yield from site.gemm(o_proj, calls)
 
 
@@ -203,10 +205,15 @@ def expansion(
     )
 
 
-def indexer(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator]:
-    """Yields the scores of all cached tokens by small fp8 keys, which select the top k (DeepSeek-V3.2)."""
-    key_bytes = spec.index_head_dim + 4.0
-    pair_flops = 2.0 * spec.index_n_heads * spec.index_head_dim
+def indexer(
+    site: Site, num_heads: int, head_dim: int, key_bytes: float, calls: float, ratio: int = 1
+) -> Iterator[Operator]:
+    """Yields the scores of all cached tokens by small keys, which select the top k (DeepSeek-V3.2).
+
+    key_bytes: of one key; ratio: number of tokens that share one (DeepSeek-V4).
+    """
+    key_bytes = key_bytes / ratio
+    pair_flops = 2.0 * num_heads * head_dim / ratio
     dtype = "fp8" if "fp8" in site.device.peak_flops_per_s else site.dtype
     peak = site.device.peak_flops_per_s[dtype] * site.calibration.attention.flops_share
     bandwidth = site.device.memory_bandwidth_bytes_per_s * site.calibration.stream.bandwidth_share

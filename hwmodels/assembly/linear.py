@@ -1,4 +1,4 @@
-"""Operators of linear attention, of one layer on one rank."""
+"""Operators of layers with a state of constant size (`RecurrentLayer`), of one layer on one rank."""
 
 from __future__ import annotations
 
@@ -9,34 +9,26 @@ from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, PassLines, Per, Quantity, independent_of_context
-from hwmodels.model.linear_attention import LinearAttention
-
-DELTA_NET_CHUNK = 64
-"""Tokens that the chunked form of the delta rule processes at once (Yang et al., 2024)."""
+from hwmodels.model.linear_attention import RecurrentLayer
 
 
-def linear(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator]:
-    """Yields a gated delta net: projections, short convolution, delta rule over the state, gated norm."""
+def linear(site: Site, spec: RecurrentLayer, calls: float) -> Iterator[Operator]:
+    """Yields projections, short convolution, the recurrence over the state, gate or gated norm."""
     b = site.model.element_bytes
     *in_projs, out_proj = spec.matrices(site.model.hidden_size, site.tp)
     for matrix in in_projs:
         yield from site.gemm(matrix, calls)
-    yield site.stream("convolution", calls, 2 * spec.conv_width(site.tp) * b)
-    yield from delta_rule(site, spec, calls)
+    if width := spec.conv_width(site.tp):
+        yield site.stream("convolution", calls, 2 * width * b)
+    yield from recurrence(site, spec, calls)
     yield site.stream("output_gate", calls, 3 * spec.value_width(site.tp) * b)
     yield from site.gemm(out_proj, calls)
 
 
-def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Operator]:
-    """Yields the delta rule, which reads and writes a sequence's state once per decode and once per chunk.
-
-    A token takes 6 heads d_k d_v FLOPs (decay, correct, read the state). In a chunk of C tokens it takes
-    2 C heads (2 d_k + d_v) more, for the products among the chunk's tokens.
-    """
-    heads = spec.value_heads_per_rank(site.tp)
+def recurrence(site: Site, spec: RecurrentLayer, calls: float) -> Iterator[Operator]:
+    """Yields the recurrence, which reads and writes a sequence's state once per decode and once per chunk."""
     state_bytes = spec.state_bytes(site.model.dtype, site.tp)
-    token_flops = 6.0 * heads * spec.key_head_dim * spec.value_head_dim
-    chunk_flops = token_flops + 2.0 * DELTA_NET_CHUNK * heads * (2 * spec.key_head_dim + spec.value_head_dim)
+    token_flops, chunk_flops = spec.token_flops(site.tp), spec.chunk_token_flops(site.tp)
     peak = site.device.peak_flops_per_s[site.dtype] * site.calibration.attention.flops_share
     bandwidth = site.device.memory_bandwidth_bytes_per_s * site.calibration.stream.bandwidth_share
     start_s = site.calibration.stream.start_s
@@ -59,7 +51,7 @@ def delta_rule(site: Site, spec: LinearAttention, calls: float) -> Iterator[Oper
 
     def advanced(per: Per, seconds: Quantity, flops: Quantity, seqs: Quantity, stored: Quantity) -> Operator:
         return Operator(
-            name=f"delta_rule_{per.name}",
+            name=f"{spec.scan_name}_{per.name}",
             component="attention",
             per=per,
             calls=calls,

@@ -9,7 +9,7 @@ from hwmodels.assembly.site import Site
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, Per, per_token
 from hwmodels.model.matrices import Matrix, Role
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
+from hwmodels.model.mlp import MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer
@@ -19,8 +19,10 @@ EXPERT_KERNELS = 8
 """Kernel launches of a fused layer of experts: top-k, sort and count tokens, two GEMMs, activation, sum."""
 
 
-def mlp_operators(site: Site, mlp: DenseMlp | MixtureOfExperts, calls: float) -> Iterator[Operator]:
+def mlp_operators(site: Site, mlp: Mlp, calls: float) -> Iterator[Operator]:
     """Yields the operators of an MLP, dense or with experts, and of the all-reduce after it."""
+    if isinstance(mlp, NoMlp):
+        return
     if isinstance(mlp, MixtureOfExperts):
         yield from experts(site, mlp, calls)
     else:
@@ -38,13 +40,19 @@ def dense(site: Site, up: Matrix, down: Matrix, calls: float) -> Iterator[Operat
 
 def experts(site: Site, mlp: MixtureOfExperts, calls: float) -> Iterator[Operator]:
     """Yields the router, the messages to the experts, their grouped GEMMs, and the shared experts."""
-    router, _, down, *shared = mlp.matrices(site.model.hidden_size, site.ranks)
-    yield from site.gemm(router, calls)
+    by_name = {matrix.name: matrix for matrix in mlp.matrices(site.model.hidden_size, site.ranks)}
+    yield from site.gemm(by_name["router"], calls)
+    to_latent = mlp.latent_matrices(site.model.hidden_size)
+    for matrix in to_latent[:1]:
+        yield from site.gemm(matrix, calls)
     yield from to_experts(site, mlp, "dispatch", calls)
-    yield routed(site, mlp, down.k, calls)
+    yield routed(site, mlp, by_name["expert_down_proj"].k, calls)
     yield from to_experts(site, mlp, "combine", calls)
-    if shared:
-        yield from dense(site, shared[0], shared[1], calls)
+    for matrix in to_latent[1:]:
+        yield from site.gemm(matrix, calls)
+    if "shared_down_proj" in by_name:
+        up = by_name["shared_gate_up_proj" if mlp.gated else "shared_up_proj"]
+        yield from dense(site, up, by_name["shared_down_proj"], calls)
     if mlp.shared_gate:
         # A product with one column reads the hidden state; its sigmoid scales the shared experts' output,
         # which is added to that of the routed ones.
@@ -57,14 +65,15 @@ def experts(site: Site, mlp: MixtureOfExperts, calls: float) -> Iterator[Operato
 def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Operator:
     """Returns the fused operator of this rank's routed experts; width: intermediate size on this rank."""
     layer = ExpertLayer(
-        hidden_size=site.model.hidden_size,
+        hidden_size=mlp.expert_hidden_size(site.model.hidden_size),
         intermediate_size=width,
         top_k=mlp.top_k,
         num_experts=mlp.num_experts,
         ep_size=site.ranks.expert,
         gated=mlp.gated,
     )
-    weights, device = site.stored(Role.routed)
+    token_bytes = layer.hidden_size * site.model.element_bytes
+    weights, device = site.stored(Role.routed, site.formats.get("expert_down_proj"))
     if weights.name == "fp8":
         # With one scale per tensor: the kernels measured in this format on Hopper take five times as long as
         # those for blocks, and engines do not run them (vLLM on Llama-4-Scout: 21 ms per token, not 87).
@@ -94,7 +103,7 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
         seconds=seconds,
         flops=lambda batch: moe_flops(batch.all_tokens, layer) / layer.ep_size,
         stored_bytes=stored,
-        bytes_moved=lambda batch: stored(batch) + 2 * site.hidden_bytes * batch.all_tokens,
+        bytes_moved=lambda batch: stored(batch) + 2 * token_bytes * batch.all_tokens,
         dtype=weights.compute_dtype(device, site.model.dtype),
         kernels=EXPERT_KERNELS,
     )
@@ -107,7 +116,8 @@ def to_experts(site: Site, mlp: MixtureOfExperts, direction: str, calls: float) 
     whole, it is an all-to-all of top_k copies of each token. If each holds a slice of every expert, every
     token goes to every device (all-gather) and the slices are summed (reduce-scatter).
     """
-    layout, hidden_bytes = site.layout, site.hidden_bytes
+    layout = site.layout
+    hidden_bytes = mlp.expert_hidden_size(site.model.hidden_size) * site.model.element_bytes
     if layout.num_token_groups == 1:
         return
     if layout.expert_parallel_size > 1:

@@ -5,14 +5,15 @@ A site is a rank of a model on a device, with the figures that prices depend on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
+from hwmodels.model.block import Block
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix, Ranks, Role
 from hwmodels.model.model_spec import ModelSpec
@@ -89,6 +90,12 @@ class Site:
     calibration: Calibration
     kernels: Kernels
     lora: Lora | None = None
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """Storage formats of the layer's matrices, by name, that are not those of their role."""
+
+    def of(self, block: Block) -> Site:
+        """Returns the site of one kind of layers, with the storage formats of their matrices."""
+        return replace(self, formats=dict(block.formats)) if block.formats else self
 
     @property
     def tp(self) -> int:
@@ -135,10 +142,10 @@ class Site:
 
     def gemm(self, matrix: Matrix, calls: float, per: Per = Per.token) -> Iterator[Operator]:
         """Yields x[m, k] w[k, n] for m tokens (or sampled rows), and its LoRA operator, if any."""
-        weights, device = self.stored(matrix.role)
+        weights, device = self.stored(matrix.role, matrix.stored or self.formats.get(matrix.name))
         k, n, b = matrix.k, matrix.n, self.model.element_bytes
         rows = per.value
-        weight_bytes = k * n * self.model.bytes_per_weight(matrix.role)
+        weight_bytes = k * n * weights.bytes_per_weight
 
         compute = weights.compute_dtype(device, self.model.dtype)
         fused = self.kernels.fused_quantisation and weights.name in ("fp8", "int8")
@@ -171,13 +178,15 @@ class Site:
         if self.lora is not None and matrix.role is Role.dense:
             yield self._adapters(matrix, calls, self.lora)
 
-    def stored(self, role: Role) -> tuple[WeightFormat, Device]:
+    def stored(self, role: Role, own: str | None = None) -> tuple[WeightFormat, Device]:
         """Returns the storage format of matrices of that role, and the device with their peaks.
+
+        own: the format of a matrix that has another one than its role.
 
         2:4 sparse matrices store half of the values plus two bits of position each, and run at twice the peak
         on chips that have sparse tensor cores.
         """
-        weights = weight_format(self.model.weight_format_of(role))
+        weights = weight_format(own or self.model.weight_format_of(role))
         if self.model.sparsity is None or role is Role.plain:
             return weights, self.device
         scales = weights.scale_bytes_per_weight / 2

@@ -114,7 +114,9 @@ def fit_curve(
     least minimum counts.
 
     A figure is not determined if doubling or halving it (or moving it to the end of its range) costs nothing
-    when the others are fitted again. It keeps its value in the given curve if that fits equally well. ranges: (lower, upper) by field of the curve. seed: of the starts.
+    when the others are fitted again. It keeps its value in the given curve if that fits equally well.
+
+    ranges: (lower, upper) by field of the curve. seed: of the starts.
     """
     problem = _Problem(curve, ranges, predict, measured, loss_scale, weights)
     own = problem.shares_of(curve)
@@ -207,10 +209,16 @@ class _Problem(Generic[Curve]):
             full[free] = moved
             return full
 
+        def residuals(moved: Floats) -> Floats:
+            return self._residuals(whole(moved))
+
+        def slopes(moved: Floats) -> Floats:
+            return self._slopes(whole(moved), free)
+
         result = least_squares(
-            lambda moved: self._residuals(whole(moved)),
+            residuals,
             np.clip(shares[free], 1e-3, 1 - 1e-3),
-            jac=lambda moved: self._slopes(whole(moved), free),
+            jac=slopes,
             bounds=(0.0, 1.0),
             x_scale="jac",
             loss="soft_l1",

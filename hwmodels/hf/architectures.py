@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from hwmodels.hf import mlp
-from hwmodels.hf.fields import Fields, wrong
-from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
-from hwmodels.model.linear_attention import LinearAttention
+from hwmodels.hf import attention, hybrids, mlp, tables
+from hwmodels.hf.fields import Fields
+from hwmodels.hf.usual import unknown_attention, usual_attention, usual_mlp, with_names, with_usual_names
+from hwmodels.model.attention import Attention
 from hwmodels.model.mlp import Mlp
+from hwmodels.model.model_spec import OtherWeights
 
 REQUIRED = (
     "num_hidden_layers",
@@ -46,226 +48,32 @@ class Architecture:
     """Fields that hold the number of MTP layers."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Fields of parts that are not priced, each with the note that says so."""
-
-
-def llama_attention(fields: Fields) -> list[Attention]:
-    """Reads Llama's attention: one bias setting for all four projections."""
-    bias = fields.flag("attention_bias", default=False)
-    return grouped_layers(fields, windows(fields), qkv_bias=bias, o_bias=bias)
-
-
-def phi3_attention(fields: Fields) -> list[Attention]:
-    """Reads the attention of Phi-3, in which attention_bias has no effect."""
-    fields.ignore("attention_bias")
-    return grouped_layers(fields, windows(fields))
-
-
-def qwen2_attention(fields: Fields) -> list[Attention]:
-    """Reads Qwen2's attention, which has biases on Q, K and V although no field says so."""
-    fields.ignore("attention_bias")
-    return grouped_layers(fields, qwen_windows(fields), qkv_bias=fields.flag("qkv_bias", default=True))
-
-
-def qwen3_attention(fields: Fields) -> list[Attention]:
-    """Reads the attention of Qwen3: with norms of queries and keys, attention_bias on all projections."""
-    bias = fields.flag("attention_bias", default=False)
-    return grouped_layers(fields, qwen_windows(fields), qkv_bias=bias, o_bias=bias, qk_norm=True)
-
-
-def glm4_moe_attention(fields: Fields) -> list[Attention]:
-    """Reads the attention of GLM-4 MoE, in which use_qk_norm is optional."""
-    return grouped_layers(
-        fields,
-        windows(fields),
-        qkv_bias=fields.flag("attention_bias", default=False),
-        qk_norm=fields.flag("use_qk_norm", default=False),
-    )
-
-
-def minimax_m2_attention(fields: Fields) -> list[Attention]:
-    """Reads MiniMax-M2's attention; attn_type_list must be all 1, softmax attention, as in M2's layers."""
-    kinds = fields.wholes("attn_type_list")
-    if any(kind != 1 for kind in kinds):
-        raise wrong("attn_type_list", kinds, "must be all 1, softmax attention")
-    fields.ignore("qk_norm_type", "attention_bias")
-    normed = fields.flag("use_qk_norm", default=True)
-    return grouped_layers(fields, windows(fields), qk_norm=normed, qk_norm_joins_heads=normed)
-
-
-def gemma2_attention(fields: Fields) -> list[Attention]:
-    """Reads Gemma 2's attention: every second layer has full attention, the others a window."""
-    bias = fields.flag("attention_bias", default=False)
-    return grouped_layers(fields, windows(fields, full_every=2), qkv_bias=bias, o_bias=bias)
-
-
-def gemma3_attention(fields: Fields) -> list[Attention]:
-    """Reads Gemma 3's attention: every sixth layer has full attention, the others a window."""
-    bias = fields.flag("attention_bias", default=False)
-    every = fields.whole("sliding_window_pattern", default=fields.whole("_sliding_window_pattern", default=6))
-    return grouped_layers(fields, windows(fields, full_every=every), qkv_bias=bias, o_bias=bias, qk_norm=True)
-
-
-def gemma3n_attention(fields: Fields) -> list[Attention]:
-    """Reads Gemma 3n's attention: each fifth layer is full; the last num_kv_shared_layers reuse KV."""
-    own = fields.whole("num_hidden_layers") - fields.count("num_kv_shared_layers")
-    if own < 1:
-        raise wrong(
-            "num_kv_shared_layers", fields.value("num_kv_shared_layers"), "must be < num_hidden_layers"
-        )
-    every_layer = windows(fields, full_every=5)
-    fields.ignore("attention_bias")
-    return [
-        *grouped_layers(fields, every_layer[:own], qk_norm=True),
-        *grouped_layers(fields, every_layer[own:], qk_norm=True, shares_kv=True),
-    ]
-
-
-def gpt_oss_attention(fields: Fields) -> list[Attention]:
-    """Reads gpt-oss's attention: every second layer has full attention; each head has a learned sink."""
-    bias = fields.flag("attention_bias", default=True)
-    return grouped_layers(fields, windows(fields, full_every=2), qkv_bias=bias, o_bias=bias, sinks=True)
-
-
-def llama4_attention(fields: Fields) -> list[Attention]:
-    """Reads Llama 4's attention: layers with rotary positions attend within chunks of attention_chunk_size.
-
-    A chunk is priced as a window of its size, an upper bound: on average it reaches half as far back.
-    """
-    fields.ignore("use_qk_norm")  # a norm without weights
-    bias = fields.flag("attention_bias", default=False)
-    num_layers, chunk = fields.whole("num_hidden_layers"), fields.whole_or_none("attention_chunk_size")
-    every = fields.whole("no_rope_layer_interval", default=4)
-    with_rope = fields.wholes("no_rope_layers") or [(i + 1) % every for i in range(num_layers)]
-    if len(with_rope) != num_layers:
-        raise wrong("no_rope_layers", with_rope, f"must name {num_layers} layers, names {len(with_rope)}")
-    kinds = fields.names("layer_types", ("chunked_attention", "full_attention"), num_layers)
-    if kinds is not None:
-        with_rope = [int(kind == "chunked_attention") for kind in kinds]
-    reach = [chunk if rope else None for rope in with_rope]
-    return grouped_layers(fields, reach, qkv_bias=bias, o_bias=bias, window_is_chunk=True)
-
-
-def latent_attention(fields: Fields) -> list[Attention]:
-    """Reads MLA of DeepSeek V2, V3, V3.2, Kimi K2, GLM-5; index_topk means DeepSeek sparse attention."""
-    fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "qk_head_dim")
-    top_k = fields.whole_or_none("index_topk")
-    layer = LatentAttention(
-        num_heads=fields.whole("num_attention_heads"),
-        q_lora_rank=fields.whole_or_none("q_lora_rank"),
-        kv_lora_rank=fields.whole("kv_lora_rank"),
-        qk_nope_head_dim=fields.whole("qk_nope_head_dim"),
-        qk_rope_head_dim=fields.whole("qk_rope_head_dim"),
-        v_head_dim=fields.whole("v_head_dim"),
-        sparse_top_k=top_k,
-        index_n_heads=0 if top_k is None else fields.whole("index_n_heads"),
-        index_head_dim=0 if top_k is None else fields.whole("index_head_dim"),
-    )
-    return [layer] * fields.whole("num_hidden_layers")
-
-
-def hybrid_attention(fields: Fields) -> list[Attention]:
-    """Reads gated delta nets with softmax attention in each full_attention_interval-th layer."""
-    num_layers = fields.whole("num_hidden_layers")
-    every = fields.whole("full_attention_interval", default=4)
-    kinds = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers) or [
-        "linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
-    ]
-    dtype = fields.value("mamba_ssm_dtype")
-    if dtype not in (None, "float32", "bfloat16"):
-        raise wrong("mamba_ssm_dtype", dtype, "must be float32 or bfloat16")
-    linear = LinearAttention(
-        num_key_heads=fields.whole("linear_num_key_heads"),
-        key_head_dim=fields.whole("linear_key_head_dim"),
-        num_value_heads=fields.whole("linear_num_value_heads"),
-        value_head_dim=fields.whole("linear_value_head_dim"),
-        conv_kernel=fields.whole("linear_conv_kernel_dim", default=4),
-        state_dtype="bf16" if dtype == "bfloat16" else "fp32",
-    )
-    fields.ignore("use_sliding_window")
-    bias = fields.flag("attention_bias", default=False)
-    gate = fields.flag("attn_output_gate", default=True)
-    [full] = grouped_layers(fields, [None], qkv_bias=bias, o_bias=bias, qk_norm=True, output_gate=gate)
-    return [linear if kind == "linear_attention" else full for kind in kinds]
-
-
-def grouped_layers(fields: Fields, reach: Sequence[int | None], **switches: bool) -> list[Attention]:
-    """Returns one layer of grouped-query attention per window in `reach`; None is full attention."""
-    heads = fields.whole("num_attention_heads")
-    kv_heads, dim = num_kv_heads(fields, heads), head_dim(fields, heads)
-    longest = fields.whole("max_position_embeddings")
-    return [
-        GroupedQueryAttention(
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            window=window if window is not None and window < longest else None,
-            **switches,
-        )
-        for window in reach
-    ]
-
-
-def num_kv_heads(fields: Fields, num_heads: int) -> int:
-    """Returns num_key_value_heads; if it is missing, every head has its own keys and values."""
-    heads = fields.whole("num_key_value_heads", default=num_heads)
-    if num_heads % heads:
-        raise wrong("num_key_value_heads", heads, f"must divide num_attention_heads={num_heads}")
-    return heads
-
-
-def head_dim(fields: Fields, num_heads: int) -> int:
-    """Returns head_dim; if it is missing, the heads divide the hidden size evenly."""
-    hidden_size = fields.whole("hidden_size")
-    if fields.value("head_dim") is None and hidden_size % num_heads:
-        rule = f"must be a multiple of num_attention_heads={num_heads}, or give head_dim"
-        raise wrong("hidden_size", hidden_size, rule)
-    return fields.whole("head_dim", default=hidden_size // num_heads)
-
-
-def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
-    """Returns sliding_window (or sliding_window_size) of each layer; None for layers with full attention.
-
-    Layers with full attention: those in layer_types if the file has it, else each full_every-th, else none.
-    """
-    num_layers = fields.whole("num_hidden_layers")
-    kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
-    in_force = fields.flag("use_sliding_window", default=True)
-    window, synonym = (fields.whole_or_none(name) for name in ("sliding_window", "sliding_window_size"))
-    if window and synonym and window != synonym:
-        raise wrong("sliding_window_size", synonym, f"must be the same as sliding_window={window}")
-    window = window or synonym
-    if not in_force:
-        return [None] * num_layers
-    if kinds is not None:
-        return [window if kind == "sliding_attention" else None for kind in kinds]
-    return [window if full_every is None or (i + 1) % full_every else None for i in range(num_layers)]
-
-
-def qwen_windows(fields: Fields) -> list[int | None]:
-    """Returns Qwen's windows, if use_sliding_window enables them; the first max_window_layers have none."""
-    first, reach = fields.count("max_window_layers"), windows(fields)
-    if not fields.flag("use_sliding_window", default=False):
-        return [None] * len(reach)
-    if fields.value("layer_types") is not None:
-        return reach
-    return [window if i >= first else None for i, window in enumerate(reach)]
+    no_effect: tuple[str, ...] = ()
+    """Fields that its class has and that change nothing that is priced, such as what it always does."""
+    renamed: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    """Returns the fields under the names that attention and mlp read."""
+    other_weights: Callable[[Fields], tuple[OtherWeights, ...]] = tables.none
+    """Returns weights outside the layers besides vocabulary tables."""
+    mtp_layer: Callable[[Sequence[Attention], Sequence[Mlp]], tuple[Attention, Mlp]] | None = None
+    """Returns the parts of an MTP module's layer from those of all layers; None: those of the last block."""
 
 
 DEEPSEEK_V3 = Architecture(
-    attention=latent_attention,
+    attention=attention.latent_attention,
     mlp=mlp.deepseek_mlp,
     needs=DEEPSEEK,
     mtp_layers=("num_nextn_predict_layers",),
+    renamed=with_names("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
 )
 QWEN3_5_MOE = Architecture(
-    attention=hybrid_attention,
+    attention=attention.hybrid_attention,
     mlp=mlp.qwen_moe_mlp,
     needs=(*QWEN_MOE, *LINEAR),
     mtp_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
 )
 GEMMA3 = Architecture(
-    attention=gemma3_attention,
+    attention=attention.gemma3_attention,
     num_norms=4,
     defaults={
         "vocab_size": 262208,
@@ -277,9 +85,8 @@ GEMMA3 = Architecture(
         "tie_word_embeddings": True,
     },
 )
-PER_LAYER_EMBEDDINGS = "per-layer embeddings, AltUp and LAuReL ignored: few FLOPs, but weights of their own"
 GEMMA3N = Architecture(
-    attention=gemma3n_attention,
+    attention=attention.gemma3n_attention,
     mlp=mlp.gemma3n_mlp,
     num_norms=4,
     defaults={
@@ -290,35 +97,139 @@ GEMMA3N = Architecture(
         "head_dim": 256,
         "sliding_window": 512,
         "num_kv_shared_layers": 15,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "laurel_rank": 64,
+        "altup_num_inputs": 4,
         "tie_word_embeddings": True,
     },
-    left_out={
-        "hidden_size_per_layer_input": PER_LAYER_EMBEDDINGS,
-        "vocab_size_per_layer_input": PER_LAYER_EMBEDDINGS,
-        "laurel_rank": PER_LAYER_EMBEDDINGS,
-        "altup_num_inputs": PER_LAYER_EMBEDDINGS,
-        "altup_active_idx": PER_LAYER_EMBEDDINGS,
-        "altup_coef_clip": PER_LAYER_EMBEDDINGS,
-        "altup_correct_scale": PER_LAYER_EMBEDDINGS,
-        "altup_lr_multiplier": PER_LAYER_EMBEDDINGS,
-    },
+    other_weights=tables.gemma3n_tables,
 )
 LLAMA4 = Architecture(
-    attention=llama4_attention,
+    attention=attention.llama4_attention,
     mlp=mlp.llama4_mlp,
     defaults={"attention_chunk_size": 8192},
 )
-QWEN2 = Architecture(attention=qwen2_attention)
-QWEN3 = Architecture(attention=qwen3_attention)
-QWEN3_MOE = Architecture(attention=qwen3_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE)
-MISTRAL = Architecture(attention=llama_attention)
+QK_NORM = ("use_qk_norm", "qk_norm", "qk_layernorm")
+QWEN2 = Architecture(attention=attention.qwen2_attention)
+QWEN3 = Architecture(attention=attention.qwen3_attention, no_effect=QK_NORM)
+QWEN3_MOE = Architecture(
+    attention=attention.qwen3_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE, no_effect=QK_NORM
+)
+QWEN3_5 = Architecture(
+    attention=attention.hybrid_attention,
+    needs=("intermediate_size", *LINEAR),
+    mtp_layers=("mtp_num_hidden_layers",),
+    left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
+    no_effect=("mlp_only_layers",),
+)
+MISTRAL = Architecture(attention=attention.llama_attention)
+
+
+def usual(
+    *,
+    mlps: Callable[[Fields], list[Mlp]] = usual_mlp,
+    needs: tuple[str, ...] = (),
+    renamed: Callable[[Mapping[str, Any]], dict[str, Any]] = with_usual_names,
+    mtp_layers: tuple[str, ...] = ("num_nextn_predict_layers",),
+    attention: Callable[[Fields], list[Attention]] = usual_attention,
+    **others: Any,
+) -> Architecture:
+    """Returns an architecture whose fields have their usual meanings, under any of their usual names."""
+    return Architecture(
+        attention=attention, mlp=mlps, needs=needs, renamed=renamed, mtp_layers=mtp_layers, **others
+    )
+
+
+USUAL = usual()
+TIED = {"tie_word_embeddings": True}
+NORMED = partial(usual_attention, qk_norm=True)
+NORMED_OVER_HEADS = partial(usual_attention, qk_norm=True, qk_norm_joins_heads=True)
+BIASED = partial(usual_attention, qkv_bias=True, o_bias=True)
+UNGATED = partial(usual_mlp, gated=False)
+GPT = partial(usual_mlp, gated=False, bias=True, factor=4)
+biased = partial(usual, attention=BIASED, mlps=GPT)
+
+GEMMA4 = Architecture(
+    attention=hybrids.gemma4_attention,
+    mlp=hybrids.gemma4_mlp,
+    num_norms=4,
+    renamed=with_usual_names,
+    defaults={"sliding_window": 512, "tie_word_embeddings": True},
+    other_weights=tables.per_layer_embeddings,
+)
+DEEPSEEK_V4 = Architecture(
+    attention=hybrids.compressed_attention,
+    mlp=mlp.deepseek_mlp,
+    needs=("head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window", *DEEPSEEK[-3:]),
+    mtp_layers=("num_nextn_predict_layers",),
+    mtp_layer=hybrids.v4_mtp,
+    no_effect=("expert_dtype",),  # a storage format, which the reader of quantised checkpoints knows
+)
+KIMI_LINEAR = usual(
+    attention=hybrids.kimi_linear_attention, mlps=partial(usual_mlp, router_bias=True), needs=LATENT
+)
+MINIMAX_M3 = usual(
+    attention=hybrids.minimax_m3_attention,
+    no_effect=("qk_norm_type", "num_mtp_modules"),
+    mtp_layers=("num_nextn_predict_layers",),
+)
+NEMOTRON_H = usual(
+    attention=hybrids.nemotron_h_attention,
+    mlps=hybrids.nemotron_h_mlp,
+    renamed=tables.nemotron_h_names,
+    num_norms=1,
+    mtp_layer=hybrids.nemotron_h_mtp,
+)
+STEP3_5 = usual(attention=hybrids.step3_attention, mlps=partial(usual_mlp, router_bias=True))
+GRANITE_MOE = usual()
+LIGHTNING = usual(attention=hybrids.lightning_attention, no_effect=("postnorm",))
+MIMO_V2 = usual(
+    attention=hybrids.mimo_v2_attention,
+    mlps=partial(usual_mlp, router_bias=True),
+    no_effect=("attention_projection_layout",),
+)
+GLM4 = usual(attention=partial(usual_attention, o_bias=False), num_norms=4)
+GLM4_MOE = Architecture(
+    attention=attention.glm4_moe_attention,
+    mlp=mlp.deepseek_mlp,
+    needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    mtp_layers=("num_nextn_predict_layers",),
+)
+BAICHUAN = usual()
+MPT = usual(
+    mlps=UNGATED,
+    renamed=tables.mpt_names,
+    defaults=TIED,
+    no_effect=("no_bias", "norm_type", "embedding_fraction"),
+)
+FALCON = usual(
+    mlps=partial(usual_mlp, gated=False, factor=4),
+    renamed=tables.falcon_names,
+    defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
+    no_effect=("alibi", "parallel_attn", "num_ln_in_parallel_attn"),
+)
+CHATGLM = usual(
+    renamed=tables.chatglm_names, no_effect=("add_bias_linear", "pre_seq_len", "prefix_projection")
+)
+GROK = usual(num_norms=4, defaults=TIED, no_effect=("attn_logit_softcapping",))
+HUNYUAN = ("cla_share_factor", "use_mixed_mlp_moe", "dense_list", "class_num", "moe_layer_num_skipped")
+LONGCAT = usual(
+    attention=hybrids.longcat_attention,
+    mlps=hybrids.longcat_mlp,
+    needs=(*LATENT, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(attention=llama_attention),
+    "LlamaForCausalLM": Architecture(attention=attention.llama_attention),
     "MistralForCausalLM": MISTRAL,
-    "MixtralForCausalLM": Architecture(attention=llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS),
+    "MixtralForCausalLM": Architecture(
+        attention=attention.llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS
+    ),
     "Qwen2ForCausalLM": QWEN2,
-    "Qwen2MoeForCausalLM": Architecture(attention=qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE),
+    "Qwen2MoeForCausalLM": Architecture(
+        attention=attention.qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE
+    ),
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Qwen3NextForCausalLM": QWEN3_5_MOE,
@@ -326,42 +237,191 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "DeepseekV2ForCausalLM": DEEPSEEK_V3,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": DEEPSEEK_V3,
-    "Glm4MoeForCausalLM": Architecture(
-        attention=glm4_moe_attention,
-        mlp=mlp.deepseek_mlp,
-        needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
-        mtp_layers=("num_nextn_predict_layers",),
-    ),
+    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
+    "Glm4MoeForCausalLM": GLM4_MOE,
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
-    "GemmaForCausalLM": Architecture(attention=llama_attention, defaults={"tie_word_embeddings": True}),
+    "GemmaForCausalLM": Architecture(
+        attention=attention.llama_attention, defaults={"tie_word_embeddings": True}
+    ),
     "Gemma2ForCausalLM": Architecture(
-        attention=gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
+        attention=attention.gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
     ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3nForCausalLM": GEMMA3N,
-    "Phi3ForCausalLM": Architecture(attention=phi3_attention),
-    "GptOssForCausalLM": Architecture(attention=gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS),
+    "Phi3ForCausalLM": Architecture(attention=attention.phi3_attention),
+    "GptOssForCausalLM": Architecture(
+        attention=attention.gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS
+    ),
     "Llama4ForCausalLM": LLAMA4,
     "MiniMaxM2ForCausalLM": Architecture(
-        attention=minimax_m2_attention,
+        attention=attention.minimax_m2_attention,
         mlp=mlp.minimax_m2_mlp,
         needs=LOCAL_EXPERTS,
         mtp_layers=("num_mtp_modules",),
         left_out={"use_mtp": ""},
     ),
+    "MiniMaxM3ForCausalLM": MINIMAX_M3,
+    "MiniMaxM3SparseForCausalLM": MINIMAX_M3,
+    "MiniMaxM1ForCausalLM": LIGHTNING,
+    "MiniMaxText01ForCausalLM": LIGHTNING,
+    "MiniMaxForCausalLM": LIGHTNING,
+    "Qwen3_5ForCausalLM": QWEN3_5,
+    "KimiLinearForCausalLM": KIMI_LINEAR,
+    "Glm4MoeLiteForCausalLM": DEEPSEEK_V3,
+    "MistralLarge3ForCausalLM": DEEPSEEK_V3,
+    "LongcatFlashForCausalLM": LONGCAT,
+    "Gemma4ForCausalLM": GEMMA4,
+    "NemotronHForCausalLM": NEMOTRON_H,
+    "JambaForCausalLM": usual(attention=hybrids.jamba_attention, mlps=hybrids.jamba_mlp),
+    "BambaForCausalLM": usual(attention=hybrids.bamba_attention),
+    "FalconH1ForCausalLM": usual(attention=hybrids.falcon_h1_attention),
+    "GraniteMoeHybridForCausalLM": usual(
+        attention=hybrids.granite_hybrid_attention, mlps=hybrids.granite_hybrid_mlp
+    ),
+    "Lfm2ForCausalLM": usual(attention=hybrids.lfm2_attention, mlps=hybrids.lfm2_mlp, defaults=TIED),
+    "Lfm2MoeForCausalLM": usual(attention=hybrids.lfm2_attention, mlps=hybrids.lfm2_mlp, defaults=TIED),
+    "BailingMoeV2_5ForCausalLM": usual(
+        attention=hybrids.bailing_linear_attention, mlps=partial(usual_mlp, router_bias=True)
+    ),
+    "BailingMoeLinearV2ForCausalLM": usual(
+        attention=hybrids.bailing_linear_attention, mlps=partial(usual_mlp, router_bias=True)
+    ),
+    "DeciLMForCausalLM": Architecture(
+        attention=hybrids.deci_attention, mlp=hybrids.deci_mlp, needs=("block_configs",)
+    ),
+    "MiMoForCausalLM": Architecture(
+        attention=attention.qwen2_attention, mtp_layers=("num_nextn_predict_layers",)
+    ),
+    "MiMoV2FlashForCausalLM": MIMO_V2,
+    "MiMoV2ForCausalLM": MIMO_V2,
+    "Step3p5ForCausalLM": STEP3_5,
+    "Step3p7FlashForCausalLM": STEP3_5,
+    "Step3p7ForCausalLM": STEP3_5,
+    "AfmoeForCausalLM": usual(
+        attention=partial(usual_attention, qk_norm=True, output_gate=True, full_every=4),
+        mlps=partial(usual_mlp, router_bias=True),
+        num_norms=4,
+        no_effect=("global_attn_every_n_layers", "mup_enabled"),
+    ),
+    "ApertusForCausalLM": usual(attention=NORMED, mlps=UNGATED),
+    "AquilaForCausalLM": USUAL,
+    "AquilaModel": USUAL,
+    "ArceeForCausalLM": usual(mlps=UNGATED),
+    "BaiChuanForCausalLM": BAICHUAN,
+    "BaichuanForCausalLM": BAICHUAN,
+    "BailingMoeForCausalLM": USUAL,
+    "BailingMoeV2ForCausalLM": usual(attention=NORMED, mlps=partial(usual_mlp, router_bias=True)),
+    "BloomForCausalLM": biased(defaults={"max_position_embeddings": 2048, **TIED}),
+    "ChatGLMForConditionalGeneration": CHATGLM,
+    "ChatGLMModel": CHATGLM,
+    "CohereForCausalLM": usual(num_norms=1, defaults=TIED),
+    "Cohere2ForCausalLM": usual(
+        attention=partial(usual_attention, full_every=4),
+        num_norms=1,
+        defaults=TIED,
+        no_effect=("layer_switch",),
+    ),
+    "CwmForCausalLM": USUAL,
+    "DbrxForCausalLM": usual(renamed=tables.dbrx_names),
+    "DeepseekForCausalLM": USUAL,
+    "Dots1ForCausalLM": usual(attention=NORMED, mlps=partial(usual_mlp, router_bias=True)),
+    "Ernie4_5ForCausalLM": usual(defaults=TIED),
+    "Ernie4_5_ForCausalLM": usual(defaults=TIED),
+    "Ernie4_5_MoeForCausalLM": usual(mlps=partial(usual_mlp, router_bias=True), defaults=TIED),
+    "ExaoneForCausalLM": usual(mlps=partial(usual_mlp, gated=True)),
+    "Exaone4ForCausalLM": usual(
+        attention=partial(usual_attention, qk_norm=True, full_every=4), no_effect=("mtp_share_layers",)
+    ),
+    "ExaoneMoEForCausalLM": usual(
+        attention=partial(usual_attention, qk_norm=True, full_every=4),
+        mlps=partial(usual_mlp, router_bias=True),
+        no_effect=("is_moe_layer",),
+    ),
+    "FalconForCausalLM": FALCON,
+    "RWForCausalLM": FALCON,
+    "GlmForCausalLM": usual(attention=partial(usual_attention, o_bias=False)),
+    "Glm4ForCausalLM": GLM4,
+    "GPT2LMHeadModel": biased(defaults=TIED, other_weights=tables.learned_positions),
+    "GPTBigCodeForCausalLM": biased(
+        renamed=tables.big_code_names, defaults=TIED, other_weights=tables.learned_positions
+    ),
+    "GPTJForCausalLM": usual(mlps=GPT, num_norms=1),
+    "GPTNeoXForCausalLM": biased(),
+    "GraniteForCausalLM": USUAL,
+    "GraniteMoeForCausalLM": GRANITE_MOE,
+    "GraniteMoeSharedForCausalLM": GRANITE_MOE,
+    "Grok1ForCausalLM": GROK,
+    "Grok1ModelForCausalLM": GROK,
+    "HunYuanDenseV1ForCausalLM": usual(attention=NORMED, no_effect=HUNYUAN),
+    "HunYuanMoEV1ForCausalLM": usual(attention=NORMED, no_effect=HUNYUAN),
+    "InternLMForCausalLM": USUAL,
+    "InternLM2ForCausalLM": USUAL,
+    "InternLM3ForCausalLM": USUAL,
+    "MiniCPMForCausalLM": usual(defaults=TIED),
+    "MiniCPM3ForCausalLM": usual(needs=LATENT),
+    "Ministral3ForCausalLM": MISTRAL,
+    "MPTForCausalLM": MPT,
+    "MptForCausalLM": MPT,
+    "NemotronForCausalLM": usual(mlps=UNGATED),
+    "OlmoForCausalLM": USUAL,
+    "Olmo2ForCausalLM": usual(attention=NORMED_OVER_HEADS),
+    "Olmo3ForCausalLM": usual(attention=partial(NORMED_OVER_HEADS, full_every=4)),
+    "OlmoeForCausalLM": usual(attention=NORMED_OVER_HEADS),
+    "OPTForCausalLM": biased(
+        defaults=TIED,
+        other_weights=tables.learned_positions,
+        no_effect=("word_embed_proj_dim",),
+    ),
+    "OrionForCausalLM": USUAL,
+    "PersimmonForCausalLM": biased(),
+    "PhiForCausalLM": biased(num_norms=1),
+    "Phi3VForCausalLM": Architecture(
+        attention=attention.phi3_attention,
+        left_out={"img_processor": "vision tower of 0.3 B parameters (CLIP ViT-L/14) not counted: text in"},
+        no_effect=("embd_layer",),
+    ),
+    "PhiMoEForCausalLM": usual(no_effect=("lm_head_bias",)),
+    "QWenLMHeadModel": usual(
+        attention=partial(usual_attention, qkv_bias=True), renamed=tables.qwen_names, no_effect=("no_bias",)
+    ),
+    "SeedOssForCausalLM": usual(attention=partial(usual_attention)),
+    "SmolLM3ForCausalLM": usual(defaults=TIED),
+    "SolarForCausalLM": usual(no_effect=("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv")),
+    "StableLmForCausalLM": USUAL,
+    "StableLMEpochForCausalLM": USUAL,
+    "Starcoder2ForCausalLM": biased(defaults=TIED),
+    "TeleChat2ForCausalLM": usual(mlps=partial(usual_mlp, gated=True)),
+    "XverseForCausalLM": USUAL,
+    "YiForCausalLM": USUAL,
 }
+"""Architectures by the name of their class in `architectures`."""
 
 WRAPPERS: Mapping[str, Architecture] = {
     "Gemma3ForConditionalGeneration": GEMMA3,
     "Gemma3nForConditionalGeneration": GEMMA3N,
+    "Gemma4ForConditionalGeneration": GEMMA4,
+    "Glm4vForConditionalGeneration": GLM4,
+    "Glm4vMoeForConditionalGeneration": GLM4_MOE,
     "KimiK25ForConditionalGeneration": DEEPSEEK_V3,
+    "KimiK3ForConditionalGeneration": KIMI_LINEAR,
     "Llama4ForConditionalGeneration": LLAMA4,
+    "MiniMaxM3SparseForConditionalGeneration": MINIMAX_M3,
     "Mistral3ForConditionalGeneration": MISTRAL,
     "Qwen2_5_VLForConditionalGeneration": QWEN2,
+    "Qwen2VLForConditionalGeneration": QWEN2,
     "Qwen3VLForConditionalGeneration": QWEN3,
     "Qwen3VLMoeForConditionalGeneration": QWEN3_MOE,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE,
 }
-"""Models with image or audio inputs; only their language model (text_config) is priced."""
+"""Models with image or audio inputs whose language model does not name its own architecture.
+
+The language model is in text_config, or among the fields of the whole model.
+"""
+
+UNKNOWN = usual(
+    attention=unknown_attention, defaults={"hidden_act": "silu"}, no_effect=("num_nextn_predict_layers",)
+)
+"""An architecture that is not known: its fields mean what they usually do."""
 
 KNOWN = (*ARCHITECTURES, *WRAPPERS)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.hf.architectures import ARCHITECTURES, KNOWN, REQUIRED, WRAPPERS, Architecture
+from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
+from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import Fields, shown, wrong
-from hwmodels.hf.quantization import stored_weights
-from hwmodels.model.attention import Attention
+from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
+from hwmodels.hf.quantizers import method_of
+from hwmodels.hf.size_check import size_notes, stored_size
+from hwmodels.hf.towers import TOWERS, towers_of
+from hwmodels.hf.usual import SYNONYMS
+from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
 from hwmodels.model.block import Block
-from hwmodels.model.mlp import MixtureOfExperts, Mlp
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
@@ -23,13 +30,36 @@ OF_THE_WHOLE_MODEL = (
     "tie_word_embeddings",
     "quantization_config",
     "compression_config",
+    "expert_dtype",
 )
 """Fields that a multimodal model may have beside its text_config instead of in it."""
 
-OTHER_TOWERS = ("vision_config", "audio_config")
+INNER = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config", "llm")
+"""Fields in which multimodal models keep their language model's configuration."""
 
-MAX_JSON_BYTES = 1 << 28
-"""Largest JSON file that is read; the index of a checkpoint with a million tensors has half of it."""
+WITHOUT_KV = re.compile(r"^(Falcon)?Mamba\d?For|Rwkv|RWKV|xLSTM|Hyena")
+"""Matches names of architectures without any attention."""
+
+NESTED_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "vocab_size": 32000,
+    },
+}
+"""Values of a language model's configuration class that multimodal models leave out (LLaVA)."""
+
+NOT_GENERATING = re.compile(
+    r"MaskedLM|Classification|QuestionAnswering|Whisper|T5|Bart|Bert|Encoder|Diffusion|CLIP"
+)
+"""Matches names of architectures that do not generate text from a decoder alone."""
+
+
+MOST_OFF = 0.1
+"""Share by which the size of an unknown architecture's checkpoint may be off its count."""
 
 
 class TextConfig(NamedTuple):
@@ -48,15 +78,26 @@ def from_hf_config(
     moe_weights: str | None = None,
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
+    language_model_only: bool = False,
 ) -> ModelSpec:
-    """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`."""
+    """Returns the model of a config.json (the file or its folder); other arguments as in `from_hf_fields`.
+
+    An architecture that is not known is refused if the checkpoint's size contradicts its count.
+    """
     file, config = read_hf_config(Path(path))
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read, method = model_settings(config, file.parent, asked)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=file.resolve().parent.name, source=str(file), **read), transform)
+    stored = ModelSpec(name=file.resolve().parent.name, source=str(file), **read)
+    if stored.read_by_fields:
+        check_size(stored, file, config)
+    if language_model_only:
+        read, method = model_settings(config, file.parent, asked, language_model_only=True)
+    read["notes"] += size_notes(stored, file.parent, is_float32=is_float32(config))
+    stored = ModelSpec(name=stored.name, source=stored.source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=True), transform)
 
 
 def from_hf_fields(
@@ -68,21 +109,40 @@ def from_hf_fields(
     moe_weights: str | None = None,
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
+    language_model_only: bool = False,
 ) -> ModelSpec:
     """Returns the model that the fields of a Hugging Face config.json describe.
 
     dtype "auto" is the checkpoint's; fp32 and unnamed dtypes are served in bf16, as vLLM does. weights and
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
-    it has one. transform: compression applied to the model before it is served.
-    Raises ValueError for an unknown architecture, a field that is missing, wrong or not understood, or an
+    it has one; weights may also be an engine's name for quantised weights, such as awq_marlin (`hf.asked`).
+    transform: compression applied to the model before it is served. language_model_only: whether vision and
+    audio towers are not loaded (vLLM: --language-model-only).
+    Raises ValueError for a field that is missing, wrong or not understood where it may change a price, or an
     unknown quantisation method.
     """
+    asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
     try:
-        read = model_settings(config)
+        read, method = model_settings(config, None, asked, language_model_only=language_model_only)
     except ValueError as error:
         raise ValueError(f"config.{error}") from None
-    read |= chosen(dtype, weights, moe_weights, kv_cache_dtype)
-    return transformed(ModelSpec(name=name, source=source, **read), transform)
+    stored = ModelSpec(name=name, source=source, **read)
+    return transformed(as_asked(stored, asked, method, is_given=False), transform)
+
+
+def check_size(model: ModelSpec, file: Path, config: Mapping[str, Any]) -> None:
+    """Raises ValueError if the checkpoint beside the file is not as large as its fields count."""
+    found = stored_size(file.parent)
+    if found is None:
+        return
+    counted = model.weight_bytes_per_rank() * (2 if is_float32(config) and model.weights is None else 1)
+    if abs(counted / found.size - 1) > MOST_OFF:
+        raise ValueError(
+            f"{file}: architectures={config['architectures'][0]}: is not known, and by the usual meanings of "
+            f"its fields its weights take {counted / 1e9:.4g} GB, but {found.size / 1e9:.4g} GB by "
+            f"{found.source}; "
+            "choose the preset of a similar model, or give the fields of a known architecture"
+        )
 
 
 def transformed(model: ModelSpec, transform: Transform | None) -> ModelSpec:
@@ -107,112 +167,233 @@ def read_hf_config(path: Path) -> tuple[Path, dict[str, Any]]:
     return file, load_json_object(file)
 
 
-def load_json_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object of at most MAX_JSON_BYTES; raises ValueError that names file, line and column."""
-    try:
-        if file.exists() and not file.is_file():  # a pipe or a device may never end
-            raise ValueError(f"{file}: must be a file")
-        if (size := file.stat().st_size) > MAX_JSON_BYTES:
-            raise ValueError(f"{file}: must have at most {MAX_JSON_BYTES:,} bytes, has {size:,}")
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 at byte {error.start}: {error.reason}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{file}: nests values too deeply to be read") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file}: must hold one JSON object, holds a {type(config).__name__}")
-    return config
+def model_settings(
+    config: Mapping[str, Any],
+    folder: Path | None = None,
+    asked: Mapping[str, str] | None = None,
+    *,
+    language_model_only: bool = False,
+) -> tuple[dict[str, Any], str | None]:
+    """Returns the fields as arguments of `ModelSpec`, with the checkpoint's own formats, and its quantiser.
 
+    folder: in which other files may describe them. asked: formats that the user sets, which then need not be
+    understood.
 
-def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields as arguments of `ModelSpec`.
-
-    Raises ValueError (field=value: rule). A field that is not understood is an error, since times without it
-    may be wrong, unless it is null, false, zero or empty.
+    language_model_only: whether the engine loads no vision and audio towers.
+    Raises ValueError (field=value: rule). A field that is not understood is an error if its name says that it
+    may change a price, unless it is null, false, zero or empty; the others are named in a note.
     """
     architecture, how, text, notes = text_config(config)
-    fields = Fields(text, how.defaults)
+    fields = Fields(how.renamed(text), how.defaults)
     needed = (*REQUIRED, *how.needs)
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
-    fields.ignore("architectures", *OF_THE_WHOLE_MODEL, *OTHER_TOWERS)
-    blocks = blocks_of(how.attention(fields), how.mlp(fields), how.num_norms)
-    settings = {
-        "hidden_size": fields.whole("hidden_size"),
+    fields.ignore("architectures", *REQUIRED, *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
+    attention, mlps = how.attention(fields), how.mlp(fields)
+    layers = layers_of(attention, mlps, how.num_norms)
+    if not any(layer.attention.kv_bytes_per_token("bf16") for layer in layers):
+        raise ValueError(f"architectures={architecture}: no layer keeps KV, and such models have no price")
+    hidden_size, dtype = fields.whole("hidden_size"), checkpoint_dtype(fields)
+    towers = towers_of(config, hidden_size, language_model_only=language_model_only)
+    settings: dict[str, Any] = {
+        "hidden_size": hidden_size,
         "vocab_size": fields.whole("vocab_size"),
         "max_position_embeddings": fields.whole("max_position_embeddings"),
-        "blocks": blocks,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
-        "dtype": checkpoint_dtype(fields),
+        "dtype": dtype,
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
+        "mtp_block": mtp_block(how, attention, mlps),
+        "other_weights": (*how.other_weights(fields), *towers.weights),
+        "read_by_fields": how is UNKNOWN,
     }
+    fields.ignore(*repeated(fields))
     notes += tuple(dict.fromkeys(note for name, note in how.left_out.items() if fields.value(name) and note))
     if unknown := fields.not_understood():
         given = ", ".join(f"{name}={shown(value)}" for name, value in unknown.items())
         raise ValueError(
-            f"{given}: not understood; remove from the file the fields that do not change what "
-            f"{architecture} computes"
+            f"{given}: not understood, and may change what {architecture} computes or keeps; remove from the "
+            "file the fields that do not"
         )
+    if names := fields.taken_as_without_effect():
+        notes += (f"fields taken to be without effect on time and memory: {', '.join(names)}",)
+    description = description_of(text, folder)
     stored = stored_weights(
-        text.get("quantization_config") or text.get("compression_config"),
-        has_experts=any(isinstance(block.mlp, MixtureOfExperts) for block in blocks),
+        description,
+        layers,
+        dtype=dtype,
+        folder=folder,
+        asked=asked,
+        experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
     )
-    return {
-        **settings,
+    settings |= {
+        "blocks": blocks_of(layers, stored.formats),
         "weights": stored.weights,
         "moe_weights": stored.moe_weights,
+        "lm_head_weights": stored.lm_head_weights,
         "kv_cache_dtype": stored.kv_cache_dtype,
-        "notes": notes + stored.notes,
+        "notes": (*notes, *towers.notes, *stored.notes),
     }
+    if how is UNKNOWN:
+        settings["notes"] = (
+            assumed(architecture, fields, ModelSpec(name="", **settings)),
+            *settings["notes"],
+        )
+    is_quantised = stored.weights or stored.moe_weights or stored.lm_head_weights
+    return settings, method_of(description.fields) if description is not None and is_quantised else None
+
+
+def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
+    """Returns the line on what was assumed of an architecture that is not known."""
+    parts = [f"{model.num_layers} layers"]
+    for block in model.blocks:
+        layer = block.attention
+        if isinstance(layer, GroupedQueryAttention):
+            heads = f"{layer.num_heads} heads and {layer.num_kv_heads} KV heads of {layer.head_dim}"
+            reach = f" within {layer.window:,} tokens" if layer.window else ""
+            parts.append(f"attention of {heads}{reach} in {block.count}")
+        else:
+            parts.append(f"latent attention in {block.count}")
+        mlp = block.mlp
+        if isinstance(mlp, MixtureOfExperts):
+            parts.append(f"{mlp.num_experts} experts of {mlp.intermediate_size}, {mlp.top_k} per token")
+        elif isinstance(mlp, DenseMlp):
+            parts.append(
+                f"MLPs of {3 if mlp.gated else 2} matrices (hidden_act={fields.config.get('hidden_act')})"
+            )
+    tied = "one table" if model.tie_word_embeddings else "two tables"
+    described = ", ".join(dict.fromkeys([*parts, f"{tied} of {model.vocab_size:,} tokens"]))
+    return (
+        f"architectures={architecture}: not known, read by the usual meanings of its fields: {described}; "
+        f"{model.num_parameters / 1e9:.4g} B parameters. Errors may be larger than those of known ones"
+    )
+
+
+def repeated(fields: Fields) -> list[str]:
+    """Returns the names of fields that repeat the value of one that was read, under another usual name."""
+    return [
+        name
+        for usual, synonyms in SYNONYMS.items()
+        for name in (usual, *synonyms)
+        if any(
+            other in fields.names_read and fields.config.get(other) == fields.config.get(name)
+            for other in (usual, *synonyms)
+            if other != name
+        )
+    ]
+
+
+def mtp_block(how: Architecture, attention: Sequence[Attention], mlps: Sequence[Mlp]) -> Block | None:
+    """Returns the layer of a module for multi-token prediction where it is not like the last block's."""
+    if how.mtp_layer is None:
+        return None
+    mixer, mlp = how.mtp_layer(attention, mlps)
+    return Block(count=1, attention=mixer, mlp=mlp, num_norms=max(2, how.num_norms))
+
+
+def is_float32(config: Mapping[str, Any]) -> bool:
+    """Returns whether the checkpoint's numbers are in 32 bits, which are served in 16."""
+    inner = config.get("text_config")
+    parts = (config, inner if isinstance(inner, Mapping) else {})
+    return "float32" in [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
 
 
 def text_config(config: Mapping[str, Any]) -> TextConfig:
-    """Returns the language model of a config.json. Raises ValueError if the architecture is unknown."""
+    """Returns the language model of a config.json, and how to read it.
+
+    An architecture that is not known is read by the architecture that its inner configuration names, else by
+    the usual meanings of its fields. Raises ValueError for models that do not generate from a decoder alone.
+    """
     names = config.get("architectures")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
-        raise wrong("architectures", names, f"must be a list of one name; known: {', '.join(KNOWN)}")
+        raise wrong("architectures", names, "must be a list of one name, such as LlamaForCausalLM")
     name: str = names[0]
+    inner = inner_config(config)
     if name in ARCHITECTURES:
-        return TextConfig(name, ARCHITECTURES[name], config, ())
-    if name not in WRAPPERS:
-        raise ValueError(
-            f"architectures={name}: unknown architecture; known: {', '.join(KNOWN)}; "
-            f"fields not understood: {', '.join(unknown_to_all(config)) or 'none'}"
+        return TextConfig(
+            name, ARCHITECTURES[name], merged(config, inner) if is_nested(config) else config, ()
         )
-    ignored = [tower.removesuffix("_config") for tower in OTHER_TOWERS if config.get(tower)]
-    notes = tuple(f"{tower} tower ignored: text in, text out" for tower in ignored)
-    inner = config.get("text_config")
-    if inner is None:
-        return TextConfig(name, WRAPPERS[name], config, notes)
-    if not isinstance(inner, Mapping):
-        raise wrong("text_config", inner, "must be an object")
+    if name in WRAPPERS:
+        return TextConfig(name, WRAPPERS[name], config if inner is None else merged(config, inner), ())
+    if config.get("is_encoder_decoder") or NOT_GENERATING.search(name):
+        raise ValueError(
+            f"architectures={name}: is not a decoder that generates text, and has no price; choose a model "
+            "for causal language modelling"
+        )
+    if WITHOUT_KV.search(name):
+        raise ValueError(
+            f"architectures={name}: has no attention and keeps no KV, and has no price; choose a model with "
+            "attention in some of its layers"
+        )
+    text = config if inner is None else merged(config, inner)
+    if known := known_inside(inner):
+        note = f"architectures={name}: its language model is read as {known}, which it names"
+        return TextConfig(name, ARCHITECTURES[known], {**NESTED_DEFAULTS.get(known, {}), **text}, (note,))
+    return TextConfig(name, UNKNOWN, text, ())
+
+
+def is_nested(config: Mapping[str, Any]) -> bool:
+    """Returns whether the fields of the language model are in an inner object alone."""
+    return config.get("hidden_size") is None and inner_config(config) is not None
+
+
+def inner_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the language model's configuration inside that of a multimodal model; None: there is none."""
+    for key in INNER:
+        inner = config.get(key)
+        if inner is None:
+            continue
+        if not isinstance(inner, Mapping):
+            raise wrong(key, inner, "must be an object")
+        return inner_config(inner) or inner
+    return None
+
+
+def merged(config: Mapping[str, Any], inner: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the inner configuration with those fields of the whole model that it does not have itself."""
     outer = {key: config[key] for key in OF_THE_WHOLE_MODEL if config.get(key) is not None}
-    return TextConfig(name, WRAPPERS[name], {**outer, **inner}, notes)
+    return {**outer, **(inner or {})}
 
 
-def unknown_to_all(config: Mapping[str, Any]) -> list[str]:
-    """Returns the fields that a reader of dense models with grouped-query attention does not understand."""
-    fields = Fields(config)
-    fields.ignore(*REQUIRED, *OF_THE_WHOLE_MODEL, "architectures", "intermediate_size", "num_key_value_heads")
-    fields.ignore(
-        "head_dim", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types"
-    )
-    return list(fields.not_understood())
+def known_inside(inner: Mapping[str, Any] | None) -> str | None:
+    """Returns the known architecture that an inner configuration names, itself or by its model_type."""
+    if inner is None:
+        return None
+    names = inner.get("architectures")
+    if isinstance(names, list) and names and str(names[0]) in ARCHITECTURES:
+        return str(names[0])
+    kind = inner.get("model_type")
+    if not isinstance(kind, str):
+        return None
+    wanted = kind.removesuffix("_text").replace("_", "").replace("-", "").lower()
+    plain = {
+        name.removesuffix("ForCausalLM").replace("_", "").lower(): name
+        for name in ARCHITECTURES
+        if name.endswith("ForCausalLM")
+    }
+    return plain.get(wanted)
 
 
-def blocks_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> tuple[Block, ...]:
-    """Groups equal layers into one block each, in the order in which the kinds first occur."""
-    counts: dict[tuple[Attention, Mlp], int] = {}
-    for layer in zip(attention, mlp, strict=True):
-        counts[layer] = counts.get(layer, 0) + 1
-    return tuple(
-        Block(count=count, attention=attention, mlp=mlp, num_norms=num_norms)
-        for (attention, mlp), count in counts.items()
-    )
+def layers_of(attention: Sequence[Attention], mlp: Sequence[Mlp], num_norms: int) -> list[Block]:
+    """Returns one block for each layer."""
+    return [
+        Block(count=1, attention=own_attention, mlp=own_mlp, num_norms=num_norms)
+        for own_attention, own_mlp in zip(attention, mlp, strict=True)
+    ]
+
+
+def blocks_of(layers: Sequence[Block], formats: Sequence[tuple[tuple[str, str], ...]]) -> tuple[Block, ...]:
+    """Groups equal layers into one block each, in the order in which the kinds first occur.
+
+    formats: of each layer, as in `Block.formats`; empty: no layer has any. Layers of which nothing is left
+    (DeciLM) are not among them.
+    """
+    counts: dict[Block, int] = {}
+    for number, layer in enumerate(layers):
+        if isinstance(layer.attention, NoAttention) and isinstance(layer.mlp, NoMlp):
+            continue
+        kind = replace(layer, formats=formats[number]) if formats else layer
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(replace(kind, count=count) for kind, count in counts.items())
 
 
 def checkpoint_dtype(fields: Fields) -> str:

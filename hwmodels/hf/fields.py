@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hwmodels.checks import is_whole
+from hwmodels.checks import is_finite, is_whole
 
 IRRELEVANT = re.compile(
     "|".join(
@@ -17,22 +17,54 @@ IRRELEVANT = re.compile(
             r"torchscript|return_dict.*|use_cache|cache_implementation|is_(en|de)coder.*|is_llama_config|pruned_heads",
             r"output_.*|id2label|label2id|tf_.*|use_bfloat16|chunk_size_feed_forward|problem_type|prefix|ep_size",
             r"for_llm_compressor|pretraining_tp|aux_loss_alpha|seq_aux|router_(aux|z|jitter).*|default_theta",
+            r"attn_implementation|use_flash_attn|use_flash_attention.*|max_batch_size|save_model_dtype|.*loss.*",
+            r"gradient_checkpointing|finetuning_task|task_specific_params|language|architecture|organization",
+            r"fuse_.*|fp32_residual|residual_in_fp32|rescale_.*|bos|eos|pad|torch_dtype_str|exponential_decay.*",
             # Tokens and sampling.
             r".*_token(_ids?|_index)?|.*_tokens?_(ids?|index)|max_(sequence_)?length|min_length|do_sample|num_beam.*",
             r"temperature|top_[kp]|typical_p|.*_penalty|early_stopping|num_return_sequences|suppress_tokens",
             # Positions: the same kernel rotates by any angles.
             r"rope_.*|.*rope_(theta|interleave)|rotary_.*|partial_rotary_factor|use_mrope|mrope_.*|no_rope_layer_interval",
             r"original_max_position_embeddings|initial_context_length|interpolate_factor|full_attn_mod|attn_temperature_.*",
-            r"attn_scale|floor_scale|rope_local_base_freq|.*rope_local.*|indexer_rope.*",
+            r"attn_scale|floor_scale|rope_local_base_freq|.*rope_local.*|indexer_rope.*|.*rope_theta.*|rotary.*",
+            r"position_embedding_type|.*_rope(_.*)?|no_rope_layers?|alibi.*|use_alibi|use_rotary.*|use_pos.*|nope_.*",
+            r"llama_4_scaling.*|scale_fmt|seq_length_max|long_factor|short_factor|apply_yarn.*|yarn_.*",
             # Norms, activations, training.
-            r".*_eps|.*dropout.*|.*_pdrop|init(ializer)?_.*|hidden_act(ivation)?|layernorm_.*_beta|.*softcap(ping)?",
-            r"query_pre_attn_scalar|swiglu_limit|mlp_activation|use_bidirectional_attention",
+            r".*_eps|.*dropout.*|.*_pdrop|(.*_)?init(ializer)?_.*|hidden_act(ivation)?|layernorm_.*_beta|.*softcap(ping)?",
+            r"query_pre_attn_scalar|swiglu_.*|mlp_activation|use_bidirectional_attention|.*layer_?norm_epsilon",
+            r".*_multipliers?|logit_scale|logits_scaling|scale_emb|scale_depth|dim_model_base|.*_act(_fn)?|act_.*",
+            r"activation_.*(beta|limit|alpha)|.*norm_(type|eps|epsilon|order)|use_rms_?norm|rms_?norm|.*norm_cast.*",
+            r"use_(gemma_)?norm|norm_(head|after_rope|before_.*)|(pre|post)_(norm|layernorm)|clip_qkv|qkv_clip",
+            r".*embedding_multiplier_scale|output_multiplier_scale|attn_output_multiplier|time_step_.*|std",
+            r"mamba_hidden_act|use_mamba_kernels|num_logits_to_keep|logits_to_keep|.*residual_.*|apply_residual.*|post_layer_norm|embed_norm",
+            r"(use_)?parallel_(attn|residual)|do_layer_norm_before|layer_norm_elementwise_affine|.*_affine",
+            r"scale_attn.*|reorder_and_upcast_attn|summary_.*|attention_softmax_in_fp32|use_moe_router_.*",
+            r"apply_query_key_layer_scaling|.*softmax_in_fp32|max_attn_value|attn_rotary_emb|.*_factors|learned_pos_emb",
+            r"use_(logn_attn|dynamic_ntk|embedding_sharing|gated_activation|parallel_\w+)|mlp_type|attn_impl.*",
+            r"order_of_interleaved_layers|bias_dropout_fusion|masked_softmax_fusion|skip_bias_add.*|slow_but_exact",
+            r"fp32_residual_connection|quantization_bit|pre_seq_len|prefix_projection|original_rope|pool_type",
+            r"embedding_scale.*|scale_embedding|emb_scale|gate_lower_bound|mup_.*|use_mup.*|mlp_hidden_act",
             # Conversion of the scores of experts to weights.
             r"norm_topk_prob|scoring_func|topk_method|topk_group|n_group|routed_scaling_factor|num_expert_group",
+            r".*router.*(dtype|bias|scal\w*|score\w*|act\w*|coef|fp32|jitter|logits?|normali\w*|enable\w*)(_.*)?",
+            r"moe_(renormalize|softmax|use_aux.*|aux.*|gate|norm.*|z_loss.*|score.*|capacity.*|use_aux_free)",
+            r"norm_expert_weight|need_fp32_gate|use_grouped_topk|route_(norm|scale)|num_limited_groups|gate_type",
+            r"capacity_factor|score_(function|func|before_experts).*|use_expert_bias|use_routing_bias|moe_type",
         )
     )
 )
 """Pattern of fields that change neither bytes nor FLOPs."""
+
+MAY_CHANGE_PRICE = re.compile(
+    r"(^|_)(windows?|windowed|sparse|sparsity|sparsify|index|indexer|indices|mtp|nextn|compress\w*|states?|ssm"
+    r"|mamba\d?|rwkv|conv\w*|linear|lora|rank|latent|experts?|moe|heads?|layers?|kv|cache|hybrid|memory|mem"
+    r"|blocks?|chunk\w*|size|dim|dims|width|depth|num|n|shared?|sharing|recurrent|recursion|loops?|ut|steps?"
+    r"|groups?|topk|k|stride|pool\w*|ratio|ratios|freq|frequency|interval|every|skip|reuse|gates?|gated|delta"
+    r"|kda|gdn|mla|mqa|gqa|swa|cla|multi|query|hc|hyper|laurel|altup|ple|per|ffn|mlp|proj\w*|towers?|adapter|prune\w*"
+    r"|quant\w*|bits|dual|double|extra|lightning|retention|attention|attn|cross|type|types|pattern|config)(_|$)",
+    re.IGNORECASE,
+)
+"""Matches names of fields that may change bytes or FLOPs where their meaning is not known."""
 
 
 MAX_LAYERS = 10_000
@@ -82,6 +114,28 @@ class Fields:
             raise wrong(name, value, "must be true or false")
         return value
 
+    def text(self, name: str) -> str | None:
+        """Returns a text; None if the field is missing or null."""
+        value = self.value(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong(name, value, "must be a text")
+        return value
+
+    def number(self, name: str, *, default: float | None = None) -> float:
+        """Returns a finite number > 0, or `default`, if given, for a missing or null field."""
+        given = self.value(name)
+        value: Any = default if given is None else given
+        if not (is_finite(value) and value > 0):
+            raise wrong(name, given, "must be a number > 0")
+        return float(value)
+
+    def part(self, name: str) -> Fields:
+        """Returns the fields of an object inside the file; none of them if it is missing or null."""
+        value = self.value(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise wrong(name, value, "must be an object")
+        return Fields(value or {})
+
     def names(self, name: str, allowed: Sequence[str], length: int) -> list[str] | None:
         """Returns a list with one of the allowed names for each of `length` layers; None if it is missing."""
         given = self.value(name)
@@ -106,12 +160,20 @@ class Fields:
         """Marks fields that the architecture has and that change neither bytes nor FLOPs in it as read."""
         self.names_read.update(names)
 
-    def not_understood(self) -> dict[str, Any]:
-        """Returns the fields, by name, that were never read and that switch something on."""
+    def never_read(self) -> dict[str, Any]:
+        """Returns the fields, by name, that were never read, switch something on, and are not irrelevant."""
         left = sorted(self.config.keys() - self.names_read)
         return {
             name: self.config[name] for name in left if self.config[name] and not IRRELEVANT.fullmatch(name)
         }
+
+    def not_understood(self) -> dict[str, Any]:
+        """Returns those of `never_read` that may change a price, as their names say."""
+        return {name: value for name, value in self.never_read().items() if MAY_CHANGE_PRICE.search(name)}
+
+    def taken_as_without_effect(self) -> list[str]:
+        """Returns the names of the others of `never_read`."""
+        return [name for name in self.never_read() if not MAY_CHANGE_PRICE.search(name)]
 
 
 def wrong(name: str, value: Any, rule: str) -> ValueError:

@@ -1,14 +1,41 @@
-"""Reads a checkpoint's quantization_config into names of `hwmodels.model.quantization.WEIGHT_FORMATS`."""
+"""The storage format of each matrix of a checkpoint, by its quantiser's description.
+
+The description is the quantization_config of the config.json or, without one, a file beside it.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.hf.fields import shown, wrong
+from hwmodels.hf.fields import wrong
+from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.modules import HEAD, Names, names_in
+from hwmodels.hf.quantizers import NOT_PRICED, READERS, Description, Plan, kv_cache, method_of
+from hwmodels.model.block import Block
+from hwmodels.model.matrices import Role
+from hwmodels.model.quantization import weight_format
 
 WHERE = "quantization_config"
+KEYS = (WHERE, "compression_config")
+"""Keys of a config.json under which a quantiser describes the checkpoint."""
+
+MODELOPT_FILE = "hf_quant_config.json"
+LAYERS_FILE = "quant_cfg.json"
+"""File of TensorRT-LLM beside it, which names the format of each layer of a mixed checkpoint."""
+FILES = {
+    MODELOPT_FILE: "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "quantization_config.json": None,
+}
+"""Files beside a config.json that describe the checkpoint, and the quantiser whose name they leave out."""
+
+EXPERTS_BESIDE_MLP = "Gemma4"
+"""Start of the architectures whose layers have experts beside a dense MLP."""
 
 
 class StoredWeights(NamedTuple):
@@ -19,165 +46,165 @@ class StoredWeights(NamedTuple):
 
     weights: str | None = None
     moe_weights: str | None = None
+    lm_head_weights: str | None = None
     kv_cache_dtype: str = "auto"
     """dtype of keys and values; auto: the dtype that the model computes in."""
+    formats: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """For each layer: the matrices that are stored otherwise, and their formats; empty: none is."""
     notes: tuple[str, ...] = ()
 
 
-def stored_weights(config: Any, *, has_experts: bool) -> StoredWeights:
-    """Returns the formats of the matrices by a quantization_config; None means that they are not quantised.
+def description_of(config: Mapping[str, Any], folder: Path | None = None) -> Description | None:
+    """Returns what the checkpoint says of its formats; None if it says nothing. Raises ValueError.
 
-    If attention is left out in a model with experts, only routed experts count as quantised.
-    Raises ValueError for an unknown method, or a number of bits that the method does not have.
+    folder: that of the config.json, in which other files may describe the formats; None: there is none.
     """
-    if not config:
+    experts_dtype = config.get("expert_dtype")
+    for key in KEYS:
+        if given := config.get(key):
+            if not isinstance(given, Mapping):
+                raise wrong(key, given, "must be an object with a quant_method")
+            return Description(key, given, experts_dtype if isinstance(experts_dtype, str) else None)
+    for name in FILES if folder is not None else ():
+        if folder is not None and (folder / name).exists():
+            fields = load_json_object(folder / name)
+            if name == MODELOPT_FILE and (folder / LAYERS_FILE).exists():
+                fields = with_layers(fields, load_json_object(folder / LAYERS_FILE))
+            method = method_of(fields) or FILES[name]
+            return Description(name, {**fields, "quant_method": method})
+    return None
+
+
+def with_layers(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Model Optimizer's fields with the `quantized_layers` of another file, if they have none."""
+    inside = fields.get("quantization")
+    if "quantized_layers" not in more or not isinstance(inside, Mapping):
+        return dict(fields)
+    return {**fields, "quantization": {"quantized_layers": more["quantized_layers"], **inside}}
+
+
+def stored_weights(
+    description: Description | None,
+    layers: Sequence[Block],
+    *,
+    dtype: str,
+    folder: Path | None = None,
+    asked: Mapping[str, str] | None = None,
+    experts_beside_mlp: bool = False,
+) -> StoredWeights:
+    """Returns the formats of all matrices by the description; None means that they are not quantised.
+
+    layers: one block for each layer. dtype: that of matrices which are not quantised. asked: formats that the
+    user sets; with `weights` and `kv_cache_dtype` among them nothing has to be understood.
+    experts_beside_mlp: see `modules.names_in`. Raises ValueError for what names a format and is not known.
+    """
+    if description is None:
         return StoredWeights()
-    if not isinstance(config, Mapping):
-        raise wrong(WHERE, config, "must be an object with a quant_method")
-    method = config.get("quant_method")
-    if not isinstance(method, str) or method not in READERS:
-        raise wrong(f"{WHERE}.quant_method", method, f"cannot be priced; known: {', '.join(READERS)}")
-    stored = matrices(config, READERS[method](config), has_experts=has_experts)
-    kv_cache_dtype, kv_notes = kv_cache(config)
-    return stored._replace(kv_cache_dtype=kv_cache_dtype, notes=stored.notes + kv_notes)
+    asked = asked or {}
+    notes = list[str]()
+    is_file = description.where in FILES
+    try:
+        plan = plan_of(description)
+        names = names_in(json.dumps(dict(description.fields)), experts_beside_mlp=experts_beside_mlp)
+        stored = of_layers(plan, layers, names, dtype, description.where)
+        notes += plan.notes
+    except ValueError as error:
+        if "weights" not in asked:
+            raise
+        notes.append(f"weights are stored as model.weights says; the checkpoint's are not known: {error}")
+        stored = StoredWeights()
+    if "kv_cache_dtype" not in asked:
+        kv, kv_notes = keys_and_values(description, folder)
+        stored, notes = stored._replace(kv_cache_dtype=kv), [*notes, *kv_notes]
+    if is_file:
+        notes.append(f"number formats are those of {description.where.removesuffix(': ')}")
+    return stored._replace(notes=tuple(notes))
 
 
-def matrices(config: Mapping[str, Any], name: str, *, has_experts: bool) -> StoredWeights:
-    """Returns which matrices are stored in the format of that name, with notes."""
-    notes = group_size_note(config) if name == "int4_wo" else ()
-    # transformers' mxfp4 is made for the experts of gpt-oss and converts nothing else.
-    if config["quant_method"] == "mxfp4":
-        return StoredWeights(moe_weights=name)
-    left_out = modules_left_out(config)
-    if not any(SELF_ATTENTION.match(pattern) for pattern in left_out):
-        return StoredWeights(weights=name, notes=notes)
-    if not has_experts:
-        note = f"attention counted in {name} too, which {WHERE} leaves out"
-        return StoredWeights(weights=name, notes=(note, *notes))
-    if not any("shared_expert" in pattern for pattern in left_out):
-        notes = (f"{name} counted for routed experts only, since {WHERE} leaves attention out", *notes)
-    return StoredWeights(moe_weights=name, notes=notes)
+def plan_of(description: Description) -> Plan:
+    """Returns the formats by module. Raises ValueError for a quantiser that is not known."""
+    method = method_of(description.fields)
+    if method is not None and method in NOT_PRICED:
+        raise description.wrong(
+            "quant_method",
+            f"cannot be priced, since {NOT_PRICED[method]}; set model.weights to price another format",
+        )
+    if method is None or method not in READERS:
+        raise description.wrong("quant_method", f"cannot be priced; known: {', '.join(READERS)}")
+    return READERS[method](description)
 
 
-def kv_cache(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Returns kv_cache_dtype, and a note on the parts that are not understood.
-
-    compressed-tensors describes a kv_cache_scheme, Model Optimizer names a kv_cache_quant_algo, in older
-    files one level down.
-    """
-    older = config.get("quantization")
-    name = "kv_cache_quant_algo"
-    algorithm = config.get(name) or (older.get(name) if isinstance(older, Mapping) else None)
-    scheme = config.get("kv_cache_scheme")
-    if not algorithm and not scheme:
-        return "auto", ()
-    as_scheme = isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-    if algorithm == "FP8" or (as_scheme and not algorithm):
-        return "fp8", ()
-    field, value = (name, algorithm) if algorithm else ("kv_cache_scheme", scheme)
-    note = f"keys and values counted in the model's dtype: {WHERE}.{field}={shown(value)} is not known"
-    return "auto", (f"{note}; set kv_cache_dtype",)
-
-
-SELF_ATTENTION = re.compile(r"^(?!.*vis).*self_attn[^a-z]*(o_proj)?[^a-z]*$")
-"""Matches self-attention as a whole, or its output projection, except that of a vision tower."""
-
-
-def modules_left_out(config: Mapping[str, Any]) -> list[str]:
-    """Returns the patterns of modules that stay unquantised, under any of the keys in use."""
-    keys = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-    return [str(pattern) for key in keys for pattern in config.get(key) or ()]
-
-
-def group_size_note(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a note if groups are not of 128 weights, for which int4_wo counts one scale each.
-
-    Smaller groups have more scales: 8 % more bytes with groups of 32.
-    """
-    schemes = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
-    sizes = {str(scheme.get("group_size", 128)) for scheme in (config, *schemes)} - {"None", "128", "-1"}
-    return tuple(
-        f"scales counted for groups of 128 weights, the checkpoint's are {size}" for size in sorted(sizes)
+def keys_and_values(description: Description, folder: Path | None) -> tuple[str, tuple[str, ...]]:
+    """Returns kv_cache_dtype; where the config.json does not name it, hf_quant_config.json may."""
+    kv = kv_cache(description)
+    if kv != "auto" or description.where not in KEYS or folder is None:
+        return kv, ()
+    file = folder / MODELOPT_FILE
+    if not file.exists() or {"kv_cache_quant_algo", "kv_cache_scheme"} & description.fields.keys():
+        return kv, ()
+    kv = kv_cache(Description(MODELOPT_FILE, load_json_object(file)))
+    if kv == "auto":
+        return kv, ()
+    return kv, (
+        f"keys and values in {kv} as {MODELOPT_FILE} says, which TensorRT-LLM reads; vLLM reads config.json "
+        "alone: kv_cache_dtype=auto keeps them in the model's dtype there",
     )
 
 
-def by_bits(config: Mapping[str, Any]) -> str:
-    """Returns the weight-only integer format of AWQ, GPTQ and AutoRound by its number of bits."""
-    bits = config.get("bits", config.get("w_bit"))
-    names = {4: "int4_wo", 8: "int8_wo"}
-    if not isinstance(bits, int) or bits not in names:
-        raise wrong(f"{WHERE}.bits", bits, f"must be 4 or 8 for {config['quant_method']}")
-    return names[bits]
-
-
-def fp8(config: Mapping[str, Any]) -> str:
-    """Returns fp8_block if weight_block_size is set (a scale per block, as in DeepSeek-V3), else fp8.
-
-    fp8 has one scale per tensor or row.
-    """
-    block = config.get("weight_block_size")
-    if block in (None, [128, 128]):
-        return "fp8_block" if block else "fp8"
-    raise wrong(f"{WHERE}.weight_block_size", block, "must be [128, 128] or null")
-
-
-def mxfp4(config: Mapping[str, Any]) -> str:
-    """Returns "mxfp4", the only format of that quant_method."""
-    return "mxfp4"
-
-
-def modelopt(config: Mapping[str, Any]) -> str:
-    """Returns the format of NVIDIA Model Optimizer; older files keep quant_algo one level down."""
-    older = config.get("quantization")
-    algorithm = config.get("quant_algo", older.get("quant_algo") if isinstance(older, Mapping) else None)
-    names = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_wo", "INT4_AWQ": "int4_wo"}
-    if not isinstance(algorithm, str) or algorithm not in names:
-        raise wrong(f"{WHERE}.quant_algo", algorithm, f"cannot be priced; known: {', '.join(names)}")
-    return names[algorithm]
-
-
-def compressed_tensors(config: Mapping[str, Any]) -> str:
-    """Returns the scheme of the config groups. Raises ValueError if they do not agree."""
-    groups = config.get("config_groups")
-    if not (isinstance(groups, Mapping) and groups and all(isinstance(g, Mapping) for g in groups.values())):
-        raise wrong(f"{WHERE}.config_groups", groups, "must hold at least one group")
-    names = sorted({group_scheme(name, group) for name, group in groups.items()})
-    if len(names) > 1:
-        raise ValueError(f"{WHERE}.config_groups: {' and '.join(names)} in one checkpoint cannot be priced")
-    return names[0]
-
-
-def group_scheme(name: str, group: Mapping[str, Any]) -> str:
-    """Returns the weight format of a group of compressed-tensors; raises ValueError."""
-    weights = group.get("weights")
-    if not isinstance(weights, Mapping):
-        raise wrong(f"{WHERE}.config_groups.{name}.weights", weights, "must be an object")
-    kind, bits, strategy = (weights.get(key) for key in ("type", "num_bits", "strategy"))
-    with_activations = bool(group.get("input_activations"))
-    match kind, bits:
-        case "float", 8:
-            return "fp8_block" if strategy == "block" else "fp8"
-        case "float", 4:
-            return "mxfp4" if weights.get("group_size") == 32 else "nvfp4"
-        case "int", 8:
-            return "int8" if with_activations else "int8_wo"
-        case "int", 4 if not with_activations:
-            return "int4_wo"
-    raise ValueError(
-        f"{WHERE}.config_groups.{name}: type={shown(kind)}, num_bits={shown(bits)}"
-        f"{' with quantised activations' if with_activations else ''} cannot be priced; known: "
-        "float 8 (FP8), float 4 (NVFP4, MXFP4), int 8 (W8A8, W8A16), int 4 (W4A16)"
+def of_layers(plan: Plan, layers: Sequence[Block], names: Names, dtype: str, where: str) -> StoredWeights:
+    """Returns the formats of the layers' matrices: the commonest of each role, and what differs from it."""
+    found = [dict(formats_of(plan, layer, number, names)) for number, layer in enumerate(layers)]
+    sizes: dict[Role, Counter[str | None]] = {Role.dense: Counter(), Role.routed: Counter()}
+    for layer, own in zip(layers, found, strict=True):
+        for matrix in layer.layer_matrices(1 << 10):
+            if matrix.role is not Role.plain:
+                sizes[matrix.role][own[matrix.name]] += matrix.elements
+    head = head_format(plan)
+    quantised = head is not None or any(name for own in found for name in own.values())
+    if not quantised and (plan.others is not None or any(rule.stored is not None for rule in plan.rules)):
+        raise ValueError(
+            f"{where}: the formats that it names are of no matrix of this model, or of none that is not left "
+            "out; set model.weights"
+        )
+    commonest = {role: max(of, key=lambda name: of[name], default=None) for role, of in sizes.items()}
+    dense, routed = commonest[Role.dense], commonest[Role.routed]
+    if not sizes[Role.routed] or routed == dense:
+        routed = None
+    elif routed is None:
+        routed = dtype
+    of_role = {Role.dense: dense or dtype, Role.routed: routed or dense or dtype}
+    formats = tuple(
+        tuple(
+            (matrix.name, own[matrix.name] or dtype)
+            for matrix in layer.layer_matrices(1 << 10)
+            if matrix.role is not Role.plain and (own[matrix.name] or dtype) != of_role[matrix.role]
+        )
+        for layer, own in zip(layers, found, strict=True)
     )
+    return StoredWeights(dense, routed, head, formats=formats if any(formats) else ())
 
 
-READERS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "awq": by_bits,
-    "gptq": by_bits,
-    "auto-round": by_bits,
-    "fp8": fp8,
-    "fbgemm_fp8": fp8,
-    "compressed-tensors": compressed_tensors,
-    "mxfp4": mxfp4,
-    "modelopt": modelopt,
-    "modelopt_fp4": modelopt,
-}
+def formats_of(plan: Plan, layer: Block, number: int, names: Names) -> Iterator[tuple[str, str | None]]:
+    """Yields each matrix of a layer and its format; of matrices that are joined, the widest format counts."""
+    for matrix in layer.layer_matrices(1 << 10):
+        if matrix.role is not Role.plain:
+            formats = [format_of(plan, part) for part in names.parts(number, matrix.name)]
+            yield matrix.name, max(formats, key=bits_of)
+
+
+def bits_of(name: str | None) -> float:
+    """Returns the bytes per weight of a format; those of matrices that are not quantised are the largest."""
+    return float("inf") if name is None else weight_format(name).bytes_per_weight
+
+
+def format_of(plan: Plan, module: Sequence[str]) -> str | None:
+    """Returns the format of a module under all its names; None: it is not quantised."""
+    for rule in plan.rules:
+        if rule.modules.match(module):
+            return rule.stored
+    return plan.others
+
+
+def head_format(plan: Plan) -> str | None:
+    """Returns the format of the LM head: only what names it quantises it."""
+    return next((rule.stored for rule in plan.rules if rule.modules.match(HEAD)), None)

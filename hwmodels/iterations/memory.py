@@ -8,26 +8,13 @@ from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.memory_profile import GIB, MXFP4_TILE, MemoryProfile, padding_bytes
 from hwmodels.iterations.offload import Offload
 from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Ranks, Role, share_of
+from hwmodels.model.matrices import Ranks, Role
 from hwmodels.model.mlp import MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft
-
-GIB = 2.0**30
-
-RUNTIME_BYTES = 0.75 * GIB
-"""Memory that the driver reserves (some 0.4 GiB), CUDA context, library workspaces."""
-
-COMMUNICATION_BYTES = 0.5 * GIB
-"""Buffers of NCCL and of custom all-reduces, if a replica has more than one device."""
-
-GRAPH_BYTES = 4 * 2.0**20
-"""Bytes of one captured graph besides the shared pool: kernel parameters; 51 graphs take 0.2 GiB."""
-
-SAMPLER_BYTES_PER_LOGIT = 16
-"""fp32 logits, their sorted copy and the sort's 64-bit indices: the peak of top-p sampling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +23,18 @@ class MemoryPlan:
 
     usable = weights + adapters + draft + activations + graphs + runtime + windows and states + KV blocks
              + less than a block
+
+    What an engine does not subtract, such as SGLang's activations, is 0 here: it must fit beyond the share.
     """
 
     usable_bytes: float
-    """memory_bytes x gpu_memory_utilization; all of memory_bytes if the number of blocks is given."""
+    """The engine's share of memory (`hwmodels.iterations.memory_profile`); all of memory_bytes with a given
+    number of blocks."""
     weights_bytes: float
     activation_bytes: float
     cuda_graph_bytes: float
     runtime_bytes: float
+    """Library workspaces and buffers of collectives."""
     window_and_state_bytes: float
     """KV of layers with a window and states of linear attention, allocated for every slot."""
     kv_bytes_per_token: float
@@ -83,7 +74,8 @@ def plan_memory(
     model: ModelSpec,
     device: Device,
     layout: ParallelLayout | None = None,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float | None = 0.9,
+    profile: MemoryProfile | None = None,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
     max_model_len: int | None = None,
@@ -98,8 +90,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
-    Llama-3.1-8B on an RTX 4090 at 0.9, defaults: 21.59 GiB usable - 14.96 weights - 0.55 activations
-    - 0.25 graphs - 0.75 runtime = 5.08 GiB of KV: 2,602 blocks of 16 tokens (vLLM 0.19 itself found 2,588).
+    profile: the engine's rule; None: that of the newest vLLM. gpu_memory_utilization: the share of memory, by
+    that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB usable - 14.96
+    weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of 16 tokens.
     With attention data parallelism, num_blocks counts the blocks of all attention groups; with context
     parallelism those of all devices that share a sequence. Layers with a window have their own space in every
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
@@ -109,7 +102,7 @@ def plan_memory(
     ValueError if not one block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks
     do not fit the device.
     """
-    if not 0 < gpu_memory_utilization <= 1:
+    if gpu_memory_utilization is not None and not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
     limits = {
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -123,15 +116,21 @@ def plan_memory(
     layout = layout or ParallelLayout()
     layout.check(model, device)
     model = replace(model, dtype=device.compute_dtype(model.dtype))
+    profile, graphs = profile or MemoryProfile(), cuda_graphs or CudaGraphs()
+    share = profile.share(
+        gpu_memory_utilization, device, layout, max_num_batched_tokens=max_num_batched_tokens, graphs=graphs
+    )
     demand = _Demand(
         model=model,
-        budget_bytes=device.memory_bytes * (gpu_memory_utilization if num_kv_blocks is None else 1),
+        device=device,
+        profile=profile,
+        share=share,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         context=max_model_len or model.max_position_embeddings,
         block_size=block_size,
         num_kv_blocks=num_kv_blocks,
-        cuda_graphs=cuda_graphs or CudaGraphs(),
+        cuda_graphs=graphs,
         lora=lora,
         draft=draft,
         num_redundant_experts=num_redundant_experts,
@@ -152,7 +151,9 @@ class _Demand:
     """Settings that determine a device's memory plan, besides the layout."""
 
     model: ModelSpec
-    budget_bytes: float
+    device: Device
+    profile: MemoryProfile
+    share: float
     max_num_batched_tokens: int
     max_num_seqs: int
     context: int
@@ -175,18 +176,19 @@ class _Demand:
         if self.kv_group_layers is not None:
             in_blocks *= self.kv_group_layers / sum(e.count for e in model.kv_layers())
         draft_kv = 0.0 if self.draft is None else self.draft.kv_bytes_per_token(model, layout)
-        communication = COMMUNICATION_BYTES if layout.num_devices > 1 else 0.0
-        activations = activation_bytes(model, layout, self.max_num_batched_tokens, self.max_num_seqs)
-        weights = weight_bytes(model, layout)
+        profile, device = self.profile, self.device
+        weights = weight_bytes(model, layout, profile.era.mxfp4_tile)
         if self.offload.is_used:
             weights -= self.offload.host_bytes(model, layout, weights)
         here = layout.stage_share(model.num_layers) * self.offload.layer_share(model.num_layers)
-        return MemoryPlan(
-            usable_bytes=self.budget_bytes,
+        plan = MemoryPlan(
+            usable_bytes=self.share * profile.total_bytes(device, layout),
             weights_bytes=weights + redundant_bytes(model, layout, self.num_redundant_experts),
-            activation_bytes=activations,
-            cuda_graph_bytes=cuda_graph_bytes(model, layout, self.cuda_graphs),
-            runtime_bytes=RUNTIME_BYTES + communication,
+            activation_bytes=profile.activation_bytes(
+                model, layout, self.max_num_batched_tokens, self.max_num_seqs
+            ),
+            cuda_graph_bytes=profile.cuda_graph_bytes(model, self.cuda_graphs, self.max_num_seqs),
+            runtime_bytes=profile.runtime_bytes(device, layout),
             window_and_state_bytes=set_aside * here,
             kv_bytes_per_token=in_blocks * here + draft_kv,
             draft_kv_bytes_per_token=draft_kv,
@@ -196,24 +198,31 @@ class _Demand:
             num_blocks=0,
             num_pools=layout.num_token_groups,
         )
+        if self.num_kv_blocks is not None:
+            return replace(plan, usable_bytes=device.memory_bytes)
+        if profile.rule == "tensorrt_llm":
+            free = profile.total_bytes(device, layout) - plan.fixed_bytes
+            return replace(plan, usable_bytes=plan.fixed_bytes + self.share * free)
+        return plan
 
     def missing_bytes(self, layout: ParallelLayout) -> float:
         """Returns the bytes that a rank needs beyond its budget; <= 0 if it fits."""
         plan = self.without_kv(layout)
         blocks = (self.num_kv_blocks or plan.num_pools) / plan.num_pools
-        return plan.fixed_bytes + blocks * self.block_size * plan.kv_bytes_per_token - self.budget_bytes
+        return plan.fixed_bytes + blocks * self.block_size * plan.kv_bytes_per_token - plan.usable_bytes
 
     def filled(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns the plan with as many blocks as fit, or with the requested number."""
         plan = self.without_kv(layout, windows_by_slot)
-        left = max(self.budget_bytes - plan.fixed_bytes, 0.0)
+        left = max(plan.usable_bytes - plan.fixed_bytes, 0.0)
         blocks = plan.num_pools * int(left // (self.block_size * plan.kv_bytes_per_token))
         return replace(plan, num_blocks=blocks if self.num_kv_blocks is None else self.num_kv_blocks)
 
 
 def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> str:
     """Returns the error message: the missing memory, and the smallest tensor parallelism that fits."""
-    model, missing, budget_bytes = demand.model, demand.missing_bytes(layout), demand.budget_bytes
+    model, missing = demand.model, demand.missing_bytes(layout)
+    budget_bytes = demand.without_kv(layout).usable_bytes
     sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
     larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
     fitting = [
@@ -240,23 +249,26 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
     )
 
 
-def weight_bytes(model: ModelSpec, layout: ParallelLayout) -> float:
-    """Returns the bytes of one device's weights by its tensor and expert parallel rank.
+def weight_bytes(model: ModelSpec, layout: ParallelLayout, tile: tuple[int, int] = MXFP4_TILE) -> float:
+    """Returns the bytes of one device's weights by its tensor and expert parallel rank, padding included.
 
     In a pipeline: the stage with the most layers (of average size), and the embedding table or the LM head,
-    which the first and the last stage have.
+    which the first and the last stage have. Towers and further tables are on the first stage.
     """
     whole = model.weight_bytes_per_rank(
         layout.tensor_parallel_size,
         moe_tensor_parallel_size=layout.expert_tensor_parallel_size,
         expert_parallel_size=layout.expert_parallel_size,
     )
+    padding = padding_bytes(model, layout, tile)
     if layout.pipeline_parallel_size == 1:
-        return whole
-    vocabulary = share_of(model.vocab_size, layout.tensor_parallel_size)
-    table = vocabulary * model.hidden_size * model.element_bytes
-    layers = whole - (1 if model.tie_word_embeddings else 2) * table
-    return layers * layout.stage_share(model.num_layers) + table
+        return whole + padding
+    tables, others = (
+        model.table_bytes(layout.tensor_parallel_size),
+        model.other_bytes(layout.tensor_parallel_size),
+    )
+    layers = whole - sum(tables) - others
+    return layers * layout.stage_share(model.num_layers) + max(tables) + others + padding
 
 
 def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) -> float:
@@ -270,8 +282,8 @@ def redundant_bytes(model: ModelSpec, layout: ParallelLayout, num_experts: int) 
     copies = 0.0
     for block in model.blocks if num_experts else ():
         if isinstance(block.mlp, MixtureOfExperts):
-            routed = [m for m in block.mlp.matrices(model.hidden_size, ranks) if m.role is Role.routed]
-            held = sum(matrix.elements * model.bytes_per_weight(Role.routed) for matrix in routed)
+            matrices = block.layer_matrices(model.hidden_size, ranks)
+            held = sum(model.matrix_bytes(matrix) for matrix in matrices if matrix.role is Role.routed)
             copies += block.count * held * num_experts / block.mlp.num_experts
     return copies * layout.stage_share(model.num_layers)
 
@@ -305,39 +317,3 @@ def kv_split(
     if not in_blocks:  # every layer has the same window: blocks hold it
         return model.kv_bytes_per_token(tensor_parallel_size), states
     return in_blocks, states + num_slots * windows
-
-
-def activation_bytes(
-    model: ModelSpec, layout: ParallelLayout, max_num_batched_tokens: int, max_num_seqs: int
-) -> float:
-    """Returns the peak of one forward pass over the largest batch; layers reuse each other's buffers.
-
-    In a layer: residual and input (2 hidden), gate and up, their product (in a mixture: for each of top_k
-    experts). After the last layer: the logits of max_num_seqs rows with the sampler's copies. The larger of
-    the two counts.
-    """
-    tokens = max_num_batched_tokens / layout.attention_data_parallel_size
-    widest = max(_layer_width(model, block.mlp, layout) for block in model.blocks)
-    in_layer = tokens * (2 * model.hidden_size + widest) * model.element_bytes
-    rows = max_num_seqs / layout.attention_data_parallel_size
-    in_sampler = rows * model.vocab_size * (model.element_bytes + SAMPLER_BYTES_PER_LOGIT)
-    return max(in_layer, in_sampler)
-
-
-def _layer_width(model: ModelSpec, mlp: object, layout: ParallelLayout) -> float:
-    """Returns the elements per token that the MLP holds at its peak."""
-    if isinstance(mlp, MixtureOfExperts):
-        copies = mlp.top_k / layout.expert_parallel_size
-        of_experts = copies * 3 * mlp.intermediate_size / layout.expert_tensor_parallel_size
-        tokens_of_all = layout.attention_data_parallel_size * (of_experts + copies * model.hidden_size)
-        return tokens_of_all + 3 * mlp.shared_intermediate_size / layout.tensor_parallel_size
-    gated, width = getattr(mlp, "gated", True), getattr(mlp, "intermediate_size", 0)
-    return float((3 if gated else 2) * width / layout.tensor_parallel_size)
-
-
-def cuda_graph_bytes(model: ModelSpec, layout: ParallelLayout, graphs: CudaGraphs) -> float:
-    """Returns the bytes of captured graphs, which share one activation pool as large as the largest needs."""
-    if not graphs.enabled:
-        return 0.0
-    largest = graphs.sizes[-1] * layout.attention_data_parallel_size
-    return len(graphs.sizes) * GRAPH_BYTES + activation_bytes(model, layout, largest, 0)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import ModelSpec
 
 GIB = 2.0**30
@@ -74,11 +73,10 @@ class Offload:
 
     def host_bytes(self, model: ModelSpec, layout: ParallelLayout, device_bytes: float) -> float:
         """Returns the bytes of one device's weights that are in host memory; device_bytes: all of them."""
-        table = share_of(model.vocab_size, layout.tensor_parallel_size) * model.hidden_size
-        table_bytes = table * model.element_bytes
-        tables = 1 if model.tie_word_embeddings or layout.pipeline_parallel_size > 1 else 2
-        layers_bytes = device_bytes - tables * table_bytes
+        embedding, head = model.table_bytes(layout.tensor_parallel_size)
+        tables = max(embedding, head) if layout.pipeline_parallel_size > 1 else embedding + head
+        layers_bytes = device_bytes - tables
         if self.n_gpu_layers is None:
             return min(self.cpu_offload_gb * GIB, layers_bytes)
-        kept = table_bytes if self.has_head(model.num_layers) else 0.0
+        kept = (head or embedding) if self.has_head(model.num_layers) else 0.0
         return device_bytes - layers_bytes * self.layer_share(model.num_layers) - kept

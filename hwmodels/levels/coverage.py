@@ -14,9 +14,10 @@ from hwmodels.iterations.ops import Operator
 from hwmodels.levels.profile import Profile
 from hwmodels.levels.readers import DENSE_MLP, Layers
 from hwmodels.model.attention import LatentAttention
-from hwmodels.model.linear_attention import LinearAttention
+from hwmodels.model.linear_attention import RecurrentLayer
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.state_space import BesideAttention
 from hwmodels.operators.moe_routing import ExpertLayer, Routing, rank_loads
 
 SHARED = {"shared_gate_up_proj", "shared_up_proj", "shared_down_proj"}
@@ -29,7 +30,7 @@ def layers_of(model: ModelSpec, routing: Routing) -> Layers:
     if not routed:
         return Layers(model.num_layers, model.num_layers)
     layer = ExpertLayer(
-        hidden_size=model.hidden_size,
+        hidden_size=routed[0].expert_hidden_size(model.hidden_size),
         intermediate_size=routed[0].intermediate_size,
         top_k=routed[0].top_k,
         num_experts=routed[0].num_experts,
@@ -69,7 +70,7 @@ def check_covers(profile: Profile, model: ModelSpec) -> None:
     """Raises ValueError if the rows cannot be those of the model's layers."""
     calls = {operator.name: operator.calls for operator in profile.operators}
     kinds = {block.attention for block in model.blocks}
-    if any(isinstance(kind, LinearAttention) for kind in kinds):
+    if any(isinstance(kind, RecurrentLayer | BesideAttention) for kind in kinds):
         raise ValueError(
             f"{model.name} has linear attention, which tables do not describe; choose latency=calibrated"
         )

@@ -89,10 +89,13 @@ def _limits(
 ) -> dict[str, tuple[Floats, Floats]]:
     """Returns per operator: the size of each of its rows, and the lower bounds of their times in seconds."""
     names, components = np.asarray(rows["operator"]), np.asarray(rows["component"])
-    limits = {}
+    limits, head = {}, model.lm_head_weights or model.dtype
     matrices = model.blocks[0].layer_matrices(model.hidden_size, Ranks(tensor=tensor_parallel_size))
-    shapes = {matrix.name: (matrix.k, matrix.n, model.weights or model.dtype) for matrix in matrices}
-    shapes["lm_head"] = (model.hidden_size, share_of(model.vocab_size, tensor_parallel_size), model.dtype)
+    shapes = {
+        matrix.name: (matrix.k, matrix.n, matrix.stored or model.weights or model.dtype)
+        for matrix in matrices
+    }
+    shapes["lm_head"] = (model.hidden_size, share_of(model.vocab_size, tensor_parallel_size), head)
     for name, (k, n, stored) in shapes.items():
         own = np.flatnonzero(names == name)
         if not len(own):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
+
+from hwmodels.bounded_files import UnreadableFileError, check_table
 
 MAX_BYTES = 1 << 29
 """Largest decompressed CSV file."""
 MAX_LINE = 1 << 20
 """Length in bytes from which a line is refused."""
-MAX_CELLS = 50_000_000
-"""Maximum number of rows times columns of a parquet file."""
 _PIECE = 1 << 16
 
 
@@ -24,15 +24,29 @@ def read_table_file(file: Path) -> pd.DataFrame:
     Raises OSError, and ValueError for a file that is no such table or exceeds the limits.
     """
     if not file.is_file():
-        raise ValueError("no such file")
+        found = "must be a regular file, not a folder, pipe, socket or device"
+        raise ValueError(found if file.exists() else "no such file")
     if file.suffix == ".parquet":
-        about = pq.read_metadata(file)
-        if about.num_rows * about.num_columns > MAX_CELLS:
-            raise ValueError(f"must have at most {MAX_CELLS:,} cells")
-        return pd.read_parquet(file)
+        return read_parquet(file)
     is_gzip = file.suffix == ".gz"
     _check_text(file, is_gzip)
     return pd.read_csv(file, compression="gzip" if is_gzip else None)
+
+
+def read_parquet(file: Path, **options: Any) -> pd.DataFrame:
+    """Reads a Parquet file, or a folder of them, with pandas; options: those of pandas.read_parquet.
+
+    Raises OSError and ValueError, and UnreadableFileError if the table would take more memory than
+    `check_table` allows.
+    """
+    parts = (
+        [part for part in sorted(file.iterdir()) if part.suffix == ".parquet"] if file.is_dir() else [file]
+    )
+    if not parts:
+        raise UnreadableFileError("is a folder without Parquet files")
+    for part in parts:
+        check_table(part)
+    return pd.read_parquet(file, **options)
 
 
 def _check_text(file: Path, is_gzip: bool) -> None:

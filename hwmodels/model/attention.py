@@ -1,6 +1,7 @@
 """Kinds of softmax attention: their matrices, their caches per token, and their sharding.
 
-Linear attention is in `hwmodels.model.linear_attention`. A new kind is a class with the members of
+Layers with a state of constant size are in `hwmodels.model.linear_attention` and `state_space`, caches of
+compressed tokens in `hwmodels.model.compressed_attention`. A new kind is a class with the members of
 `Attention`, its operators in `hwmodels.assembly.attention`, and in `hwmodels.hf.architectures`
 the fields of a config.json by which it is recognised.
 """
@@ -63,6 +64,15 @@ class Attention(Protocol):
         """Returns the layer pruned to that share of its heads, in whole groups."""
 
 
+def check_indexer(top_k: int | None, num_heads: int, head_dim: int) -> None:
+    """Raises ValueError unless an indexer that selects top_k tokens has heads; None: there is none."""
+    if top_k is None:
+        return
+    check_whole("sparse_top_k", top_k, remedy=", or null")
+    check_whole("index_n_heads", num_heads, remedy=" where sparse_top_k is given")
+    check_whole("index_head_dim", head_dim, remedy=" where sparse_top_k is given")
+
+
 def kept_heads(num_heads: int, share: float) -> int:
     """Returns the number of heads that pruning to a share keeps, at least 1."""
     return max(1, round(num_heads * share))
@@ -75,6 +85,8 @@ class GroupedQueryAttention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    v_head_dim: int | None = None
+    """Width of a head's values (MiMo-V2: 128, keys 192); None: that of its keys."""
     qkv_bias: bool = False
     """Biases on the Q, K and V projections (Qwen2)."""
     o_bias: bool = False
@@ -94,12 +106,21 @@ class GroupedQueryAttention:
     """Reuse of an earlier layer's keys and values: no K and V projections, no cache (Gemma 3n)."""
     output_gate: bool = False
     """Gate on the output, made by the Q projection, which is then twice as wide (Qwen3-Next)."""
+    head_gate: bool = False
+    """Gate of one number per head on the output, from the hidden state (Step-3.5)."""
     sinks: bool = False
     """One learned logit per head in the denominator of the softmax (gpt-oss)."""
+    sparse_top_k: int | None = None
+    """Largest number of tokens that a query attends to, which an indexer selects (MiniMax-M3); None: all."""
+    index_n_heads: int = 0
+    index_head_dim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
             check_whole(name, getattr(self, name))
+        if self.v_head_dim is not None:
+            check_whole("v_head_dim", self.v_head_dim, remedy=", or null")
+        check_indexer(self.sparse_top_k, self.index_n_heads, self.index_head_dim)
         if self.num_heads % self.num_kv_heads:
             divisors = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             nearest = min(divisors, key=lambda n: abs(n - self.num_kv_heads))
@@ -137,15 +158,33 @@ class GroupedQueryAttention:
     def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        q_width = share_of(self.num_heads, tensor_parallel_size) * self.head_dim
+        """Returns one rank's matrices: queries, keys and values; output; head gate and indexer, if any."""
+        heads = share_of(self.num_heads, tensor_parallel_size)
         kv_heads = 0 if self.shares_kv else self.kv_heads_per_rank(tensor_parallel_size)
-        qkv_width = (2 if self.output_gate else 1) * q_width + 2 * kv_heads * self.head_dim
-        return (Matrix("qkv_proj", hidden_size, qkv_width), Matrix("o_proj", q_width, hidden_size))
+        q_width = (2 if self.output_gate else 1) * heads * self.head_dim
+        qkv_width = q_width + kv_heads * (self.head_dim + self.value_dim)
+        return (
+            Matrix("qkv_proj", hidden_size, qkv_width),
+            Matrix("o_proj", heads * self.value_dim, hidden_size),
+            *((Matrix("head_gate", hidden_size, heads),) if self.head_gate else ()),
+            *self._indexer(hidden_size),
+        )
+
+    def _indexer(self, hidden_size: int) -> tuple[Matrix, ...]:
+        """Returns the matrix of the indexer's queries and key, replicated on every rank."""
+        if self.sparse_top_k is None:
+            return ()
+        return (Matrix("index_qk_proj", hidden_size, (self.index_n_heads + 1) * self.index_head_dim),)
 
     def vector_elements(self, hidden_size: int) -> int:
         """Returns the elements of biases, norms over heads, and sinks."""
-        (qkv, _) = self.matrices(hidden_size)
+        qkv, *_ = self.matrices(hidden_size)
         norms = self.head_dim * (1 if self.shares_kv else 2)
         return (
             self.qkv_bias * qkv.n
@@ -155,18 +194,28 @@ class GroupedQueryAttention:
         )
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        """Returns 2 (K, V) x KV heads of the rank x (head_dim x element bytes + scale bytes)."""
+        """Returns KV heads of the rank x (key and value elements x element bytes + scale bytes of both).
+
+        With an indexer, one key in the same format is added.
+        """
         if self.shares_kv:
             return 0.0
-        head_bytes = self.head_dim * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
-        return 2 * self.kv_heads_per_rank(tensor_parallel_size) * head_bytes
+        element_bytes, scale_bytes = KV_BYTES[kv_dtype], KV_SCALE_BYTES.get(kv_dtype, 0.0)
+        head_bytes = (self.head_dim + self.value_dim) * element_bytes + 2 * scale_bytes
+        return self.kv_heads_per_rank(tensor_parallel_size) * head_bytes + self.index_key_bytes(kv_dtype)
+
+    def index_key_bytes(self, kv_dtype: str) -> float:
+        """Returns the bytes of the indexer's key of a token; 0 without an indexer."""
+        return 0.0 if self.sparse_top_k is None else self.index_head_dim * KV_BYTES[kv_dtype]
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
         return 0.0
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 4 heads head_dim, the FLOPs per query and key."""
-        return 4 * share_of(self.num_heads, tensor_parallel_size) * self.head_dim
+        """Returns 2 heads (key and value width), the FLOPs per query and key; 0 with an indexer."""
+        if self.sparse_top_k is not None:
+            return 0.0
+        return 2 * share_of(self.num_heads, tensor_parallel_size) * (self.head_dim + self.value_dim)
 
     def with_fewer_heads(self, share: float) -> Self:
         """Returns the pruned layer; query heads are removed together with their KV head."""
@@ -193,25 +242,30 @@ class LatentAttention:
     qk_rope_head_dim: int
     """Width of the part with position; all heads share its key."""
     v_head_dim: int
+    output_gate: bool = False
+    """Gate on the heads' outputs, a projection of the hidden state (Kimi-K3)."""
     sparse_top_k: int | None = None
     """Largest number of tokens that a query attends to; None: no limit."""
     index_n_heads: int = 0
     index_head_dim: int = 0
+    shares_index: bool = False
+    """Reuse of the tokens that an earlier layer's indexer selected (GLM-5.2): no indexer, no index keys."""
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
             check_whole(name, getattr(self, name))
         if self.q_lora_rank is not None:
             check_whole("q_lora_rank", self.q_lora_rank, remedy=", or null")
-        if self.sparse_top_k is None:
-            return
-        check_whole("sparse_top_k", self.sparse_top_k, remedy=", or null")
-        if self.q_lora_rank is None:
+        if self.sparse_top_k is not None and self.q_lora_rank is None:
             raise ValueError(
                 f"sparse_top_k={self.sparse_top_k}: the indexer reads the compressed query; give q_lora_rank"
             )
-        check_whole("index_n_heads", self.index_n_heads, remedy=" where sparse_top_k is given")
-        check_whole("index_head_dim", self.index_head_dim, remedy=" where sparse_top_k is given")
+        check_indexer(self.sparse_top_k, self.index_n_heads, self.index_head_dim)
+
+    @property
+    def has_indexer(self) -> bool:
+        """True if the layer selects tokens itself."""
+        return self.sparse_top_k is not None and not self.shares_index
 
     @property
     def window(self) -> None:
@@ -266,13 +320,14 @@ class LatentAttention:
         return (
             *queries,
             Matrix("kv_b_proj", self.kv_lora_rank, heads * (self.qk_nope_head_dim + self.v_head_dim)),
+            *((Matrix("gate_proj", hidden_size, heads * self.v_head_dim),) if self.output_gate else ()),
             Matrix("o_proj", heads * self.v_head_dim, hidden_size),
             *self._indexer(hidden_size),
         )
 
     def _indexer(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Returns the indexer's matrices, replicated on every rank: each needs the whole choice of tokens."""
-        if self.sparse_top_k is None or self.q_lora_rank is None:
+        if not self.has_indexer or self.q_lora_rank is None:
             return ()
         return (
             Matrix("index_q_proj", self.q_lora_rank, self.index_n_heads * self.index_head_dim),
@@ -283,7 +338,7 @@ class LatentAttention:
     def vector_elements(self, hidden_size: int) -> int:
         """Returns the elements of the norms of compressed queries and keys, and of index keys."""
         norms = self.kv_lora_rank + (self.q_lora_rank or 0)
-        return norms + (2 * self.index_head_dim if self.sparse_top_k else 0)
+        return norms + (2 * self.index_head_dim if self.has_indexer else 0)
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
         """Returns (kv_lora_rank + qk_rope_head_dim) x element bytes, the same on every rank.
@@ -291,7 +346,7 @@ class LatentAttention:
         With an indexer, one fp8 key and its fp32 scale are added.
         """
         latent = self.latent_width * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
-        return latent + (self.index_head_dim + 4.0 if self.sparse_top_k else 0.0)
+        return latent + (self.index_head_dim + 4.0 if self.has_indexer else 0.0)
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
         return 0.0
@@ -302,3 +357,42 @@ class LatentAttention:
 
     def with_fewer_heads(self, share: float) -> Self:
         return replace(self, num_heads=kept_heads(self.num_heads, share))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoAttention:
+    """A layer without attention: an MLP alone (Nemotron-H, layers that DeciLM leaves out)."""
+
+    window: int | None = None
+    num_query_heads: int = 0
+    num_kv_heads: int = 1
+    kv_is_latent: bool = False
+
+    @property
+    def max_tensor_parallel_size(self) -> int:
+        return 2**20
+
+    @property
+    def cutting_rule(self) -> str:
+        return "be at least 1"
+
+    def divides(self, tensor_parallel_size: int) -> bool:
+        return tensor_parallel_size >= 1
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        return ()
+
+    def vector_elements(self, hidden_size: int) -> int:
+        return 0
+
+    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def with_fewer_heads(self, share: float) -> Self:
+        return self

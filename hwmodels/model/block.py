@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hwmodels.checks import check_whole
 from hwmodels.model.attention import Attention
-from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks
+from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role
 from hwmodels.model.mlp import Mlp
+from hwmodels.model.quantization import check_weight_format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,14 +20,32 @@ class Block:
     mlp: Mlp
     num_norms: int = 2
     """Number of RMS norms over the hidden state per layer; Gemma has 4."""
+    formats: tuple[tuple[str, str], ...] = ()
+    """Names of matrices whose storage format is not that of their role, and the format."""
 
     def __post_init__(self) -> None:
         check_whole("count", self.count)
         check_whole("num_norms", self.num_norms)
+        for name, stored in self.formats:
+            check_weight_format(f"formats.{name}", stored)
 
     def layer_matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
         """Returns the matrices of one of the layers, on one rank."""
-        return (*self.attention.matrices(hidden_size, ranks.tensor), *self.mlp.matrices(hidden_size, ranks))
+        own = dict(self.formats)
+        matrices = (
+            *self.attention.matrices(hidden_size, ranks.tensor),
+            *self.mlp.matrices(hidden_size, ranks),
+        )
+        if not own:
+            return matrices
+        return tuple(replace(matrix, stored=own.get(matrix.name)) for matrix in matrices)
+
+    def without_formats(self, *roles: Role) -> Block:
+        """Returns the layers with matrices of these roles stored as the model says for their role."""
+        if not self.formats:
+            return self
+        of_role = {matrix.name for matrix in self.layer_matrices(1) if matrix.role in roles}
+        return replace(self, formats=tuple(item for item in self.formats if item[0] not in of_role))
 
     def layer_vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
         """Returns the elements of norms, biases and other vectors of one layer, on one rank."""

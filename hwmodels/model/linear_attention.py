@@ -1,19 +1,122 @@
-"""Linear attention: a state of constant size per sequence in place of KV per token."""
+"""Layers with a state of constant size per sequence in place of KV per token; linear attention is one kind.
+
+`RecurrentLayer` is what they have in common; a kind states its matrices, its convolution, its state and the
+FLOPs of its recurrence. State-space layers are in `hwmodels.model.state_space`.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from hwmodels.checks import check_whole
 from hwmodels.model.attention import kept_heads
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES
 
+SCAN_CHUNK = 64
+"""Tokens that the chunked form of a recurrence processes at once (Yang et al., 2024)."""
+
+
+class RecurrentLayer(ABC):
+    """A kind of `Attention` whose memory of a sequence does not grow with it."""
+
+    __slots__ = ()
+
+    scan_name: ClassVar[str] = "scan"
+    """Name of the operator of its recurrence."""
+
+    @property
+    def window(self) -> None:
+        return None
+
+    @property
+    @abstractmethod
+    def num_query_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """1, because nothing is cached and consumers need at least one head."""
+        return 1
+
+    @property
+    def kv_is_latent(self) -> bool:
+        return False
+
+    @property
+    def max_tensor_parallel_size(self) -> int:
+        return self.num_query_heads
+
+    @property
+    @abstractmethod
+    def cutting_rule(self) -> str: ...
+
+    def divides(self, tensor_parallel_size: int) -> bool:
+        return tensor_parallel_size >= 1 and self.max_tensor_parallel_size % tensor_parallel_size == 0
+
+    @abstractmethod
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        """Returns one rank's matrices; the last one projects the output."""
+
+    @abstractmethod
+    def vector_elements(self, hidden_size: int) -> int: ...
+
+    @abstractmethod
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        """Returns the elements of a token's output before its projection, on one rank."""
+
+    @abstractmethod
+    def conv_width(self, tensor_parallel_size: int = 1) -> int:
+        """Returns the number of channels of the short convolution, on one rank; 0: there is none."""
+
+    @property
+    @abstractmethod
+    def conv_history(self) -> int:
+        """Inputs of the convolution that a sequence keeps: its width less 1."""
+
+    @abstractmethod
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns the bytes of the recurrent state of one sequence, on one rank."""
+
+    @abstractmethod
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns the FLOPs of a token that is processed alone, on one rank."""
+
+    def chunk_token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns the FLOPs of a token of a prompt, which is processed in chunks, on one rank."""
+        return self.token_flops(tensor_parallel_size)
+
+    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
+        """Returns the state bytes of one sequence in one layer on one rank.
+
+        The recurrent state, and the last inputs of the convolution, which are kept in the model's dtype.
+        """
+        history = self.conv_width(tensor_parallel_size) * self.conv_history
+        return self.recurrent_bytes(tensor_parallel_size) + history * KV_BYTES[dtype]
+
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def with_fewer_heads(self, share: float) -> Self:
+        """Returns the pruned layer. Raises ValueError for kinds that cannot be pruned by heads."""
+        raise ValueError(f"heads={share}: {type(self).__name__} layers cannot be pruned by heads; must be 1")
+
+
+def check_state_dtype(state_dtype: str) -> None:
+    """Raises ValueError unless a recurrent state may have this dtype."""
+    if state_dtype not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"state_dtype={state_dtype}: must be fp32, bf16 or fp16")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinearAttention:
+class LinearAttention(RecurrentLayer):
     """Gated delta net: a matrix of constant size per head instead of KV (Yang et al., 2024; Qwen3-Next)."""
+
+    scan_name: ClassVar[str] = "delta_rule"
 
     num_key_heads: int
     key_head_dim: int
@@ -31,25 +134,11 @@ class LinearAttention:
             raise ValueError(
                 f"num_key_heads={self.num_key_heads}: must divide num_value_heads={self.num_value_heads}"
             )
-        if self.state_dtype not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f"state_dtype={self.state_dtype}: must be fp32, bf16 or fp16")
-
-    @property
-    def window(self) -> None:
-        return None
+        check_state_dtype(self.state_dtype)
 
     @property
     def num_query_heads(self) -> int:
         return self.num_value_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        """1, because nothing is cached and consumers need at least one head."""
-        return 1
-
-    @property
-    def kv_is_latent(self) -> bool:
-        return False
 
     @property
     def max_tensor_parallel_size(self) -> int:
@@ -58,9 +147,6 @@ class LinearAttention:
     @property
     def cutting_rule(self) -> str:
         return f"divide the {self.num_key_heads} key heads of the linear attention"
-
-    def divides(self, tensor_parallel_size: int) -> bool:
-        return tensor_parallel_size >= 1 and self.num_key_heads % tensor_parallel_size == 0
 
     def key_width(self, tensor_parallel_size: int = 1) -> int:
         return share_of(self.num_key_heads, tensor_parallel_size) * self.key_head_dim
@@ -89,21 +175,25 @@ class LinearAttention:
         """Returns the elements of the convolution, of decay and step per value head, of the output norm."""
         return self.conv_width() * self.conv_kernel + 2 * self.num_value_heads + self.value_head_dim
 
-    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        return 0.0
+    @property
+    def conv_history(self) -> int:
+        return self.conv_kernel - 1
 
-    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        """Returns the state bytes of one sequence in one layer on one rank.
-
-        They hold value heads x key_head_dim x value_head_dim elements, and the last conv_kernel - 1 inputs of
-        the convolution, which are kept in the model's dtype.
-        """
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns value heads x key_head_dim x value_head_dim elements."""
         heads = self.value_heads_per_rank(tensor_parallel_size)
-        recurrent = heads * self.key_head_dim * self.value_head_dim * KV_BYTES[self.state_dtype]
-        return recurrent + self.conv_width(tensor_parallel_size) * (self.conv_kernel - 1) * KV_BYTES[dtype]
+        return heads * self.key_head_dim * self.value_head_dim * KV_BYTES[self.state_dtype]
 
-    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        return 0.0
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 6 heads d_k d_v: decay, correct, read the state."""
+        heads = self.value_heads_per_rank(tensor_parallel_size)
+        return 6.0 * heads * self.key_head_dim * self.value_head_dim
+
+    def chunk_token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 2 C heads (2 d_k + d_v) more, for the products among the tokens of a chunk of C."""
+        heads = self.value_heads_per_rank(tensor_parallel_size)
+        among = 2.0 * SCAN_CHUNK * heads * (2 * self.key_head_dim + self.value_head_dim)
+        return self.token_flops(tensor_parallel_size) + among
 
     def with_fewer_heads(self, share: float) -> Self:
         """Returns the pruned layer; value heads are removed together with their key head."""

@@ -33,6 +33,8 @@ class Matrix:
     n: int
     count: int = 1
     role: Role = Role.dense
+    stored: str | None = None
+    """Storage format that the checkpoint has for this matrix; None: that of its role."""
 
     @property
     def elements(self) -> int:

@@ -1,4 +1,4 @@
-"""Kinds of MLP: dense, and mixture of experts."""
+"""Kinds of MLP: dense, mixture of experts, and none."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ class MixtureOfExperts:
     shared_gate: bool = False
     """A gate of one output scales the shared experts (Qwen2-MoE, Qwen3-Next)."""
     gated: bool = True
+    latent_size: int | None = None
+    """Width of the routed experts' inputs and outputs (Nemotron 3 Super, Kimi-K3); None: the hidden size.
+
+    One matrix projects a token down to it before it is sent to the experts, one projects their sum up.
+    """
     bias: bool = False
     """Biases in the routed experts (gpt-oss)."""
     router_bias: bool = False
@@ -57,18 +62,44 @@ class MixtureOfExperts:
             check_whole(name, getattr(self, name))
         if self.shared_intermediate_size:
             check_whole("shared_intermediate_size", self.shared_intermediate_size, remedy=", or 0")
+        if self.latent_size is not None:
+            check_whole("latent_size", self.latent_size, remedy=", or null")
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={self.top_k}: must be 1 to num_experts={self.num_experts}")
 
     def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
-        """Returns the matrices of one rank: the whole router, and the rank's share of the routed experts."""
+        """Returns the matrices of one rank: the whole router, and the rank's share of the routed experts.
+
+        The shared experts follow, then the projections to and from the experts' width, on every rank.
+        """
         width = share_of(self.intermediate_size, ranks.moe_tensor)
         experts = share_of(self.num_experts, ranks.expert)
         shared_width = share_of(self.shared_intermediate_size, ranks.tensor)
         return (
             Matrix("router", hidden_size, self.num_experts, role=Role.plain),
-            *mlp_pair("expert_", hidden_size, width, gated=self.gated, count=experts, role=Role.routed),
+            *mlp_pair(
+                "expert_",
+                self.expert_hidden_size(hidden_size),
+                width,
+                gated=self.gated,
+                count=experts,
+                role=Role.routed,
+            ),
             *(mlp_pair("shared_", hidden_size, shared_width, gated=self.gated) if shared_width else ()),
+            *self.latent_matrices(hidden_size),
+        )
+
+    def expert_hidden_size(self, hidden_size: int) -> int:
+        """Returns the width of a routed expert's input and output."""
+        return hidden_size if self.latent_size is None else self.latent_size
+
+    def latent_matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
+        """Returns the projections to the routed experts' width and back; none if it is the hidden size."""
+        if self.latent_size is None:
+            return ()
+        return (
+            Matrix("latent_down_proj", hidden_size, self.latent_size),
+            Matrix("latent_up_proj", self.latent_size, hidden_size),
         )
 
     def active_elements(self, hidden_size: int) -> int:
@@ -88,10 +119,25 @@ class MixtureOfExperts:
         shared_gate = hidden_size if self.shared_gate else 0
         up = (2 if self.gated else 1) * share_of(self.intermediate_size, ranks.moe_tensor)
         experts = share_of(self.num_experts, ranks.expert) if self.bias else 0
-        return self.router_bias * self.num_experts + shared_gate + experts * (up + hidden_size)
+        of_expert = up + self.expert_hidden_size(hidden_size)
+        return self.router_bias * self.num_experts + shared_gate + experts * of_expert
 
 
-Mlp = DenseMlp | MixtureOfExperts
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoMlp:
+    """A layer without an MLP: a mixer of tokens alone (Nemotron-H, Mamba)."""
+
+    def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
+        return ()
+
+    def active_elements(self, hidden_size: int) -> int:
+        return 0
+
+    def vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
+        return 0
+
+
+Mlp = DenseMlp | MixtureOfExperts | NoMlp
 
 
 def mlp_pair(

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hwmodels.checks import check_whole
-from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, NoAttention
 from hwmodels.model.block import Block
 from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
-from hwmodels.model.quantization import KV_BYTES, weight_format
+from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
+from hwmodels.model.quantization import KV_BYTES, check_weight_format, weight_format
 
 __all__ = [
     "Attention",
@@ -25,11 +25,28 @@ __all__ = [
     "MixtureOfExperts",
     "Mlp",
     "ModelSpec",
+    "NoAttention",
+    "NoMlp",
+    "OtherWeights",
     "Ranks",
     "Role",
 ]
 
 DTYPES = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherWeights:
+    """Weights outside the layers that occupy memory and cost a text token no time, in the model's dtype.
+
+    Vision and audio towers, and tables of which a token reads a row.
+    """
+
+    name: str
+    elements: int
+
+    def __post_init__(self) -> None:
+        check_whole("elements", self.elements)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +86,20 @@ class ModelSpec:
     """Storage format of the matrices of attention and MLPs (`WEIGHT_FORMATS`); None: dtype."""
     moe_weights: str | None = None
     """Storage format of routed experts; None: the same as `weights`."""
+    lm_head_weights: str | None = None
+    """Storage format of the LM head, where it has a table of its own; None: dtype."""
     kv_cache_dtype: str = "auto"
     """Storage format of the KV cache, a key of `KV_BYTES`; auto: dtype."""
     sparsity: str | None = None
     """Structured sparsity of attention and MLPs; 2:4: two of four weights are zero and not stored."""
+    other_weights: tuple[OtherWeights, ...] = ()
+    """Towers and tables; sharded over the ranks of tensor parallelism, in a pipeline on the first stage."""
+    read_by_fields: bool = False
+    """Whether the architecture is unknown, and its layers are what its fields usually mean."""
     num_mtp_modules: int = 0
-    """Modules for multi-token prediction in the checkpoint, each like the last layer; a decode uses none."""
+    """Modules for multi-token prediction in the checkpoint, each like `mtp_block`; a decode uses none."""
+    mtp_block: Block | None = None
+    """Layer of such a module; None: like the last block's."""
     notes: tuple[str, ...] = ()
     """Notes on parts of the model that this description lacks, and on transformations of it."""
     source: str = ""
@@ -86,7 +111,8 @@ class ModelSpec:
             raise ValueError("blocks=(): must hold at least one block")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype}: must be bf16, fp16 or fp32")
-        for name, given in (("weights", self.weights), ("moe_weights", self.moe_weights)):
+        for name in ("weights", "moe_weights", "lm_head_weights"):
+            given = getattr(self, name)
             if given is not None:
                 check_weight_format(name, given)
         if self.moe_weights is not None and not self.has_experts:
@@ -127,7 +153,16 @@ class ModelSpec:
         """Number of all weights except those for multi-token prediction; Llama-2-7B: 6,738,415,616."""
         layers = sum(matrix.elements for matrix in self.layer_matrices())
         tables = 1 if self.tie_word_embeddings else 2
-        return layers + self.vector_elements() + tables * self.embedding_elements
+        return layers + self.vector_elements() + tables * self.embedding_elements + self.other_elements
+
+    @property
+    def other_elements(self) -> int:
+        """Number of weights of towers and of tables besides the vocabulary's."""
+        return sum(other.elements for other in self.other_weights)
+
+    def other_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns the bytes of towers and further tables on one rank of the first stage."""
+        return share_of(self.other_elements, tensor_parallel_size) * self.element_bytes
 
     @property
     def num_active_parameters(self) -> int:
@@ -182,12 +217,25 @@ class ModelSpec:
             return self.moe_weights
         return self.weights or self.dtype
 
-    def bytes_per_weight(self, role: Role) -> float:
-        """Returns the bytes per weight with scales; 2:4 keeps half plus 2 bits of position: bf16 x 0.5625."""
-        stored = weight_format(self.weight_format_of(role)).bytes_per_weight
+    def bytes_per_weight(self, role: Role, stored: str | None = None) -> float:
+        """Returns the bytes per weight with scales; 2:4 keeps half plus 2 bits of position: bf16 x 0.5625.
+
+        stored: the format of a matrix that has another one than its role (`Matrix.stored`).
+        """
+        per_weight = weight_format(stored or self.weight_format_of(role)).bytes_per_weight
         if self.sparsity is None or role is Role.plain:
-            return stored
-        return stored / 2 + 1 / 8
+            return per_weight
+        return per_weight / 2 + 1 / 8
+
+    def matrix_bytes(self, matrix: Matrix) -> float:
+        """Returns the bytes of a matrix of this model, with scales."""
+        return matrix.elements * self.bytes_per_weight(matrix.role, matrix.stored)
+
+    def table_bytes(self, tensor_parallel_size: int = 1) -> tuple[float, float]:
+        """Returns the bytes of the embedding table and of the LM head on one rank; a tied head has none."""
+        elements = self.hidden_size * share_of(self.vocab_size, tensor_parallel_size)
+        head = elements * self.bytes_per_weight(Role.plain, self.lm_head_weights)
+        return elements * self.element_bytes, 0.0 if self.tie_word_embeddings else head
 
     def weight_bytes_per_rank(
         self,
@@ -205,12 +253,13 @@ class ModelSpec:
         if moe_tensor_parallel_size is None:
             moe_tensor_parallel_size = max(1, tensor_parallel_size // expert_parallel_size)
         ranks = Ranks(tensor_parallel_size, moe_tensor_parallel_size, expert_parallel_size)
-        matrices, vectors = self.layer_matrices(ranks), self.vector_elements(ranks)
-        tables = 1 if self.tie_word_embeddings else 2
-        vectors += tables * self.hidden_size * share_of(self.vocab_size, tensor_parallel_size)
+        matrices = sum(self.matrix_bytes(matrix) for matrix in self.layer_matrices(ranks))
+        tables = sum(self.table_bytes(tensor_parallel_size))
         return (
-            sum(matrix.elements * self.bytes_per_weight(matrix.role) for matrix in matrices)
-            + vectors * self.element_bytes
+            matrices
+            + self.vector_elements(ranks) * self.element_bytes
+            + tables
+            + self.other_bytes(tensor_parallel_size)
         )
 
     def kv_layers(self, tensor_parallel_size: int = 1) -> list[KvLayers]:
@@ -274,9 +323,17 @@ class ModelSpec:
     def with_weights(
         self, weights: str | None, moe_weights: str | None = None, kv_cache_dtype: str | None = None
     ) -> ModelSpec:
-        """Returns the same model with other storage formats of its matrices and, if given, of its KV."""
+        """Returns the same model with other storage formats of all matrices and, if given, of its KV."""
         kv = self.kv_cache_dtype if kv_cache_dtype is None else kv_cache_dtype
-        return replace(self, weights=weights, moe_weights=moe_weights, kv_cache_dtype=kv)
+        blocks = tuple(block.without_formats(Role.dense, Role.routed) for block in self.blocks)
+        return replace(
+            self,
+            blocks=blocks,
+            weights=weights,
+            moe_weights=moe_weights,
+            lm_head_weights=None,
+            kv_cache_dtype=kv,
+        )
 
 
 class Transform(Protocol):
@@ -284,10 +341,3 @@ class Transform(Protocol):
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the new model, with notes on the savings. Raises ValueError if it cannot be made."""
-
-
-def check_weight_format(name: str, given: str) -> None:
-    try:
-        weight_format(given)
-    except ValueError as error:
-        raise ValueError(f"{name}{str(error).removeprefix('weights')}") from None

@@ -10,12 +10,14 @@ from hwmodels.model.quantization import weight_format
 
 def precision_notes(model: ModelSpec, device: Device) -> list[str]:
     """Returns notes on formats that the device does not compute in and on unusable sparsity; else none."""
-    roles = {"weights": Role.dense}
+    formats = {("weights", model.weight_format_of(Role.dense))}
     if model.has_experts:
-        roles["moe_weights"] = Role.routed
+        formats.add(("moe_weights", model.weight_format_of(Role.routed)))
+    of_role = {name for _, name in formats}
+    others = sorted({name for block in model.blocks for _, name in block.formats} - of_role)
     notes = []
-    for setting, role in roles.items():
-        stored = weight_format(model.weight_format_of(role))
+    for setting, name in (*sorted(formats, reverse=True), *(("formats", name) for name in others)):
+        stored = weight_format(name)
         if stored.falls_back_on(device):
             computed = stored.compute_dtype(device, model.dtype)
             notes.append(

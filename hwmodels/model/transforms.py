@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hwmodels.checks import is_finite
-from hwmodels.model.mlp import DenseMlp, Mlp
+from hwmodels.model.matrices import Role
+from hwmodels.model.mlp import DenseMlp, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec
 
 GRAIN = 64
@@ -119,7 +120,7 @@ class SparseUnstructured:
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the model with a note; the file holds other weights and one bit of position per weight."""
         matrices, file_bytes = model.quantised_matrices(), model.weight_bytes_per_rank()
-        stored_bytes = sum(matrix.elements * model.bytes_per_weight(matrix.role) for matrix in matrices)
+        stored_bytes = sum(model.matrix_bytes(matrix) for matrix in matrices)
         place_bytes = sum(matrix.elements for matrix in matrices) / 8
         saved_bytes = max(0.0, self.zeros * stored_bytes - place_bytes)
         note = (
@@ -158,11 +159,14 @@ class Distill:
 
 def served_as(student: ModelSpec, teacher: ModelSpec) -> ModelSpec:
     """Returns the student in the teacher's number formats: model.weights=fp8 applies to the served model."""
+    dense, routed = teacher.weights, teacher.moe_weights if student.has_experts else None
+    roles = (*([Role.dense] if dense else []), *([Role.routed] if routed else []))
     return replace(
         student,
+        blocks=tuple(block.without_formats(*roles) for block in student.blocks),
         dtype=teacher.dtype,
-        weights=teacher.weights or student.weights,
-        moe_weights=(teacher.moe_weights or student.moe_weights) if student.has_experts else None,
+        weights=dense or student.weights,
+        moe_weights=routed or student.moe_weights,
         kv_cache_dtype=student.kv_cache_dtype if teacher.kv_cache_dtype == "auto" else teacher.kv_cache_dtype,
     )
 
@@ -222,6 +226,8 @@ def kept_width(size: int, share: float) -> int:
 
 def narrower(mlp: Mlp, share: float) -> Mlp:
     """Returns the MLP pruned to a share of its width, shared experts included."""
+    if isinstance(mlp, NoMlp):
+        return mlp
     width = kept_width(mlp.intermediate_size, share)
     if isinstance(mlp, DenseMlp):
         return replace(mlp, intermediate_size=width)

@@ -68,6 +68,9 @@ class GemmCurve:
     """Bytes/s of outputs that one SM stores into the L2."""
     wave_share: float = 0.27
     """Extent to which the last wave takes as long as a full one, 0 to 1; 0: stream-K spreads its work."""
+    narrow_tiles: bool = False
+    """Whether tiles of 16 and 32 rows are offered too. Where tensor cores are fast they save nothing and no
+    measurement tells; where they are limited (H20), larger ones would make a small batch wait for padding."""
 
     def __post_init__(self) -> None:
         if self.compute_capability not in CUBLAS:
@@ -77,7 +80,7 @@ class GemmCurve:
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "compute_capability":
+            if field.name in ("compute_capability", "narrow_tiles"):
                 continue
             check_finite(field.name, value, zero_allowed=field.name == "wave_share")
             if "_share" in field.name and value > 1:
@@ -91,6 +94,10 @@ class Tile(NamedTuple):
     columns: int
     min_m: float = 0.0
     max_m: float = np.inf
+
+
+NARROW_TILES = (Tile(16, 64), Tile(32, 64))
+"""Tiles of `GemmCurve.narrow_tiles`: tensor cores of sm80 and later take 8 rows and more of one operand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +330,7 @@ def fastest_tiles_seconds(
     """Returns seconds of all waves of tiles, for the best of the family's tiles and splits of k."""
     l2_bytes_per_s = device.num_sms * curve.l2_bytes_per_sm_s
     best = np.full(m.shape, np.inf)
-    for tile in family.tiles:
+    for tile in (*family.tiles, *(NARROW_TILES if curve.narrow_tiles else ())):
         offered = (m > tile.min_m) & (m <= tile.max_m)
         full_sms = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) / device.num_sms
         flops = 2 * tile.rows * tile.columns

@@ -123,13 +123,14 @@ def kernel_family(
         return "trtllm_gen_w4a8"
     if weights.name == "mxfp4" and (blackwell or hopper):
         return "trtllm_gen_mxfp4" if blackwell else "triton_mxfp4"
-    if weights.name == "nvfp4" and fp4:
+    if weights.compute == "fp4" and fp4:
         return "trtllm_gen_nvfp4" if blackwell else "cutlass_nvfp4"
-    if weights.bits < 8 or weights.falls_back_on(device) or weights.name == "int8_wo":
+    if weights.bits < 8 or weights.falls_back_on(device) or (weights.bits < 16 and weights.compute is None):
         return MARLIN[compute_capability]
     if weights.name == "int8":
         return "triton_fp8"
-    kind = weights.name if weights.name in ("fp8", "fp8_block") else "bf16"
+    kinds = {"fp8": "fp8", "fp8_block": "fp8_block", "mxfp8": "fp8_block"}
+    kind = kinds.get(weights.name, "bf16")
     if blackwell:
         return f"trtllm_gen_{kind}"
     if compute_capability == "sm120":

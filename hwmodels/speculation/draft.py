@@ -17,8 +17,9 @@ from typing import Protocol
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.attention import Attention
+from hwmodels.model.attention import Attention, NoAttention
 from hwmodels.model.block import Block
+from hwmodels.model.linear_attention import RecurrentLayer
 from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
@@ -171,28 +172,41 @@ class LayerDraft(Stepwise):
                 self.layers(target).check_tensor_parallel_size(layout.tensor_parallel_size)
             except ValueError as error:
                 raise ValueError(f"attention: {error}") from None
-        has_experts = isinstance(target.blocks[-1].mlp, MixtureOfExperts)
-        if self.kind != "mtp" and self.intermediate_size is None and has_experts:
+        of_target = self._like(target).mlp
+        if self.kind != "mtp" and self.intermediate_size is None and not isinstance(of_target, DenseMlp):
+            has = "experts" if isinstance(of_target, MixtureOfExperts) else "layers without an MLP"
             raise ValueError(
                 f"intermediate_size=null: {self.kind} layers have a dense MLP, but {target.name} has "
-                "experts; give its width"
+                f"{has}; give its width"
             )
+
+    def _like(self, target: ModelSpec) -> Block:
+        """Returns the target's layers that those of the draft are like: its MTP layer, else the last."""
+        if self.kind == "mtp" and target.mtp_block is not None:
+            return target.mtp_block
+        last = target.blocks[-1]
+        if not isinstance(last.attention, RecurrentLayer | NoAttention):
+            return last
+        with_kv = [b for b in target.blocks if b.attention.kv_bytes_per_token(target.kv_dtype) > 0]
+        return with_kv[-1] if with_kv else last
 
     def layers(self, target: ModelSpec) -> ModelSpec:
         """Returns the layers of a step as a model, with its LM head and without its input matrix."""
-        last = target.blocks[-1]
+        last = self._like(target)
         mlp = last.mlp
         if self.intermediate_size is not None:
             mlp = DenseMlp(intermediate_size=self.intermediate_size)
         attention = self.attention or last.attention
-        block = replace(last, count=self.num_layers, mlp=mlp, attention=attention)
         with_target = self.kind == "mtp" and self.weights is None
+        formats = last.formats if with_target else ()
+        block = replace(last, count=self.num_layers, mlp=mlp, attention=attention, formats=formats)
         has_experts = isinstance(mlp, MixtureOfExperts)
         return replace(
             target,
             name=f"{self.kind} of {target.name}",
             blocks=(block,),
             vocab_size=self.vocab_size or target.vocab_size,
+            other_weights=(),
             weights=target.weights if with_target else self.weights,
             moe_weights=target.moe_weights if with_target and has_experts else None,
         )
@@ -214,7 +228,7 @@ class LayerDraft(Stepwise):
         layers, ranks = self.layers(target), _ranks(layout)
         own = layers.layer_matrices(ranks)
         own += self.step_matrices(target, ranks)
-        matrix_bytes = sum(m.elements * layers.bytes_per_weight(m.role) for m in own)
+        matrix_bytes = sum(layers.matrix_bytes(m) for m in own)
         vectors = layers.vector_elements(ranks) + 2 * target.hidden_size
         once = sum(m.elements for m in self.pass_matrices(target))
         if self.vocab_size is not None:

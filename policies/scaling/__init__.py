@@ -88,8 +88,8 @@ class PoolView(Protocol):
     def num_met(self) -> int:
         """Number of ended requests that met the SLO; all of them if there is no SLO.
 
-        With prefill and decode in different pools, those whose TTFT (prefill) or TPOT (decode) met it. A missed
-        E2E counts in the pool that took longer.
+        With prefill and decode in different pools, those whose TTFT (prefill) or TPOT (decode) met it. A
+        missed E2E counts in the pool that took longer.
         """
         ...
 

@@ -6,19 +6,17 @@ The drafters are those of the engine, with zero weights at the dimensions of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from itertools import product
 
 import numpy as np
-import torch
-from torch.overrides import TorchFunctionMode
 
 from policies.speculation.engine.drafts import Shapes
 from realengine.ahead.setups import DRAFTERS, DRAFTS, MODELS, Setup
-from realengine.ahead.zeros import BLOCK_SIZE, CPU, MAX_NUM_SEQS, Step, cut, zero_model
+from realengine.ahead.zeros import CPU, Step, WithoutProducts, cut
 from realengine.model.backend import TRITON
 from realengine.runner.host_kv import HostKv
 from realengine.runner.work import SAMPLING, Draw, Padding, pack, pack_sampling
-from realengine.settings import DTYPES, KV_DTYPES
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafters.load import load_draft
 from realengine.speculation.executor import SpeculativeExecutor
@@ -31,9 +29,8 @@ def drafting_steps(setup: Setup, drafter: str) -> Iterator[Step]:
     """Yields passes of a setup, with sizes at and around those at which launches differ."""
     settings = _settings(setup, drafter)
     executor, drafts = _executor(setup, settings)
-    shapes = Shapes(settings.proposer)
-    longest = MODELS[setup.model].max_position_embeddings
-    padding = Padding(MAX_NUM_SEQS, -(-longest // BLOCK_SIZE))
+    shapes, longest = Shapes(settings.proposer), setup.shape.max_model_len
+    padding = Padding(setup.shape.max_num_seqs, -(-longest // setup.shape.block_size))
 
     def passed(num_seqs: int, levels: int, context_len: int, draw: Draw) -> Step:
         num_drafts = int(shapes.rows[levels])
@@ -43,16 +40,14 @@ def drafting_steps(setup: Setup, drafter: str) -> Iterator[Step]:
         name = f"pass of {num_seqs} x {1 + num_drafts}, context {context_len}, {draw.name}"
         return Step(name, lambda: executor.run(work))
 
-    levels = sorted({0, 1, 2, shapes.max_depth})
-    for num_seqs in (1, 8, 64):
-        for num in levels:
-            yield passed(num_seqs, num, 100, Draw.greedy)
-            yield passed(num_seqs, num, longest, Draw.sample)
+    for num_seqs, num in product((1, 8, 64), sorted({0, 1, 2, shapes.max_depth})):
+        yield passed(num_seqs, num, 100, Draw.greedy)
+        yield passed(num_seqs, num, longest, Draw.sample)
     yield passed(8, shapes.max_depth, 1000, Draw.penalised)
     for num_decodes, chunks in ((0, [100]), (3, [5, 33, 200]), (64, [448])):
         work = _mixed(num_decodes, shapes, chunks, padding.slot, drafts=drafts)
         name = f"{num_decodes} x {1 + shapes.num_rows}, chunks {chunks}"
-        yield Step(name, lambda work=work: executor.run(work))  # type: ignore[misc]
+        yield Step(name, partial(executor.run, work))
 
 
 def _settings(setup: Setup, drafter: str) -> SpeculationSettings:
@@ -65,24 +60,23 @@ def _settings(setup: Setup, drafter: str) -> SpeculationSettings:
 
 def _executor(setup: Setup, settings: SpeculationSettings) -> tuple[SpeculativeExecutor, bool]:
     """Builds the engine's executor and its drafter; returns, too, whether it drafts on the device."""
-    architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
-    decoder, cache = zero_model(setup)
-    longest = architecture.max_position_embeddings
+    shape = setup.shape
+    decoder, cache = shape.model()
     context = DrafterContext(
         target=decoder,
-        architecture=cut(architecture),
+        architecture=cut(shape.architecture),
         source=None,
         backend=TRITON,
-        dtype=dtype,
-        kv_dtype=KV_DTYPES.get(setup.kv_cache_dtype, dtype),
+        dtype=shape.dtype,
+        kv_dtype=shape.kv_dtype,
         device=CPU,
         group=decoder.group,
-        block_size=BLOCK_SIZE,
-        max_model_len=longest,
-        max_num_seqs=MAX_NUM_SEQS,
+        block_size=shape.block_size,
+        max_model_len=shape.max_model_len,
+        max_num_seqs=shape.max_num_seqs,
         seed=0,
     )
-    with _NothingDrawn():
+    with WithoutProducts():
         draft = load_draft(settings, context)
     executor = SpeculativeExecutor(
         decoder,
@@ -91,22 +85,11 @@ def _executor(setup: Setup, settings: SpeculationSettings) -> tuple[SpeculativeE
         proposer=settings.proposer,
         drafter=None if draft is None else draft.build(cache),
         draws=draft is not None and draft.draws,
-        num_slots=MAX_NUM_SEQS,
-        max_model_len=longest,
+        num_slots=shape.max_num_seqs,
+        max_model_len=shape.max_model_len,
         host_kv=HostKv(cache, TRITON),
     )
     return executor, draft is not None
-
-
-class _NothingDrawn(TorchFunctionMode):
-    """Makes random weights zero, which takes neither time nor memory."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.normal_:
-            return args[0].new_zeros(args[0].shape)
-        return func(*args, **(kwargs or {}))
 
 
 def _mixed(num_decodes: int, shapes: Shapes, chunks: Sequence[int], slot: int, *, drafts: bool) -> VerifyWork:

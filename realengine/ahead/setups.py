@@ -6,63 +6,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from realengine.ahead.zeros import EngineShape
 from realengine.model.architecture import Architecture
 from realengine.model.variants import GemmaParts, GptOssParts, LatentSizes
-from realengine.settings import KV_DTYPES
+from realengine.settings import DTYPES, KV_DTYPES
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"
 
-_llama = Architecture(
-    model_type="llama",
-    vocab_size=128256,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-5,
-    rope_theta=5e5,
-)
-_qwen3 = replace(
-    _llama,
-    model_type="qwen3",
-    vocab_size=151936,
-    num_layers=36,
-    intermediate_size=12288,
-    max_position_embeddings=40960,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    qk_norm=True,
-)
+
+def _sizes(*sizes: Any, **others: Any) -> Architecture:
+    """Returns a model. sizes: in the order of SIZES."""
+    usual = {"rms_norm_eps": 1e-6, "rope_theta": 5e5}
+    return Architecture(**{**dict(zip(SIZES, sizes, strict=True)), **usual, **others})
+
+
+SIZES = [
+    *("model_type", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings"),
+]
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_llama = _sizes("llama", 128256, 4096, 32, 32, 8, 128, 14336, 131072, rms_norm_eps=1e-5)
+_qwen3 = _sizes("qwen3", 151936, 4096, 36, 32, 8, 128, 12288, 40960, rope_theta=1e6, qk_norm=True)
+_latent = LatentSizes(query_rank=None, rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=192**-0.5)
+_gemma = GemmaParts(query_scale=256**-0.5, attention_softcap=50.0, logits_softcap=30.0, local_rope_theta=None)
+_gpt_oss = GptOssParts(alpha=1.702, limit=7.0, is_packed=False)
+_tied: dict[str, Any] = {"tie_word_embeddings": True}
 MODELS = {
     "llama-3.1-8b": _llama,
-    "llama-2-7b": replace(
-        _llama, vocab_size=32000, num_kv_heads=32, intermediate_size=11008, max_position_embeddings=4096
+    "llama-2-7b": _sizes("llama", 32000, 4096, 32, 32, 32, 128, 11008, 4096, rms_norm_eps=1e-5),
+    "llama-3.2-1b": _sizes("llama", 128256, 2048, 16, 32, 8, 64, 8192, 131072, rms_norm_eps=1e-5, **_tied),
+    "mistral-7b": _sizes(
+        "mistral", 32000, 4096, 32, 32, 8, 128, 14336, 32768, rms_norm_eps=1e-5, sliding_window=4096
     ),
-    "llama-3.2-1b": replace(
-        _llama,
-        hidden_size=2048,
-        num_layers=16,
-        head_dim=64,
-        intermediate_size=8192,
-        tie_word_embeddings=True,
-    ),
-    "mistral-7b": replace(
-        _llama, model_type="mistral", vocab_size=32000, max_position_embeddings=32768, sliding_window=4096
-    ),
-    "qwen2.5-7b": replace(
-        _llama,
-        model_type="qwen2",
-        vocab_size=152064,
-        hidden_size=3584,
-        num_layers=28,
-        num_heads=28,
-        num_kv_heads=4,
-        intermediate_size=18944,
-        max_position_embeddings=32768,
-        qkv_bias=True,
+    "qwen2.5-7b": _sizes(
+        "qwen2", 152064, 3584, 28, 28, 4, 128, 18944, 32768, rms_norm_eps=1e-5, qkv_bias=True
     ),
     "qwen3-0.6b": replace(
         _qwen3,
@@ -73,98 +50,31 @@ MODELS = {
         tie_word_embeddings=True,
     ),
     "qwen3-8b": _qwen3,
-    "qwen3-30b-a3b": replace(
-        _qwen3,
-        model_type="qwen3_moe",
-        hidden_size=2048,
-        num_layers=48,
-        num_kv_heads=4,
-        intermediate_size=6144,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-        norm_topk_prob=True,
+    "qwen3-30b-a3b": _sizes(
+        *("qwen3_moe", 151936, 2048, 48, 32, 4, 128, 6144, 40960),
+        **dict(zip(_EXPERTS, (128, 8, 768), strict=True)),
+        **{"rope_theta": 1e6, "qk_norm": True, "norm_topk_prob": True},
     ),
-    "deepseek-v2-lite": replace(
-        _llama,
-        model_type="deepseek_v2",
-        vocab_size=102400,
-        hidden_size=2048,
-        num_layers=27,
-        num_heads=16,
-        num_kv_heads=16,
-        head_dim=192,
-        intermediate_size=10944,
-        max_position_embeddings=163840,
-        rms_norm_eps=1e-6,
-        latent=LatentSizes(
-            query_rank=None, rank=512, nope_dim=128, rope_dim=64, value_dim=128, scale=192**-0.5
-        ),
-        num_experts=64,
-        num_experts_per_tok=6,
-        moe_intermediate_size=1408,
-        shared_intermediate_size=2816,
-        mlp_only_layers=(0,),
+    "deepseek-v2-lite": _sizes(
+        *("deepseek_v2", 102400, 2048, 27, 16, 16, 192, 10944, 163840),
+        **dict(zip(_EXPERTS, (64, 6, 1408), strict=True)),
+        **{"latent": _latent, "shared_intermediate_size": 2816, "mlp_only_layers": (0,)},
     ),
-    "gemma2-9b": replace(
-        _llama,
-        model_type="gemma2",
-        vocab_size=256000,
-        hidden_size=3584,
-        num_layers=42,
-        num_heads=16,
-        head_dim=256,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        sliding_window=4096,
-        full_attention_layers=(1,),
-        gemma=GemmaParts(
-            query_scale=256**-0.5, attention_softcap=50.0, logits_softcap=30.0, local_rope_theta=None
-        ),
+    "gemma2-9b": _sizes(
+        *("gemma2", 256000, 3584, 42, 16, 8, 256, 14336, 8192),
+        **{"gemma": _gemma, "sliding_window": 4096, "full_attention_layers": (1,), **_tied},
     ),
-    "gpt-oss-20b": replace(
-        _llama,
-        model_type="gpt_oss",
-        vocab_size=201088,
-        hidden_size=2880,
-        num_layers=24,
-        num_heads=64,
-        head_dim=64,
-        intermediate_size=2880,
-        qkv_bias=True,
-        sliding_window=128,
-        full_attention_layers=(1,),
-        num_experts=32,
-        num_experts_per_tok=4,
-        moe_intermediate_size=2880,
-        norm_topk_prob=True,
-        gpt_oss=GptOssParts(alpha=1.702, limit=7.0, is_packed=False),
+    "gpt-oss-20b": _sizes(
+        *("gpt_oss", 201088, 2880, 24, 64, 8, 64, 2880, 131072),
+        **dict(zip(_EXPERTS, (32, 4, 2880), strict=True)),
+        **{"gpt_oss": _gpt_oss, "sliding_window": 128, "full_attention_layers": (1,), "norm_topk_prob": True},
+        **{"qkv_bias": True, "rms_norm_eps": 1e-5},
     ),
-    "phi3-mini": replace(
-        _llama,
-        model_type="phi3",
-        vocab_size=32064,
-        hidden_size=3072,
-        num_kv_heads=32,
-        head_dim=96,
-        intermediate_size=8192,
-        max_position_embeddings=4096,
-        fused_qkv=True,
-        fused_gate_up=True,
+    "phi3-mini": _sizes(
+        *("phi3", 32064, 3072, 32, 32, 32, 96, 8192, 4096),
+        **{"fused_qkv": True, "fused_gate_up": True, "rms_norm_eps": 1e-5},
     ),
-    "smollm2-135m": replace(
-        _llama,
-        vocab_size=49152,
-        hidden_size=576,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    ),
+    "smollm2-135m": _sizes("llama", 49152, 576, 30, 9, 3, 64, 1536, 8192, rms_norm_eps=1e-5, **_tied),
 }
 """Sizes of the published config.json files, without fields that reach no launch (rope scaling, token ids)."""
 
@@ -203,6 +113,24 @@ class Setup:
     """Maximum rank of the adapters; 0: none are served."""
     drafter: str | None = None
     """What drafts, one of DRAFTERS; None: the engine does not speculate."""
+
+    @property
+    def shape(self) -> EngineShape:
+        """The engine with the longest context and 256 sequences."""
+        architecture, dtype = MODELS[self.model], DTYPES[self.dtype]
+        return EngineShape(
+            architecture=architecture,
+            dtype=dtype,
+            kv_dtype=KV_DTYPES.get(self.kv_cache_dtype, dtype),
+            quantization=self.quantization,
+            world_size=self.world_size,
+            block_size=16,
+            max_model_len=architecture.max_position_embeddings,
+            max_num_seqs=256,
+            max_num_tokens=2048,
+            max_loras=8 if self.max_rank else 0,
+            max_rank=self.max_rank,
+        )
 
     @property
     def name(self) -> str:

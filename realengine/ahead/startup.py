@@ -10,19 +10,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-import torch
 import triton
 
 from kernels.launch import Grid, compiling_for, target
-from realengine.ahead.zeros import CPU, FirstOf, WithoutProducts, cut, zero_weights
-from realengine.model.architecture import Architecture
-from realengine.model.backend import TRITON, Backend
-from realengine.model.decoders import decoder_of
-from realengine.model.kv_cache import KvCache
+from realengine.ahead.zeros import EngineShape, WithoutProducts
 from realengine.model.lora import AdapterBank
 from realengine.progress import QUIET, Progress
 from realengine.runner.executor import Executor
@@ -38,26 +32,8 @@ MOST_ROWS = 4096
 MOST_THREADS = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineShape:
-    """The sizes and formats on which the launches of one rank depend. max_num_tokens: of the largest step."""
-
-    architecture: Architecture
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    quantization: str | None
-    world_size: int
-    block_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_tokens: int
-    max_loras: int = 0
-    max_rank: int = 0
-    backend: Backend = TRITON
-
-
-def compile_kernels(shape: EngineShape, progress: Progress = QUIET) -> int:
-    """Compiles all kernels of steps in parallel for the present device; returns their number.
+def compile_kernels(shape: EngineShape, progress: Progress = QUIET, chip: str | None = None) -> int:
+    """Compiles all kernels of steps in parallel; returns their number. chip: None: the present one.
 
     A failure is a warning: what was not compiled is compiled at its first launch, which raises the error.
     """
@@ -69,48 +45,37 @@ def compile_kernels(shape: EngineShape, progress: Progress = QUIET) -> int:
 
         with mode:
             try:
-                with compiling_for(target(), enqueue):
+                with compiling_for(chip or target(), enqueue):
                     run_works(shape)
             except Exception as error:
                 warnings.warn(f"not all kernels were compiled ahead: {error}", stacklevel=2)
-            for _ in progress.over(_Completed(mode.raw_futures), "Compiling kernels"):
-                pass
+            for future in progress.over(mode.raw_futures, "Compiling kernels"):
+                wait([future])
     return len(mode.raw_futures)
-
-
-def launches_of_start(shape: EngineShape, chip: str) -> list[str]:
-    """Returns the names of the kernels that a start compiles, one for each set of constexprs and dtypes.
-
-    chip: as in `kernels.launch.target`.
-    """
-    found: dict[tuple[Any, ...], str] = {}
-
-    def note(kernel: Any, grid: Grid, args: tuple[Any, ...], meta: dict[str, Any]) -> None:
-        dtypes = tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
-        found[kernel.__name__, dtypes, tuple(sorted(meta.items()))] = kernel.__name__
-
-    with compiling_for(chip, note):
-        run_works(shape)
-    return list(found.values())
 
 
 def run_works(shape: EngineShape) -> None:
     """Runs steps of every kind on zero weights, while launches are compiled or recorded instead of run."""
     with WithoutProducts():
-        bank = None
-        if shape.max_loras:
-            bank = AdapterBank(
-                cut(shape.architecture),
-                shape.backend,
-                shape.dtype,
-                CPU,
-                max_loras=shape.max_loras,
-                max_rank=shape.max_rank,
-            )
-        executor = _executor(shape, bank)
+        bank = shape.bank()
+        executor = zero_executor(shape, bank)
         executor.warm_up()
         for work in _works(shape, bank):
             executor.run(work)
+
+
+def zero_executor(shape: EngineShape, bank: AdapterBank | None) -> Executor:
+    """Returns the engine's executor of a model of zero weights."""
+    decoder, cache = shape.model(bank)
+    return Executor(
+        decoder,
+        cache,
+        shape.backend,
+        num_slots=shape.max_num_seqs,
+        max_model_len=shape.max_model_len,
+        host_kv=HostKv(cache, shape.backend),
+        adapters=bank,
+    )
 
 
 def _works(shape: EngineShape, bank: AdapterBank | None) -> Iterator[Work]:
@@ -124,35 +89,3 @@ def _works(shape: EngineShape, bank: AdapterBank | None) -> Iterator[Work]:
         most = min(shape.max_num_tokens, shape.max_model_len)
         for num_tokens in sorted({*range(ROW_STEP, min(most, MOST_ROWS) + 1, ROW_STEP), most}):
             yield mixed_work(0, [num_tokens], 0, used)
-
-
-def _executor(shape: EngineShape, bank: AdapterBank | None) -> Executor:
-    architecture = cut(shape.architecture)
-    quantization = "w4a16" if architecture.packed is not None else shape.quantization
-    weights = zero_weights(architecture, shape.dtype, quantization, shape.world_size)
-    group = FirstOf(0, shape.world_size)
-    decoder = decoder_of(architecture, weights, shape.backend, shape.max_model_len, group, bank)
-    # Copies of blocks have the tensors of all layers.
-    cache = KvCache(shape.architecture, 4, shape.block_size, shape.kv_dtype, CPU, shape.world_size)
-    return Executor(
-        decoder,
-        cache,
-        shape.backend,
-        num_slots=shape.max_num_seqs,
-        max_model_len=shape.max_model_len,
-        host_kv=HostKv(cache, shape.backend),
-        adapters=bank,
-    )
-
-
-class _Completed:
-    """The futures in the order in which they are done."""
-
-    def __init__(self, futures: list[Any]) -> None:
-        self._futures = futures
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def __iter__(self) -> Iterator[Any]:
-        return as_completed(self._futures)

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from realengine.ahead.setups import MODELS, Setup
 from realengine.model.architecture import Architecture
-from realengine.model.backend import TRITON
+from realengine.model.backend import TRITON, Backend
 from realengine.model.decoder import Decoder
 from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.quantization import QuantisedWeight, Weights, quantised
 from realengine.runner.parallel import Group
-from realengine.settings import DTYPES, KV_DTYPES
 from realengine.weights.table import expected, shard
 
 CPU = torch.device("cpu")
-BLOCK_SIZE = 16
-MAX_NUM_SEQS = 256
-MAX_LORAS = 8
 LAYERS = 2
 INTEGERS = (torch.int32, torch.int64)
 
@@ -37,14 +32,38 @@ class Step(NamedTuple):
     run: Callable[[], object]
 
 
-def zero_model(setup: Setup, bank: AdapterBank | None = None) -> tuple[Decoder, KvCache]:
-    """Returns the decoder of a setup, and the KV cache of all its layers, which block copies need."""
-    architecture, dtype = MODELS[setup.model], DTYPES[setup.dtype]
-    weights = zero_weights(cut(architecture), dtype, setup.quantization, setup.world_size)
-    group, longest = FirstOf(0, setup.world_size), architecture.max_position_embeddings
-    decoder = decoder_of(cut(architecture), weights, TRITON, longest, group, bank)
-    kv_dtype = KV_DTYPES.get(setup.kv_cache_dtype, dtype)
-    return decoder, KvCache(architecture, 4, BLOCK_SIZE, kv_dtype, CPU, setup.world_size)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineShape:
+    """The sizes and formats on which the launches of one rank depend. max_num_tokens: of the largest step."""
+
+    architecture: Architecture
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    quantization: str | None
+    world_size: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_tokens: int
+    max_loras: int = 0
+    max_rank: int = 0
+    backend: Backend = TRITON
+
+    def bank(self) -> AdapterBank | None:
+        """Returns the slots of the adapters; None if none are served."""
+        if not self.max_loras:
+            return None
+        sizes = {"max_loras": self.max_loras, "max_rank": self.max_rank}
+        return AdapterBank(cut(self.architecture), self.backend, self.dtype, CPU, **sizes)
+
+    def model(self, bank: AdapterBank | None = None) -> tuple[Decoder, KvCache]:
+        """Returns the decoder, and the KV cache of all its layers, which block copies need."""
+        architecture = cut(self.architecture)
+        quantization = "w4a16" if architecture.packed is not None else self.quantization
+        weights = zero_weights(architecture, self.dtype, quantization, self.world_size)
+        group = FirstOf(0, self.world_size)
+        decoder = decoder_of(architecture, weights, self.backend, self.max_model_len, group, bank)
+        return decoder, KvCache(self.architecture, 4, self.block_size, self.kv_dtype, CPU, self.world_size)
 
 
 def zero_weights(
@@ -85,25 +104,22 @@ class FirstOf(Group):
 
 
 class WithoutProducts(TorchFunctionMode):
-    """Skips matrix products and look-ups of libraries, and makes integer tensors zero.
+    """Skips matrix products and look-ups of libraries, and makes integer tensors and random weights zero.
 
-    Drawn tokens must be zero, because they are indices of the next step.
+    Drawn tokens must be zero, because they are indices of the next step; drawn weights take time and memory.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear:
-            x, weight = args[:2]
-            return x.new_empty(*x.shape[:-1], len(weight))
-        if func is F.embedding:
-            tokens, weight = args[:2]
-            return weight.new_empty(*tokens.shape, weight.shape[1])
-        if func is torch.mm:
-            return args[0].new_empty(len(args[0]), args[1].shape[1])
-        if func is torch.bmm:
-            return args[0].new_empty(*args[0].shape[:2], args[1].shape[2])
+        if func in (F.linear, F.embedding, torch.mm, torch.bmm):
+            x, y = args[:2]
+            if func is F.embedding:
+                return y.new_empty(*x.shape, y.shape[1])
+            return x.new_empty(*x.shape[:-1], len(y) if func is F.linear else y.shape[-1])
+        if func is torch.Tensor.normal_:
+            return args[0].new_zeros(args[0].shape)
         if func is torch.empty and kwargs.get("dtype") in INTEGERS:
             func = torch.zeros
         if func is torch.Tensor.new_empty and args[0].dtype in INTEGERS:

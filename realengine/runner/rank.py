@@ -11,7 +11,8 @@ import torch
 
 from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
 from policies.speculation.engine.drafts import Shapes
-from realengine.ahead.startup import EngineShape, compile_kernels
+from realengine.ahead.startup import compile_kernels
+from realengine.ahead.zeros import EngineShape
 from realengine.attention.choice import with_attention
 from realengine.attention.hopper import HopperAttention
 from realengine.model.architecture import Architecture

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hwmodels.bounded_files import open_regular, read_text
 from realengine.weights.gguf import GgufFile
 
 # Llama 3's splitting rule; Qwen2's splits digits one by one.
@@ -30,6 +31,7 @@ SPLITS = {
     "qwen2": WORDS.replace("DIGITS", ""),
 }
 """Splitting rules by tokenizer.ggml.pre: none, single digits, or a pattern before the byte-level alphabet."""
+MAX_TOKENIZER_BYTES = 1 << 28
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 REPLACEMENT = "\ufffd"
 CHATML = (
@@ -95,6 +97,7 @@ class Tokenizer:
         if not file.is_file():
             raise ValueError(f"{file}: no such file")
         try:
+            open_regular(file, MAX_TOKENIZER_BYTES).close()
             tokenizer = _package().Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{file}: not a tokenizer: {error}") from None
@@ -107,7 +110,7 @@ class Tokenizer:
             tokenizer,
             eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
             bos_token_id=tokenizer.token_to_id(_content(config.get("bos_token"))),
-            chat_template=template.read_text() if template.is_file() else _template(config),
+            chat_template=read_text(template) if template.is_file() else _template(config),
         )
 
     @property
@@ -140,8 +143,18 @@ class Tokenizer:
         """Returns the token ids of the conversation, up to the start of the assistant's next turn."""
         return self.encode(self.chat_prompt(messages), add_special_tokens=False)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Returns the text that `apply_chat` encodes. A message has a role and a content."""
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the text that `apply_chat` encodes. A message has a role and a content.
+
+        tools: functions that the assistant may call, in OpenAI's form. settings: further variables of the
+        template. Raises ValueError for messages or tools that the template does not take.
+        """
         for number, message in enumerate(messages):
             if not all(isinstance(message.get(key), str) for key in ("role", "content")):
                 raise ValueError(f"messages[{number}]={message}: must have a role and a content, both text")
@@ -149,28 +162,44 @@ class Tokenizer:
             raise ValueError("messages: must not be empty")
         if self.chat_template is None:
             raise ValueError("the tokenizer has no chat template; give the prompt as text")
+        if tools and "tools" not in self.chat_template:
+            raise ValueError("the model's chat template has no place for tools; leave them out")
         if find_spec("jinja2") is not None:
-            return self._rendered(messages)
+            return self._rendered(messages, tools, settings or {})
         return chatml_prompt(self.chat_template, messages)
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any],
+    ) -> str:
         jinja2: Any = import_module("jinja2")
         sandbox: Any = import_module("jinja2.sandbox")
         environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+        def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+            return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)  # jinja2's own escapes HTML
+
+        environment.filters["tojson"] = to_json
 
         def raise_exception(message: str) -> None:
             raise jinja2.TemplateError(message)
 
         try:
             text: str = environment.from_string(self.chat_template).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=True,
-                bos_token=self._text_of(self.bos_token_id),
-                eos_token=self._text_of(self.eos_token_id),
-                raise_exception=raise_exception,
-                strftime_now=lambda layout: datetime.now().strftime(layout),
+                dict(settings)
+                | {
+                    "messages": [dict(message) for message in messages],
+                    "tools": list(tools) or None,
+                    "add_generation_prompt": True,
+                    "bos_token": self._text_of(self.bos_token_id),
+                    "eos_token": self._text_of(self.eos_token_id),
+                    "raise_exception": raise_exception,
+                    "strftime_now": lambda layout: datetime.now().strftime(layout),
+                }
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise ValueError(f"the chat template rejects these messages: {error}") from None
         return text
 
@@ -276,7 +305,9 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(file))
+    except RecursionError:
+        raise ValueError(f"{file}: nests values too deeply to be read") from None
     except ValueError as error:
         raise ValueError(f"{file}: not JSON: {error}") from None
     if not isinstance(fields, dict):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hwmodels.bounded_files import UnreadableFileError, open_regular
 from realengine.weights.blocks import FORMATS, UNSUPPORTED, BlockFormat
 
 VERSIONS = (2, 3)
@@ -49,10 +50,12 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+        except UnreadableFileError as error:
+            raise ValueError(f"{path}: {error}") from None
         except ValueError:
             raise ValueError(f"{path}: empty") from None
         self.metadata: dict[str, Any] = {}

@@ -10,31 +10,39 @@ from types import FrameType
 
 
 class Interrupt:
-    """A flag: `noted` is true once the user has pressed Ctrl-C."""
+    """A flag: `noted` is true once the user has pressed Ctrl-C. It is the handler of the signal itself.
 
-    __slots__ = ("noted",)
+    outer: the flag of the context around, such as that of a study around one of its runs.
+    """
 
-    def __init__(self) -> None:
-        self.noted = False
+    __slots__ = ("noted", "outer")
+
+    def __init__(self, outer: Interrupt | None = None) -> None:
+        self.outer = outer
+        self.noted: bool = outer is not None and outer.noted
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Sets the flag, and those around it; raises KeyboardInterrupt if it was set before."""
+        if self.noted:
+            signal.default_int_handler(number, frame)
+        flag: Interrupt | None = self
+        while flag is not None:
+            flag.noted, flag = True, flag.outer
 
 
 @contextmanager
 def ctrl_c_noted() -> Iterator[Interrupt]:
     """Sets a flag on Ctrl-C instead of raising KeyboardInterrupt; a second Ctrl-C raises it.
 
-    Only the main thread of a program receives signals; in other threads the flag is never set.
+    Inside another such context the flags of both are set, so that what runs around an interrupted simulation
+    ends, too. Only the main thread of a program receives signals; in other threads the flag is never set.
     """
-    interrupt = Interrupt()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if interrupt.noted:
-            signal.default_int_handler(number, frame)
-        interrupt.noted = True
-
     if threading.current_thread() is not threading.main_thread():
-        yield interrupt
+        yield Interrupt()
         return
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.getsignal(signal.SIGINT)
+    interrupt = Interrupt(before if isinstance(before, Interrupt) else None)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield interrupt
     finally:

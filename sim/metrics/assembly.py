@@ -99,6 +99,9 @@ def assemble(records: RunRecords, window: Window, sums: Sums, setting: Setting) 
             "requests_per_s": _per(output.requests, window.duration_s),
             "requests_per_minute": _per(60 * output.requests, window.duration_s),
             "output_tokens_per_s": _per(output.output_tokens, window.duration_s),
+            "output_tokens_per_s_and_gpu": _per(
+                output.output_tokens, weighted_sum([pool.num_devices for pool in pools], replica_s)
+            ),
             "input_tokens_per_s": _per(output.input_tokens, window.duration_s),
         },
         "per_user": sums.per_user,

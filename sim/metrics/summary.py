@@ -12,6 +12,7 @@ The requests and events that a figure covers:
 - pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
 - publish: time to publish, from arrival to the first token that the user sees. It is the TTFT, unless the
   workload knows of hidden tokens or of clients that wait for the complete answer (`sim.workload.clients`).
+- throughput.output_tokens_per_s_and_gpu: output tokens over the GPU-seconds that were rented.
 - per_user: output tokens/s that one user sees after the first token, 1 / TPOT of each finished request.
 - by_priority, by_tenant: the figures of each class, if there is more than one.
 - warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,

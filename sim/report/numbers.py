@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from sim.metrics.paired import Interval
 
@@ -33,15 +34,78 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:#.3g}"
 
 
+class Supported(NamedTuple):
+    """A figure and the bounds of its interval as texts, with the digits that the interval supports."""
+
+    mean: str
+    low: str
+    high: str
+    half_width: str
+
+
+def decimals_of(half_width: float) -> int:
+    """Returns the decimals that an interval of a half width supports; negative: 10, 100, ... is the unit.
+
+    It is those down to the first digit of the half width, and one more if that digit is 1 or 2: 35.2 ± 3.9
+    is 35 ± 4, 35.2 ± 1.23 is 35.2 ± 1.2 and 1,234 ± 265 is 1,230 ± 270.
+    """
+    exponent = math.floor(math.log10(half_width))
+    if round(half_width / 10.0**exponent) >= 10:  # 0.96 is 1.0
+        exponent += 1
+    return -exponent + (round(half_width / 10.0**exponent, 9) < 2.95)
+
+
+def rounded(value: float, decimals: int) -> str:
+    """Returns a number with so many decimals, or rounded to tens, hundreds, ... if they are negative."""
+    shown = round(value, decimals)
+    return f"{shown + 0.0:,.{max(decimals, 0)}f}"  # + 0.0: no -0
+
+
+def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
+    """Returns a figure with its interval, times `factor`, rounded alike; None without an interval.
+
+    Every table and sentence with an interval is rounded here. There are at most the digits of `number`, or
+    two of the half width, as the search or the seeds do not support more.
+    """
+    if math.isnan(interval.mean) or math.isnan(interval.low) or interval.is_exact:
+        return None
+    mean, low, high = (factor * value for value in (interval.mean, interval.low, interval.high))
+    if factor < 0:
+        low, high = high, low
+    half_width = max(high - mean, mean - low)
+    if not half_width > 0 or math.isinf(half_width):
+        return None
+    decimals = decimals_of(half_width)
+    mean_, low_, high_, half_ = (rounded(value, decimals) for value in (mean, low, high, half_width))
+    return Supported(mean_, low_, high_, half_)
+
+
 def with_interval(interval: Interval, factor: float = 1.0) -> str:
-    """Returns mean ± half the interval, both times `factor`: 20.4 ± 0.65; without an interval: 20.4."""
-    if math.isnan(interval.mean):
-        return MISSING
-    mean = number(factor * interval.mean)
-    if math.isnan(interval.high):
-        return mean
-    half_width = 0.0 if interval.is_exact else factor * (interval.high - interval.mean)
-    return f"{mean} ± {f'{half_width:.2g}' if half_width < 99.5 else f'{half_width:,.0f}'}"
+    """Returns mean ± half the interval, both times `factor`: 20.4 ± 0.7; without an interval: 20.4."""
+    shown = supported(interval, factor)
+    if shown is None:
+        return MISSING if math.isnan(interval.mean) else number(factor * interval.mean)
+    return f"{shown.mean} ± {shown.half_width}"
+
+
+def bounds_text(interval: Interval, factor: float = 1.0) -> str:
+    """Returns the bounds of an interval times `factor`: 31 to 40; MISSING without one."""
+    shown = supported(interval, factor)
+    return MISSING if shown is None else f"{shown.low} to {shown.high}"
+
+
+def half_text(interval: Interval, factor: float = 1.0) -> str:
+    """Returns half the width of an interval times `factor`; MISSING without one."""
+    shown = supported(interval, factor)
+    return MISSING if shown is None else shown.half_width
+
+
+def mean_text(interval: Interval, factor: float = 1.0) -> str:
+    """Returns the mean of an interval times `factor` with the digits that the interval supports."""
+    shown = supported(interval, factor)
+    if shown is None:
+        return MISSING if math.isnan(interval.mean) else number(factor * interval.mean)
+    return shown.mean
 
 
 def grams(value_g: float) -> str:

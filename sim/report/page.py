@@ -119,9 +119,10 @@ class Section(NamedTuple):
     figure: Chart | None
 
 
-_PAGE = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-_CODE = "page_js\N{NULL}"
-"""Placeholder for 5 MB of code while the rest of the page is filled in."""
+_BEFORE, _AFTER = map(
+    Template, Path(__file__).with_name("page.html").read_text(encoding="utf-8").split("$plotly")
+)
+"""The page before and after 5 MB of code; no name in a run can stand for the place between them."""
 
 
 def write_report(
@@ -149,14 +150,14 @@ def write_sections(
     path: str | Path, sections: Sequence[Section], summary: dict[str, Any], config: dict[str, Any]
 ) -> None:
     """Writes the page of `write_report` with the given plots."""
-    page = _PAGE.substitute(
-        title=html.escape(_title(config)),
-        verdict=html.escape(wording.verdict(summary)),
-        verdict_class=_verdict_class(summary),
-        terms=html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
-        caveats="".join(f"<p class=caveat>{html.escape(text)}</p>" for text in evidence.caveats(summary)),
-        blocks=_blocks(summary),
-        pressure="".join(
+    fields = {
+        "title": html.escape(_title(config)),
+        "verdict": html.escape(wording.verdict(summary)),
+        "verdict_class": _verdict_class(summary),
+        "terms": html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
+        "caveats": "".join(f"<p class=caveat>{html.escape(text)}</p>" for text in evidence.caveats(summary)),
+        "blocks": _blocks(summary),
+        "pressure": "".join(
             f"<p class=caption>{html.escape(text)}</p>"
             for text in (
                 *filter(None, [wording.busy_line(summary)]),
@@ -165,8 +166,8 @@ def write_sections(
                 *evidence.interval_lines(summary),
             )
         ),
-        latencies=_latency_table(summary),
-        classes="".join(
+        "latencies": _latency_table(summary),
+        "classes": "".join(
             f"<div class=scroll>{_latencies(rows)}</div>"
             for rows in (
                 *wording.class_tables(summary),
@@ -175,12 +176,13 @@ def write_sections(
             )
             if rows
         ),
-        sections="".join(map(_drawn, sections)) or f"<section><p>{NOTHING}</p></section>",
-        config=html.escape(config_yaml(config)),
-        glossary="".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in _terms(summary).items()),
-        plotly=_CODE,
-    )
-    before, after = page.encode().split(_CODE.encode())
+        "sections": "".join(map(_drawn, sections)) or f"<section><p>{NOTHING}</p></section>",
+        "config": html.escape(config_yaml(config)),
+        "glossary": "".join(
+            f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in _terms(summary).items()
+        ),
+    }
+    before, after = (part.substitute(fields).encode() for part in (_BEFORE, _AFTER))
     write_whole(Path(path), b"".join((before, page_js(), after)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -95,9 +95,11 @@ def drawn_timeline(
 
 
 def _curves(records: RunRecords, state: _State) -> StateCurves:
-    """Returns the curves of each replica, or of all together if there are many."""
+    """Returns the curves of each replica, or of all together if there are many; idle ones count as 0."""
     edges_s = np.linspace(0.0, records.end_s, NUM_STATE_BUCKETS + 1)
-    scales = np.broadcast_to(state.scale, records.num_replicas)
+    num_replicas = records.num_replicas
+    scales = np.broadcast_to(state.scale, num_replicas)
+    has_many = num_replicas > MAX_REPLICAS_APART
     curves = [
         mean_and_max_over_time(
             rows["start_s"].to_numpy(dtype=np.float64),
@@ -105,11 +107,12 @@ def _curves(records: RunRecords, state: _State) -> StateCurves:
             _quantity(rows, state.column) * scale,
             edges_s,
         )
-        for rows, scale in zip(_by_replica(records), scales, strict=True)
+        for rows, scale in _by_replica(records, scales, only_used=has_many)
     ]
-    if len(curves) > MAX_REPLICAS_APART:
-        means, maxima = zip(*curves, strict=True)
-        named = {"all replicas": (np.mean(means, axis=0), np.max(maxima, axis=0))}
+    if has_many:
+        zero = np.zeros(NUM_STATE_BUCKETS)
+        means, maxima = zip(*curves, strict=True) if curves else ((zero,), (zero,))
+        named = {"all replicas": (np.sum(means, axis=0) / num_replicas, np.max(maxima, axis=0))}
     else:
         named = (
             {f"replica {i}": curve for i, curve in enumerate(curves)} if len(curves) > 1 else {"": curves[0]}
@@ -159,10 +162,15 @@ def rate_panels(output: Rate, input_: Rate, arrivals: Rate, finished: Rate) -> d
     return {"output tokens/s": [output], "input tokens/s": [input_], "requests/s": [arrivals, finished]}
 
 
-def _by_replica(records: RunRecords) -> list[pd.DataFrame]:
+def _by_replica(
+    records: RunRecords, scales: NDArray[np.float64], *, only_used: bool
+) -> Iterator[tuple[pd.DataFrame, float]]:
+    """Yields the iterations of each replica and its scale; only_used: of those that have some."""
     replica = records.iterations["replica"].to_numpy()
     borders = np.searchsorted(replica, np.arange(records.num_replicas + 1))
-    return [records.iterations.iloc[a:b] for a, b in pairwise(borders)]
+    for scale, (first, behind) in zip(scales.tolist(), pairwise(borders.tolist()), strict=True):
+        if behind > first or not only_used:
+            yield records.iterations.iloc[first:behind], scale
 
 
 def _quantity(rows: pd.DataFrame, column: str) -> NDArray[np.float64]:

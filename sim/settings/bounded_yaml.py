@@ -9,6 +9,7 @@ import yaml  # type: ignore[import-untyped]
 from omegaconf._utils import get_yaml_loader
 from yaml.reader import ReaderError  # type: ignore[import-untyped]
 
+from hwmodels.bounded_files import UnreadableFileError, read_text
 from sim.settings.errors import ConfigError
 
 MAX_CHARACTERS = 1_000_000
@@ -70,7 +71,9 @@ def _too_deep(where: str) -> str:
 def read_yaml(file: Path) -> Any:
     """Reads a YAML file that is data, such as the config of a run. Raises ConfigError."""
     try:
-        return parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        return parse_yaml(read_text(file, 4 * MAX_CHARACTERS), str(file))
+    except UnreadableFileError as error:
+        raise ConfigError(f"{file}: {error}") from None
     except (TooLargeError, NotTextError) as error:
         raise ConfigError(str(error)) from None
     except UnicodeDecodeError as error:

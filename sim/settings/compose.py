@@ -19,7 +19,7 @@ from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sim.settings import pools
+from sim.settings import engine_limits, pools
 from sim.settings.config_groups import find_groups
 from sim.settings.renamed import with_new_names
 from sim.settings.yaml_files import Content, Pickles, YamlRepository
@@ -39,9 +39,13 @@ class ConfigSource:
 
     config_name: str
     dirs: Sequence[Path]
+    device: Any = None
+    """Object that replaces the node `hardware`, whose figures then decide the engine's limits; None: none."""
+    with_limits: bool = True
+    """Whether limits of the engine that are null get the engine's own (`engine_limits.complete`)."""
 
     def compose(self, overrides: Sequence[str], *, with_hydra: bool = False) -> DictConfig:
-        """Composes the config with these overrides and completes its pools (see `pools.complete`).
+        """Composes the config with these overrides, its pools and the engine's limits.
 
         Raises Hydra's exceptions, which `hydra_errors.explain` converts, and ConfigError for settings of
         pools.
@@ -59,7 +63,7 @@ class ConfigSource:
         for folder in more:
             schema = SearchPathQuery(provider="schema")
             search_path.prepend(provider="command-line", path=f"file://{folder}", anchor=schema)
-        return PoolsLoader(search_path, self.dirs)
+        return PoolsLoader(search_path, self)
 
     def compose_plain(self, overrides: Sequence[str]) -> Any:
         """Composes the config as dicts and lists; interpolations and `???` are kept as they are written."""
@@ -103,12 +107,12 @@ def _is_continuous(override: Override) -> bool:
 
 
 class PoolsLoader(ConfigLoaderImpl):
-    """Hydra's loader, extended to complete the pools of the config of a run."""
+    """Hydra's loader, extended to complete the pools of the config of a run and the limits of its engine."""
 
-    def __init__(self, search_path: Any, dirs: Sequence[Path]) -> None:
+    def __init__(self, search_path: Any, source: ConfigSource) -> None:
         super().__init__(search_path)
         self.repository = YamlRepository(search_path)
-        self._dirs = dirs
+        self._source = source
 
     def load_configuration(
         self,
@@ -118,18 +122,24 @@ class PoolsLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Composes a config and completes its pools, except for the config of a multirun as a whole."""
-        overrides = pools.forced(with_new_names(overrides, self._dirs))
+        """Composes a config and completes it, except for the config of a multirun as a whole."""
+        dirs, device = self._source.dirs, self._source.device
+        overrides = pools.forced(with_new_names(overrides, dirs))
         checks = {"from_shell": from_shell, "validate_sweep_overrides": validate_sweep_overrides}
         load = super().load_configuration
         cfg = load(config_name, overrides, run_mode, **checks)
-        if run_mode == RunMode.RUN and cfg.get("pools"):
-            pools.complete(
-                cfg,
-                overrides,
-                find_groups(self._dirs),
-                lambda own: without_hydra(load(config_name, list(own), run_mode)),
-            )
+        if run_mode != RunMode.RUN:
+            return cfg
+        if self._source.with_limits:
+            engine_limits.complete(cfg, device)
+
+        def compose_pool(own: Sequence[str]) -> DictConfig:
+            pool = without_hydra(load(config_name, list(own), run_mode))
+            engine_limits.complete(pool, device)
+            return pool
+
+        if cfg.get("pools"):
+            pools.complete(cfg, overrides, find_groups(dirs), compose_pool)
         return cfg
 
     def _compose_config_from_defaults_list(

@@ -99,5 +99,7 @@ def _choices_by_group(config_dir: Path) -> Iterator[tuple[str, list[Choice]]]:
     for top in tops:
         for folder, _, files in os.walk(config_dir / top) if top != "hydra" else ():
             names = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
+            if config_dir != CONFIG_DIR:  # a user's folder may hold pipes and links to devices
+                names = [name for name in names if Path(folder, f"{name}.yaml").is_file()]
             group = Path(folder).relative_to(config_dir).as_posix()
             yield group, [Choice(name, Path(folder, f"{name}.yaml")) for name in names]

@@ -19,6 +19,10 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
 
 
+LARGEST_INT = 2**63 - 1
+"""Largest integer that a column of a table holds."""
+
+
 class Planned:
     """Placeholder for an object that is built after its place is known to accept objects of its class."""
 
@@ -124,6 +128,7 @@ def _to_int(value: Any) -> int:
     """Converts to an integer; whole floats are allowed, because users write `num_requests=1e6`."""
     whole = isinstance(value, float) and value.is_integer()
     _require(whole or _is_int(value), "must be an integer")
+    _require(abs(value) <= LARGEST_INT, f"must be an integer of 64 bits, at most {LARGEST_INT:.3g}")
     return int(value)
 
 

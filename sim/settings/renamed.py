@@ -3,6 +3,7 @@
 - Renamed settings and groups: their old names are accepted for one version.
 - Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
 - Hugging Face ids of models (`sim.settings.model_names`): `model=meta-llama/Llama-3.1-8B-Instruct`.
+- Names of devices in other letters, and those that leave out the series: `hardware=H20`, `hardware=a6000`.
 
 Names that could mean several settings are not accepted; `ADVICE` says what to write in their place.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
+from hwmodels.hf.engine_names import ENGINE_NAMES
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.model_names import model_named
@@ -56,6 +58,21 @@ ADVICE = {
 }
 """Names that are not settings, or not of every workload -> what to do."""
 
+HARDWARE = {
+    "a6000": "rtx_a6000",
+    "6000_ada": "rtx_6000_ada",
+    "rtx_6000ada": "rtx_6000_ada",
+    "a800": "a800_sxm",
+    "h20_96gb": "h20",
+    "h20_3e": "h20_141gb",
+    "gh200_96gb": "gh200",
+    "dgx_spark": "gb10",
+    "spark": "gb10",
+    "910b": "ascend_910b",
+    "910b2": "ascend_910b",
+}
+"""Names that people give to a device of which there is one kind -> the choice of the group `hardware`."""
+
 _OLD_KEY = re.compile(
     rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)|(?P<alias>{'|'.join(ALIASES)})(?==|$)"
 )
@@ -63,6 +80,12 @@ _MODEL = re.compile(
     r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<quote>[\"']?)(?P<ids>[\w./,-]*[/.-][\w./,-]*)(?P=quote)"
 )
 """Matches a choice of models of which one has a slash, a dash or a dot, as Hugging Face ids have."""
+
+
+_DEVICE = re.compile(
+    r"(?P<key>\+{0,2}(?:hardware|pools\.\w+\.hardware))=(?P<quote>[\"']?)(?P<names>[\w, -]+)(?P=quote)"
+)
+"""Matches a choice of devices."""
 
 
 def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,)) -> list[str]:
@@ -76,11 +99,55 @@ def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,
 
 
 def _with_new_name(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> list[str]:
+    if text.startswith("quantization=") and _is_of_the_model(text, dirs, beside):
+        return []
     if match := _OLD_KEY.match(text):
         return [_replacement(match) + text[match.end() :]]
     if match := _MODEL.fullmatch(text):
         return _named_models(match["key"], match["ids"].split(","), dirs, beside)
+    if match := _DEVICE.fullmatch(text):
+        return [_named_devices(text, match["key"], match["names"].split(","), dirs)]
     return [text]
+
+
+def _is_of_the_model(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> bool:
+    """Returns whether the id of the model says already how its weights are quantised, as -AWQ does.
+
+    Raises ConfigError if it says otherwise.
+    """
+    name = text.partition("=")[2].strip("'\"")
+    for match in filter(None, map(_MODEL.fullmatch, beside)):
+        found = None if match["key"] != "model" else model_named(match["ids"], dirs)
+        if found is None or found.weights is None:
+            continue
+        meaning = ENGINE_NAMES.get(name)
+        stored = None if meaning is None else meaning.weights or meaning.moe_weights
+        if meaning is None or (stored is not None and stored[:3] != found.weights[:3]):
+            raise ConfigError(
+                f"quantization={name}: {match['ids']} is stored in {found.weights}; leave quantization out, "
+                "or choose the model's checkpoint of 16 bits"
+            )
+        note(f"quantization={name} is how {match['ids']} is stored.")
+        return True
+    return False
+
+
+def _named_devices(text: str, key: str, names: Sequence[str], dirs: Sequence[Path]) -> str:
+    """Returns the override that chooses these devices; the text itself if all names are those of choices."""
+    files = {file.stem for folder in dirs for file in (folder / "hardware").glob("*.yaml")}
+    known = {_plain(name): name for name in sorted(files)}
+    other = {_plain(name): choice for name, choice in HARDWARE.items()}
+    found = []
+    for name in names:
+        choice = name if name in files else known.get(_plain(name), other.get(_plain(name), name))
+        if choice != name:
+            note(f"{key}={name} is read as {key}={choice}.")
+        found.append(choice)
+    return text if found == list(names) else f"{key}={','.join(found)}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 def _named_models(key: str, names: Sequence[str], dirs: Sequence[Path], beside: Sequence[str]) -> list[str]:

@@ -94,8 +94,18 @@ def run(scenario: Scenario, source: Source, report: Callable[[float, int], None]
     """Simulates the scenario and computes its figures.
 
     report: called with the simulated seconds and the number of ended requests. Raises ConfigError: see
-    `errors_of_user`.
+    `errors_of_user`, and KeyboardInterrupt if Ctrl-C or SIGTERM cut the run: it is no result of a study.
     """
+    result = run_or_part(scenario, source, report)
+    if result.records.interrupted:
+        raise KeyboardInterrupt
+    return result
+
+
+def run_or_part(
+    scenario: Scenario, source: Source, report: Callable[[float, int], None] | None = None
+) -> RunResult:
+    """Simulates as `run` does; returns what there is of a run that Ctrl-C cut, which its summary says."""
     with errors_of_user(scenario):
         return scenario.run(source, report)
 

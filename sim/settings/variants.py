@@ -10,12 +10,14 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from sim.settings import engine_limits
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
@@ -38,7 +40,7 @@ class Variants:
     """Configs of one root with these overrides and more, as dicts and lists. Thread-safe."""
 
     def __init__(self, source: ConfigSource, base: Sequence[str] = ()) -> None:
-        self._source = source
+        self._source = replace(source, with_limits=False)
         self._base = tuple(base)
         self._groups = find_groups(source.dirs)
         self._kept: OrderedDict[tuple[str, ...], dict[str, Any]] = OrderedDict()
@@ -52,6 +54,7 @@ class Variants:
         returned config. Raises ConfigError.
         """
         config = self._config([*self._base, *overrides])
+        engine_limits.complete(config, self._source.device)  # by the settings that were set after composing
         return config if seed is None else {**config, "seed": seed}
 
     def _config(self, texts: Sequence[str]) -> dict[str, Any]:

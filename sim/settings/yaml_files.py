@@ -17,7 +17,8 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
+from hwmodels.bounded_files import UnreadableFileError, read_text
+from sim.settings.bounded_yaml import MAX_CHARACTERS, NotTextError, TooLargeError, parse_yaml
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -96,8 +97,8 @@ class YamlFolder(FileConfigSource):
     def text(self, config_path: str) -> str:
         """Returns the text of a file; empty if the file cannot be read."""
         try:
-            return self._file(config_path).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            return read_text(self._file(config_path), 4 * MAX_CHARACTERS, errors="replace")
+        except (OSError, UnreadableFileError):
             return ""
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -107,8 +108,10 @@ class YamlFolder(FileConfigSource):
         """
         file = self._file(config_path)
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_text(file, 4 * MAX_CHARACTERS)
             content = parse_yaml(text, str(file))
+        except UnreadableFileError as error:
+            raise NotTextError(f"{file}: {error}") from None
         except UnicodeDecodeError as error:
             raise yaml.YAMLError(f"{file}: must be UTF-8 text: {error}") from None
         except (TooLargeError, NotTextError):

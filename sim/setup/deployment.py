@@ -13,6 +13,7 @@ from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
+from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
@@ -153,6 +154,7 @@ class Deployment:
             "device": self.hardware,
             "layout": self.layout,
             "gpu_memory_utilization": self.engine.gpu_memory_utilization,
+            "profile": self.engine.memory,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "max_num_seqs": self.engine.max_num_seqs,
             "max_model_len": self.max_model_len,
@@ -165,12 +167,73 @@ class Deployment:
             "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
             "kv_group_layers": self.kv_groups[0].num_layers if self.kv_groups else None,
         }
-        for known, plan in tuple(_memory_plans):  # another thread may add one
-            if known == settings:
-                return plan
-        plan = plan_memory(**settings)
-        _memory_plans.appendleft((settings, plan))
+        kept = tuple(_memory_plans)  # another thread may add one
+        plan = next((one for known, one in kept if known == settings), None)
+        if plan is None:
+            plan = plan_memory(**settings)
+            _memory_plans.appendleft((settings, plan))
+        self._check_longest_sequence(plan)
         return plan
+
+    @property
+    def memory_share(self) -> float:
+        """Share of device memory that the engine takes, by the rule of its `memory_profile`."""
+        return self.engine.memory.share(
+            self.engine.gpu_memory_utilization,
+            self.hardware,
+            self.layout,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            graphs=self.engine.cuda_graphs,
+        )
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes of one device for weights, activations and KV."""
+        total = self.engine.memory.total_bytes(self.hardware, self.layout)
+        return total if self.engine.memory_profile == "tensorrt_llm" else self.memory_share * total
+
+    def longest_sequence(self, plan: MemoryPlan) -> int:
+        """Returns the tokens of the longest sequence that KV memory holds."""
+        usable = plan.num_blocks // self.layout.attention_data_parallel_size
+        low, high = 0, usable * plan.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._blocks_of(middle, plan.block_size) <= usable:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _blocks_of(self, length: int, block_size: int) -> int:
+        """Returns the blocks that a sequence of `length` tokens holds at most, in all groups of layers."""
+        if not self.kv_groups:
+            return -(-length // block_size)
+        most_new = self.max_num_batched_tokens
+        return sum(group.max_blocks(most_new, length, block_size) for group in self.kv_groups)
+
+    def _check_longest_sequence(self, plan: MemoryPlan) -> None:
+        """Raises ValueError, as vLLM does at its start, if no sequence of engine.max_model_len fits."""
+        length = self.engine.max_model_len
+        if length is None or self.engine.num_kv_blocks is not None or self.caching.changes_outputs:
+            return
+        usable = plan.num_blocks // self.layout.attention_data_parallel_size
+        if self._blocks_of(length, plan.block_size) > usable:
+            raise ValueError(
+                f"engine.max_model_len={length}: {self.kv_shortage(plan, length)}. Try increasing "
+                "engine.gpu_memory_utilization or decreasing engine.max_model_len"
+            )
+
+    def kv_shortage(self, plan: MemoryPlan, length: int) -> str:
+        """Returns vLLM's sentences on a sequence of `length` tokens for which KV memory does not suffice."""
+        blocks = self._blocks_of(length, plan.block_size) / self.layout.context_parallel_size
+        needed = blocks * plan.block_size * plan.kv_bytes_per_token
+        longest = self.longest_sequence(plan)
+        return (
+            f"to serve at least one request with the model's max seq len ({length}), {needed / GIB:.2f} GiB "
+            f"KV cache is needed, which is larger than the available KV cache memory "
+            f"({plan.kv_bytes / GIB:.2f} GiB). Based on the available memory, the estimated maximum model "
+            f"length is {longest}"
+        )
 
     @property
     def kv_groups(self) -> tuple[KvGroup, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hwmodels.assembly.site import Kernels
 from hwmodels.checks import check_finite
 from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
 
@@ -26,14 +27,21 @@ class EngineProfile:
     family: str | None = None
     """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
     profile never was. See `sim.setup.expected_errors`."""
+    default_limits: str | None = None
+    """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
     frontend_s: float = 0.0
     """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
     scheduler_recv_interval: int = 1
     """Iterations of decodes between two looks for new requests; see `sim.engine.polled_intake`."""
-    gpu_memory_utilization: float = 0.9
-    """Share of device memory for weights, activations and KV."""
+    gpu_memory_utilization: float | None = 0.9
+    """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
+    memory_profile: str = "vllm"
+    """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory_profile`."""
+    version: str | None = None
+    """Version of vLLM whose memory profile is modelled, such as 0.11.0; None: the newest that is known."""
     max_model_len: int | None = None
-    """Maximum number of prompt and output tokens of one sequence; None: the context length of the model."""
+    """Maximum number of prompt and output tokens of one sequence, for which KV memory must suffice; None: the
+    context length of the model, or as much as KV memory holds (vLLM's `--max-model-len auto`)."""
     swap_space_gib: float = 4.0
     """Host memory per GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: int | None = None
@@ -49,11 +57,23 @@ class EngineProfile:
         for name in ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.gpu_memory_utilization is None:
+            if self.memory_profile != "sglang":
+                raise ValueError(
+                    "gpu_memory_utilization=null: must be > 0 and <= 1; only memory_profile=sglang "
+                    "computes it"
+                )
+        elif not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be > 0 and <= 1")
+        _ = self.memory  # its own checks
         if self.num_kv_blocks is not None and self.num_kv_blocks < 1:
             raise ValueError(f"num_kv_blocks={self.num_kv_blocks}: must be >= 1; null for all that fit")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ValueError(
                 f"max_model_len={self.max_model_len}: must be >= 2, a prompt and an output token"
             )
+
+    @property
+    def memory(self) -> MemoryProfile:
+        """The rule by which the engine finds the memory for KV. Raises ValueError for an unknown one."""
+        return MemoryProfile(rule=self.memory_profile, version=self.version)

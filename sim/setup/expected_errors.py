@@ -9,6 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwmodels.levels.rooflines import Calibrated, Spec
+from hwmodels.model.attention import GroupedQueryAttention
+from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.state_space import (
+    BesideAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    Mamba1,
+    Mamba2,
+    ShortConvolution,
+)
 from hwmodels.trust.lookup import Place, errors_at
 from hwmodels.trust.table import ALL_GPUS, ARCHITECTURES, HELD_BACK, ExpectedError, Level, shipped
 from policies.core.policy_names import name_of
@@ -24,6 +35,7 @@ BATCHING = {"vllm": "chunked", "sglang": "sglang", "tensorrt_llm": "inflight"}
 """Batching policy with which the rows of an engine were simulated."""
 SCHEDULING = ("fcfs", "queue_order")
 """Scheduling policies with which rows were simulated."""
+STATE_SPACE = (BesideAttention, KimiDeltaAttention, LightningAttention, Mamba1, Mamba2, ShortConvolution)
 MODELS = {"dense": "dense models", "moe": "mixtures of experts"}
 SHOWN = {
     "open": ("TTFT", "TTFT p99", "ITL", "E2E", "E2E p99"),
@@ -134,6 +146,8 @@ def never_compared(pool: PoolSettings) -> list[str]:
     """Returns the features of a pool that no row behind its figures has."""
     batching = BATCHING.get(pool.engine.family or "")
     found = {
+        "models of an architecture that is not known": pool.model.read_by_fields,
+        **dict.fromkeys(kinds_never_compared(pool.model), True),
         "LoRA adapters": pool.lora is not None or pool.adapters is not None,
         "speculative decoding": pool.speculation is not None,
         "pipeline parallelism": pool.pipeline_parallel_size > 1,
@@ -146,6 +160,18 @@ def never_compared(pool: PoolSettings) -> list[str]:
         f"scheduling={name_of(pool.scheduling)}": name_of(pool.scheduling) not in SCHEDULING,
     }
     return [name for name, is_used in found.items() if is_used]
+
+
+def kinds_never_compared(model: ModelSpec) -> list[str]:
+    """Returns the kinds of layers of a model that no compared model has."""
+    mixers = [block.attention for block in model.blocks]
+    selecting = [mixer for mixer in mixers if isinstance(mixer, GroupedQueryAttention) and mixer.sparse_top_k]
+    found = {
+        "state-space layers": any(isinstance(mixer, STATE_SPACE) for mixer in mixers),
+        "attention to compressed entries": any(isinstance(mixer, CompressedAttention) for mixer in mixers),
+        "attention to selected blocks": bool(selecting),
+    }
+    return [name for name, is_found in found.items() if is_found]
 
 
 def figures_of(

@@ -44,7 +44,7 @@ def pool_of(name: str, count: int, deployment: Deployment, slicing: TimeSlicing)
     return Pool(
         name=name,
         count=count,
-        memory_bytes=device.memory_bytes * deployment.engine.gpu_memory_utilization,
+        memory_bytes=deployment.usable_bytes,
         usd_per_hour=device.price_usd_per_hour,
         gpus_per_node=device.gpus_per_node,
         switch_share=slicing.switch_share(device),

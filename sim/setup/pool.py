@@ -9,7 +9,7 @@ from functools import partial
 
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
-from hwmodels.iterations.memory import GIB
+from hwmodels.iterations.memory_profile import GIB
 from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of
@@ -30,6 +30,9 @@ from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import speculative_core
 from sim.speculation.acceptance import Acceptance
+
+MAX_REPLICAS = 1_000_000
+"""Largest number of replicas of a pool: each is an engine in memory, with about 50 kB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +59,7 @@ class PoolSettings(Deployment):
     requests; mixed: does both, and takes the overflow of prefill and decode pools if there are any."""
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas={self.replicas}: must be >= 1")
+        check_replicas(self.replicas)
         max_unasked_of(self.batching)  # raises for an invalid declaration before the run
         scaling = self.scaling
         if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -304,4 +306,14 @@ class PoolSettings(Deployment):
             latency_s=self.hardware.pcie.latency_s,
             overlapped=self.storage.overlapped,
             merge_s=self.merge_s,
+        )
+
+
+def check_replicas(replicas: int) -> None:
+    """Raises ValueError for a number of replicas that no run can have."""
+    if replicas < 1:
+        raise ValueError(f"replicas={replicas}: must be >= 1")
+    if replicas > MAX_REPLICAS:
+        raise ValueError(
+            f"replicas={replicas:.6g}: must be <= {MAX_REPLICAS:,}, as each is an engine in memory"
         )

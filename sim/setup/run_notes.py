@@ -59,8 +59,20 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
     if num_tokens < pool.max_model_len:
         yield (
             f"The KV cache holds at most {num_tokens:,} tokens per sequence, less than the context of "
-            f"{pool.max_model_len:,}: longer prompts are rejected, longer outputs are cut off."
+            f"{pool.max_model_len:,}: longer prompts are rejected, longer outputs are cut off.{_start(pool)}"
         )
+
+
+def _start(pool: PoolSettings) -> str:
+    """Returns a sentence on the flag without which vLLM does not start with so little KV memory."""
+    plan = pool.plan_memory()
+    longest = pool.longest_sequence(plan)
+    if pool.engine.memory_profile != "vllm" or longest >= pool.max_model_len:
+        return ""
+    return (
+        f" vLLM starts like this with --max-model-len {longest} (engine.max_model_len) or auto only: "
+        f"{pool.kv_shortage(plan, pool.max_model_len)}."
+    )
 
 
 def _lone_seconds(model: IterationModel, tokens_per_pass: int) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -31,8 +31,9 @@ from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
 from sim.setup.expected_errors import expected_errors_json
+from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
-from sim.setup.pool import PoolSettings
+from sim.setup.pool import PoolSettings, check_replicas
 from sim.setup.role_check import check_kv, check_roles
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
@@ -68,6 +69,7 @@ class Scenario(PoolSettings, ClusterSettings):
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
+        check_replicas(self.replicas)
         ClusterSettings.__post_init__(self)  # super() does not know classes with slots
         if not 0 < self.load < inf:
             raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
@@ -268,6 +270,9 @@ class Scenario(PoolSettings, ClusterSettings):
 
         If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
         """
+        num_used = num_reached(self, self.pools_by_name, self.sim, source)
+        if num_used < self.num_replicas and not self.pools:
+            return with_idle(replace(self, replicas=num_used).simulate(source, report), self.num_replicas)
         if self.sim.shards is not None:
             from sim.setup.divided_run import run_divided  # noqa: PLC0415 (most runs are not divided)
 

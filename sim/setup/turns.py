@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hwmodels.iterations.memory import GIB
+from hwmodels.iterations.memory_profile import GIB
 from sim.engine.replica_pool import ReplicaPool
 from sim.setup.pool import PoolSettings
 

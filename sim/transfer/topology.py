@@ -17,7 +17,7 @@ from math import inf
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.interconnect import Link
-from hwmodels.iterations.memory import GIB
+from hwmodels.iterations.memory_profile import GIB
 from sim.transfer.network import Capacity, Route
 
 KINDS = ("auto", "nvlink", "pcie", "infiniband", "ethernet")

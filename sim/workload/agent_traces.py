@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, count
@@ -18,9 +18,9 @@ from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Source
 from sim.workload.checked_traces import checked_once
-from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, require_positive
+from sim.workload.checks import MAX_ARRIVAL_S, require_positive
 from sim.workload.external_sort import SortedRows
-from sim.workload.json_lines import COUNT, IDS, TEXT, Line, Rule, objects_of
+from sim.workload.json_lines import COUNT, IDS, TEXT, TOKENS, Line, Rule, keys_of, objects_of
 from sim.workload.streams import stream
 from sim.workload.table import block_segments
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
@@ -89,7 +89,7 @@ class WekaJsonl:
             lambda: TraceSource(
                 self.path,
                 SortedRows(blocks_of_rows(self._rows(seed))),
-                window=Window(0.0, None, None, 0.0),
+                window=Window(0.0, None, None),
                 segments=_segments,
                 max_model_len=max_model_len,
                 patience_s=self.patience_s,
@@ -168,11 +168,6 @@ def _calls(line: Line, requests: list[dict[str, Any]], from_s: float) -> Iterato
         yield _Call(at_s, row["in"], row["out"], row["hash_ids"])
 
 
-def _is_tokens(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_TOKENS
-
-
-TOKENS = Rule(_is_tokens, f"a whole number of tokens from 0 to {MAX_TOKENS:,}")
 ROUND_RULES = {
     "session_id": TEXT,
     "input_tokens_total": COUNT,
@@ -201,6 +196,12 @@ class TraceLabJsonl(Trace):
     def __post_init__(self) -> None:
         Trace.__post_init__(self)  # super() does not work in a dataclass with slots
         require_positive(self, "tokens_per_hash")
+
+    def column_names(self) -> Iterable[str]:
+        return keys_of(self.path)
+
+    def used_columns(self) -> Iterable[str]:
+        return ROUND_RULES
 
     def rows(self) -> Iterator[TraceRow]:
         """Yields the rounds in the order of the file, at Unix times.

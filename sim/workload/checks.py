@@ -13,6 +13,26 @@ MAX_ARRIVAL_S = 1e9
 MAX_CV = 1000.0
 """Limit of a coefficient of variation; the square of a larger one could overflow."""
 
+MAX_REQUESTS = 1_000_000_000
+"""Limit of the requests of a run: a billion take a day to simulate and a hundred GB to write."""
+MAX_SESSIONS = 100_000_000
+"""Limit of the sessions of a run, which have several requests each."""
+MAX_USERS = 10_000_000
+"""Limit of the users of a closed loop, each of which is kept in memory for the whole run."""
+LIMITS: Mapping[str, tuple[float, str]] = {
+    **dict.fromkeys(
+        ("num_requests", "max_requests"),
+        (MAX_REQUESTS, "more would be simulated for days; to raise the rate, set load"),
+    ),
+    **dict.fromkeys(
+        ("num_conversations", "num_tasks", "max_sessions"),
+        (MAX_SESSIONS, "more would be simulated for days; to raise the rate, set load"),
+    ),
+    "num_users": (MAX_USERS, "each user is kept in memory for the whole run"),
+    "duration_s": (MAX_ARRIVAL_S, "which is 32 years"),
+}
+"""Name of a setting -> its largest value and the reason, in words."""
+
 _UNITS = (
     ("tokens_per_s", " tokens/s"),
     ("_per_s", " requests/s"),
@@ -27,6 +47,10 @@ def require_positive(settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name}={value}: must be finite and > 0{_unit(name)}")
+        if value is not None and name in LIMITS:
+            most, reason = LIMITS[name]
+            if value > most:
+                raise ValueError(f"{name}={value:.6g}: must be <= {most:,.0f}{_unit(name)}; {reason}")
 
 
 def require_not_negative(settings: object, *names: str) -> None:

@@ -1,19 +1,23 @@
-"""Reads request traces in CSV: Azure LLM inference, BurstGPT, Vidur, and a plain format of our own.
+"""Reads request traces in CSV: Azure LLM inference, BurstGPT, Vidur, BLIS, and a plain format of our own.
 
-Each format is a class with the names of its columns and the format of its times. Other columns are ignored.
+Each format is a class with the names of its columns and the format of its times. Other columns are not used;
+those that may matter are named in a note (`unused_columns`).
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from itertools import islice
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
 from sim.workload.chunks import objects
 from sim.workload.csv_pieces import CsvPieces, CsvTexts, split_header
@@ -22,6 +26,7 @@ from sim.workload.distributions import FloatArray
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import MAX_SHOWN, UnusualTextError, lines_of, pieces_of, shown
 from sim.workload.traces import Trace
+from sim.workload.values import tokens, tokens_rule, whole_number
 
 FAILED = "failed: no output tokens"
 
@@ -50,6 +55,24 @@ class CsvColumns(NamedTuple):
     output: str
 
 
+class FurtherColumns(NamedTuple):
+    """The names of columns that a file may have; empty: the format has no such column."""
+
+    status: str = ""
+    """Rows of which the status is none of `DONE` are counted and not replayed."""
+    tenant: str = ""
+    session: str = ""
+    prefix_group: str = ""
+    """Requests of a group begin with the same `prefix_tokens`, which come before the prompt tokens."""
+    prefix_tokens: str = ""
+    served_prompt: str = ""
+    """Prompt tokens as the server counted them, which count instead where there is no prefix; 0: unknown."""
+
+
+NOTHING_FURTHER = FurtherColumns()
+DONE = ("ok", "success", "finished", "completed")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CsvTrace(Trace):
     """Base class of CSV formats: a file with a header line."""
@@ -58,9 +81,18 @@ class CsvTrace(Trace):
     arrival_rule: ClassVar[str] = f"a number of seconds >= 0, at most {MAX_ARRIVAL_S:g} after the first"
     min_output_tokens: ClassVar[int] = 1  # 0: a row without output is a failed request
 
+    further: ClassVar[FurtherColumns] = NOTHING_FURTHER
+    """Columns that are also read where a file has them."""
+
     def clock(self) -> RowClock:
         """Returns the reader of arrival times of one pass over the file."""
         return self.number_clock()
+
+    def column_names(self) -> Iterable[str]:
+        return next(csv.reader(lines_of(self.path)), [])
+
+    def used_columns(self) -> Iterable[str]:
+        return (*self.columns, *filter(None, self.further))
 
     def blocks(self) -> Iterator[Block]:
         clock, columns, num_lines = self.clock(), None, 0
@@ -68,6 +100,8 @@ class CsvTrace(Trace):
             for piece in pieces_of(self.path):
                 if columns is None:
                     names, piece = split_header(piece)
+                    if set(names) & set(filter(None, self.further)):
+                        raise UnusualTextError
                     columns, num_lines = CsvPieces(names, self._positions(names)), 1
                 if piece:
                     block = self._block(columns.read(piece), num_lines + 1, clock)
@@ -104,13 +138,15 @@ class CsvTrace(Trace):
             header = next(reader, []) if header is None else header
             arrival_at, prompt_at, output_at = self._positions(header)
             width, min_output = len(header), self.min_output_tokens
+            reads_further = bool(set(header) & set(filter(None, self.further)))
+            sessions: dict[str, int] = {}
             for fields in reader:
                 if not fields:
                     continue  # a blank line
                 line = num_lines + reader.line_num
                 try:
                     arrival_s = clock(fields[arrival_at])
-                    prompt, output = int(fields[prompt_at]), int(fields[output_at])
+                    prompt, output = whole_number(fields[prompt_at]), whole_number(fields[output_at])
                     sound = len(fields) == width and min_output <= output <= MAX_TOKENS
                     sound = sound and (1 <= prompt <= MAX_TOKENS or not output)
                 except (ValueError, IndexError):
@@ -118,13 +154,50 @@ class CsvTrace(Trace):
                 if not sound:
                     raise self._bad_row(line, header, fields, clock)
                 row = TraceRow(line, arrival_s, prompt, output)
+                if reads_further:
+                    row = self._with_further(row, dict(zip(header, fields, strict=True)), sessions)
                 if remark := clock.take_remark():
                     row = row._replace(remark=remark)
-                yield row if output else row._replace(skip_reason=FAILED)
+                yield row if output or row.skip_reason else row._replace(skip_reason=FAILED)
         except csv.Error as error:
             raise ValueError(
                 f"{self.path}:{num_lines + reader.line_num}:1: expected CSV, found: {error}"
             ) from None
+
+    def _with_further(self, row: TraceRow, texts: dict[str, str], sessions: dict[str, int]) -> TraceRow:
+        """Returns the row with its further columns. sessions: numbers of those seen so far, by name."""
+        names = self.further
+        if (status := texts.get(names.status, "")) and status.lower() not in DONE:
+            row = row._replace(skip_reason=f"{names.status}: {shown(status)}")
+        if tenant := texts.get(names.tenant, ""):
+            row = row._replace(tenant=tenant)
+        if session := texts.get(names.session, ""):
+            row = row._replace(session_id=sessions.setdefault(session, len(sessions)))
+        prefix = texts.get(names.prefix_group, "")
+        number = self._further_tokens(row, texts, names.prefix_tokens) if prefix else 0
+        if number:
+            digest = blake2b(prefix.encode(), digest_size=8).digest()
+            content_ids = (int.from_bytes(digest, "little") >> 1, number)
+            return row._replace(prompt_tokens=row.prompt_tokens + number, content_ids=content_ids)
+        counted = self._further_tokens(row, texts, names.served_prompt)
+        return row._replace(prompt_tokens=counted or row.prompt_tokens)
+
+    def _further_tokens(self, row: TraceRow, texts: dict[str, str], name: str) -> int:
+        """Returns a number of tokens in a further column; 0 if it is empty or missing."""
+        text = texts.get(name, "")
+        try:
+            return tokens(text, 0) if text else 0
+        except ValueError:
+            raise ValueError(
+                f"{self.path}:{row.line}:1: {name}: expected {tokens_rule(0)}, found {shown(text)!r}"
+            ) from None
+
+    def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
+        """Returns the shared prefix of a prompt, if it has one; content_ids: its id and its tokens."""
+        return tuple(
+            Segment(content, min(count, num_tokens))
+            for content, count in zip(content_ids[::2], content_ids[1::2], strict=True)
+        )
 
     def _positions(self, header: list[str]) -> list[int]:
         wanted = ",".join(self.columns)
@@ -201,16 +274,32 @@ class PlainCsv(CsvTrace):
     columns: ClassVar[CsvColumns] = CsvColumns("arrival_s", "prompt_tokens", "output_tokens")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlisTraceV2(CsvTrace):
+    """The CSV of a BLIS TraceV2 (inference-sim): times in us, tenants, sessions, statuses, shared prefixes.
+
+    arrival_time_us counts, not send_time_us, which may have another zero. As in BLIS, input_tokens of a
+    request with a prefix_group come after its prefix, and server_input_tokens count where there is none.
+    Rounds of a session are replayed at their recorded times; what their prompts share is not in the file.
+    """
+
+    time_exponent: ClassVar[int] = 6
+    columns: ClassVar[CsvColumns] = CsvColumns("arrival_time_us", "input_tokens", "output_tokens")
+    further: ClassVar[FurtherColumns] = FurtherColumns(
+        status="status",
+        tenant="tenant_id",
+        session="session_id",
+        prefix_group="prefix_group",
+        prefix_tokens="prefix_length",
+        served_prompt="server_input_tokens",
+    )
+    arrival_rule: ClassVar[str] = f"a number of us >= 0, at most {MAX_ARRIVAL_S * 1e6:g} after the first"
+    min_output_tokens: ClassVar[int] = 0
+
+
 def _tokens_from(minimum: int) -> tuple[Callable[[str], int], str]:
     """Returns a function that reads a number of tokens, and the rule that it checks."""
-
-    def read(text: str) -> int:
-        number = int(text)
-        if not minimum <= number <= MAX_TOKENS:
-            raise ValueError(text)
-        return number
-
-    return read, f"a whole number of tokens from {minimum} to {MAX_TOKENS:,}"
+    return partial(tokens, least=minimum), tokens_rule(minimum)
 
 
 def _reads(read: Callable[[str], float], text: str) -> bool:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.workload.checks import MAX_TOKENS
 from sim.workload.trace_files import lines_of, shown
+from sim.workload.values import is_tokens, tokens_rule, whole_number
 
 
 class Rule(NamedTuple):
-    """Rule for the value of a key, and its text for messages."""
+    """Rule for the value of a key, its text for messages, and how a sound value is read."""
 
     is_sound: Callable[[Any], bool]
     text: str
+    read: Callable[[Any], Any] | None = None
 
 
 class Line(NamedTuple):
@@ -30,13 +32,13 @@ class Line(NamedTuple):
     text: str
     row: dict[str, Any]
 
-    def check(self, rules: Mapping[str, Rule], row: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError for the first key that is missing or breaks its rule.
+    def check(self, rules: Mapping[str, Rule], row: dict[str, Any] | None = None) -> None:
+        """Raises ValueError for the first key that is missing or breaks its rule; reads the others in place.
 
         row: an object inside that of the line; None: the object of the line.
         """
         found = self.row if row is None else row
-        for key, (is_sound, rule) in rules.items():
+        for key, (is_sound, rule, read) in rules.items():
             if key not in found:
                 raise ValueError(
                     f"{self.path}:{self.number}:1: no key {key}; expected {', '.join(rules)}, "
@@ -44,6 +46,8 @@ class Line(NamedTuple):
                 )
             if not is_sound(found[key]):
                 raise self.bad(key, rule, found[key])
+            if read is not None:
+                found[key] = read(found[key])
 
     def bad(self, key: str, rule: str, found: object) -> ValueError:
         """Returns the error of a value; its column is that of the key."""
@@ -77,15 +81,18 @@ def objects_of(path: Path, wanted: Iterable[str], num_lines: int = 0) -> Iterato
         raise ValueError(f"{path}:1:1: expected JSON lines with {', '.join(wanted)}, found an empty file")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= MAX_TOKENS
-
-
 def _is_list_of_ids(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int}
 
 
-COUNT = Rule(_is_count, f"a whole number of tokens from 1 to {MAX_TOKENS:,}")
+def keys_of(path: Path) -> dict[str, None]:
+    """Returns the keys in the first lines of a file, in their order."""
+    return dict.fromkeys(key for line in islice(objects_of(path, ()), NAMED_LINES) for key in line.row)
+
+
+NAMED_LINES = 100
+COUNT = Rule(is_tokens, tokens_rule(1), whole_number)
+TOKENS = Rule(partial(is_tokens, least=0), tokens_rule(0), whole_number)
 IDS = Rule(_is_list_of_ids, "a list of whole numbers")
 TEXT = Rule(lambda value: isinstance(value, str) and bool(value), "a text")
 NUMBER = Rule(lambda value: type(value) in (int, float), "a number")

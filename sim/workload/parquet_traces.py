@@ -23,6 +23,7 @@ from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
 from sim.workload.trace_files import UnusualTextError, shown
 from sim.workload.traces import Trace
 from sim.workload.unix_times import ArrivalClock
+from sim.workload.values import is_tokens, tokens_rule, whole_number
 
 ROWS_AT_ONCE = 8192
 """Rows of a batch, fewer if they have long lists."""
@@ -53,6 +54,14 @@ class ParquetTrace(Trace):
                 yield self._block(batch, number, clock)
             except UnusualTextError:
                 yield from blocks_of_rows(self._rows(self._listed(batch, number), number, clock))
+
+    def column_names(self) -> Iterable[str]:
+        with pq.ParquetFile(self.path) as file:
+            names: list[str] = file.schema_arrow.names
+        return names
+
+    def used_columns(self) -> Iterable[str]:
+        return (*self.needed, *self.optional, self.tenant_column)
 
     def _block(self, batch: pa.RecordBatch, number: int, clock: ArrivalClock) -> Block:
         """Returns the rows of a batch. Raises UnusualTextError unless all values are right."""
@@ -110,9 +119,9 @@ class ParquetTrace(Trace):
             reason = self.skip_reason(number, row)
             if not reason:
                 for name in (prompt, output):
-                    if type(row[name]) is not int or not 0 <= row[name] <= MAX_TOKENS:
-                        rule = f"a whole number of tokens from 0 to {MAX_TOKENS:,}"
-                        raise self._bad(number, name, rule, row[name])
+                    if not is_tokens(row[name], least=0):
+                        raise self._bad(number, name, tokens_rule(0), row[name])
+                    row[name] = whole_number(row[name])
                 reason = "" if row[prompt] and row[output] else NO_TOKENS
             tenant = row.get(self.tenant_column)
             yield TraceRow(
@@ -217,7 +226,10 @@ class BasetenParquet(ParquetTrace):
         if not isinstance(hashes, list):
             raise self._bad(number, "total_hashes", "a list of whole numbers >= 0", hashes)
         if len(hashes) > max_hashes or any(type(one) is not int or one < 0 for one in hashes):
-            rule = f"at most {max_hashes} whole numbers >= 0, for {self.tokens_per_hash} tokens each"
+            rule = (
+                f"at most {max_hashes} whole numbers >= 0, each for as many tokens as "
+                f"workload.tokens_per_hash={self.tokens_per_hash} says"
+            )
             raise self._bad(number, "total_hashes", rule, hashes)
         return tuple(hashes)
 

@@ -18,7 +18,7 @@ from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
 from sim.workload.chunks import ROWS
 from sim.workload.distributions import IntArray
 from sim.workload.parquet_groups import batches_of
-from sim.workload.trace_files import shown
+from sim.workload.trace_files import require_file, shown
 from sim.workload.trace_source import ChangedTraceError, version_of
 from sim.workload.traffic_log import NONE, REMARKS
 
@@ -176,6 +176,7 @@ def _check_repeated(path: Path, ids: Sequence[IntArray]) -> None:
 
 def _checked_remarks(path: Path) -> dict[str, int]:
     """Returns the remarks of a recording. Raises ValueError for a file without the columns of one."""
+    require_file(path)
     try:
         schema = pq.read_schema(path)
         attributes = json.loads((schema.metadata or {}).get(ATTRIBUTES, b"{}"))

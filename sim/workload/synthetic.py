@@ -14,7 +14,7 @@ from policies.core.request import Request
 from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Arrival, Source, WorkloadNotes
-from sim.workload.checks import require_positive
+from sim.workload.checks import MAX_REQUESTS, require_positive
 from sim.workload.chunks import Chunk, Common, arrivals_of
 from sim.workload.closed_loop import ClosedLoopSource
 from sim.workload.distributions import FloatArray, IntArray
@@ -56,6 +56,12 @@ class Synthetic:
             require_positive(self, "max_tokens")
         if self.num_requests is None and self.duration_s is None:
             raise ValueError("num_requests=null, duration_s=null: at least one must be set")
+        rate_per_s = getattr(self.arrivals, "rate_per_s", 0.0)
+        if self.num_requests is None and rate_per_s * (self.duration_s or 0.0) > MAX_REQUESTS:
+            raise ValueError(
+                f"duration_s={self.duration_s}, arrivals.rate_per_s={rate_per_s}: must have at most "
+                f"{MAX_REQUESTS:,} requests, the product of both; more would be simulated for days"
+            )
         if self.num_requests is None and _never_pauses(self.arrivals):
             raise ValueError("num_requests=null: must be set if the think time of users is 0 s")
         shares = self.priority_shares

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from policies.core.request import Segment
 from sim.workload.checks import MAX_ARRIVAL_S
+from sim.workload.json_lines import keys_of
 from sim.workload.table import block_segments
 from sim.workload.trace_blocks import TraceRow
 from sim.workload.trace_files import lines_of, shown
@@ -53,6 +54,9 @@ class TokenIds(NamedTuple):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenIdsJsonl(Trace):
     """One JSON object per line: `arrival_s`, `prompt_token_ids`, `output_token_ids`."""
+
+    def column_names(self) -> Iterable[str]:
+        return keys_of(self.path)
 
     def rows(self) -> Iterator[TraceRow]:
         clock = self.number_clock()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hwmodels.bounded_files import UnreadableFileError, open_regular
+
 CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
@@ -35,18 +37,33 @@ def shown(found: object, max_chars: int = MAX_SHOWN) -> str:
     return text if text.isprintable() else repr(text)[1:-1][:max_chars]
 
 
-def require_file(path: Path) -> None:
-    """Raises ValueError, with the most similar name in the same folder, unless `path` is a file."""
+def require_file(path: Path, setting: str = "path") -> None:
+    """Raises ValueError, with the most similar name in the same folder, unless `path` is a regular file.
+
+    A pipe or a device may never end.
+    """
     if path.is_file():
         return
     if path.is_dir():
-        raise ValueError(f"path={path}: is a folder; name a trace file in it")
+        kind = "trace file" if setting == "path" else "file"
+        raise ValueError(f"{setting}={path}: is a folder; name a {kind} in it")
+    if path.exists():
+        raise ValueError(f"{setting}={path}: must be a regular file, not a pipe, socket or device")
     if not path.parent.is_dir():
-        raise ValueError(f"path={path}: no such folder {path.parent}; the working directory is {Path.cwd()}")
+        raise ValueError(
+            f"{setting}={path}: no such folder {path.parent}; the working directory is {Path.cwd()}"
+        )
     names = sorted(p.name for p in path.parent.iterdir() if p.is_file())
     nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"{len(names)} files in {path.parent.resolve()}"
-    raise ValueError(f"path={path}: no such file; {hint}")
+    raise ValueError(f"{setting}={path}: no such file; {hint}")
+
+
+def require_size(path: Path, max_bytes: int, setting: str = "path") -> None:
+    """Raises ValueError if a file is larger than it may be."""
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise ValueError(f"{setting}={path}: must have at most {max_bytes:,} bytes, has {size:,}")
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -56,7 +73,7 @@ def lines_of(path: Path) -> Iterator[str]:
     """
     line = 0
     try:
-        with io.TextIOWrapper(_open(path), encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="") as file:
             read_line = partial(file.readline, MAX_LINE)
             for line, text in enumerate(iter(read_line, ""), 1):
                 if len(text) == MAX_LINE:
@@ -84,7 +101,7 @@ def pieces_of(path: Path) -> Iterator[bytes]:
     """
     rest, is_first = b"", True
     try:
-        with _open(path) as file:
+        with opened(path) as file:
             while data := file.read(PIECE):
                 data = rest + (data.removeprefix(codecs.BOM_UTF8) if is_first else data)
                 is_first = False
@@ -122,19 +139,29 @@ def _checked(piece: bytes) -> bytes:
     return piece
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """Opens a file as bytes, which are decompressed if its name ends with .gz or .zst."""
     if path.suffix == ".gz":
-        return gzip.GzipFile(path)
+        return gzip.GzipFile(fileobj=_regular(path))
     if path.suffix in (".zst", ".zstd"):
         return io.BufferedReader(_ZstdFile(path))
-    return path.open("rb")
+    return _regular(path)
+
+
+def _regular(path: Path) -> io.BufferedReader:
+    try:
+        opened = open_regular(path)
+    except UnreadableFileError as error:
+        raise ValueError(f"{path}: {error}") from None
+    assert isinstance(opened, io.BufferedReader)
+    return opened
 
 
 class _ZstdFile(io.RawIOBase):
     """A zstd file as decompressed bytes. zstandard's own reader does not detect a truncated file."""
 
     def __init__(self, path: Path):
-        self._compressed = path.open("rb")
+        self._compressed = _regular(path)
         self._zstd = importlib.import_module("zstandard")  # a compiled package that only such files need
         self._frame = self._zstd.ZstdDecompressor().decompressobj()
         self._frame_started = False

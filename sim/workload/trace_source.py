@@ -33,16 +33,12 @@ TIME_DIGITS = 7
 class Window(NamedTuple):
     """The part of a trace that is replayed, in seconds from the trace's zero."""
 
-    start_s: float
+    start_s: float | None
+    """The setting; None: the first arrival."""
     duration_s: float | None
     max_requests: int | None
-    setting: float
-    """The setting start_s, for messages."""
-
-    @property
-    def end_s(self) -> float:
-        """Time from which rows are not replayed."""
-        return math.inf if self.duration_s is None else self.start_s + self.duration_s
+    later_s: float = 0.0
+    """What is added to the start, for the window of a seed."""
 
 
 class OutOfOrderError(ValueError):
@@ -86,6 +82,7 @@ class TraceSource:
         self._segments = segments
         self._max_model_len = max_model_len
         self._time_digits = time_digits
+        self._start_s = None if window.start_s is None else window.start_s + window.later_s
         self._version = version_of(path)
         try:
             self._check(to_the_end=sort)
@@ -94,6 +91,7 @@ class TraceSource:
                 raise
             self._sorted = SortedRows(self._blocks())
             self._blocks = self._sorted.blocks
+            self._start_s = None if window.start_s is None else self._start_s
             self._check(to_the_end=False)
 
     def again(self) -> TraceSource:
@@ -159,14 +157,16 @@ class TraceSource:
 
     def _read(self, notes: WorkloadNotes, *, to_the_end: bool) -> Iterator[Chunk]:
         """Yields the requests of the window, and adds to the notes. Raises ValueError."""
-        window = self._window
-        previous_s, last_s = 0.0, 0.0
+        previous_s, last_s = -math.inf, 0.0
         has_rows = has_ended = False
         count = 0
         for block in self._blocks() if self._finish is None else self._finish(self._blocks):
             has_rows = True
             times_s = block.arrival_s
-            in_time = (times_s >= window.start_s) & (times_s < window.end_s)
+            if self._start_s is None:
+                self._begin(block, notes)
+            start_s = math.inf if self._start_s is None else self._start_s
+            in_time = (times_s >= start_s) & (times_s < self._end_s)
             wanted = in_time & block.is_replayed()
             end = 0 if has_ended else self._end(block, wanted, count)
             before_s = np.concatenate([[previous_s], times_s[:-1]])
@@ -180,7 +180,8 @@ class TraceSource:
             if not has_ended:
                 notes.remarks += block.remarks
                 last_s = float(times_s[min(end, len(block) - 1)])
-                _count_skipped(notes, block, in_time, end)
+                counted = times_s < self._end_s if self._window.start_s is None else in_time
+                _count_skipped(notes, block, counted, end)
                 rows = np.flatnonzero(wanted[:end])
                 if len(rows):
                     yield self._chunk(block.where(rows), count, notes)
@@ -192,10 +193,34 @@ class TraceSource:
         if not has_rows:
             raise ValueError(f"{self._path}:2:1: expected at least one request, found none")
         if not count:
+            if self._start_s is None:
+                left_out = ", ".join(f"{reason} ({count:,})" for reason, count in notes.skipped.items())
+                raise ValueError(f"{self._path}: has no request to replay; left out: {left_out}")
+            setting = self._start_s if self._window.start_s is None else self._window.start_s
             raise ValueError(
-                f"start_s={window.setting:g}: no request of {self._path} arrives between "
-                f"{window.start_s:g} s and {window.end_s:g} s; the last row that was read arrives at "
+                f"start_s={setting:g}: no request of {self._path} arrives between "
+                f"{self._start_s:g} s and {self._end_s:g} s; the last row that was read arrives at "
                 f"{last_s:g} s"
+            )
+
+    @property
+    def _end_s(self) -> float:
+        """Time from which rows are not replayed."""
+        if self._start_s is None or self._window.duration_s is None:
+            return math.inf
+        return self._start_s + self._window.duration_s
+
+    def _begin(self, block: Block, notes: WorkloadNotes) -> None:
+        """Begins the window with the first request of the block, if it has one."""
+        first = _first(block.is_replayed())
+        if first == len(block):
+            return
+        first_s = float(block.arrival_s[first])
+        self._start_s = first_s + self._window.later_s
+        if self._time_digits is not None and round(first_s, self._time_digits):
+            notes.remarks.append(
+                f"The first request of the trace arrives at {first_s:,.10g} s of its own time, which is "
+                "0 s of the run; workload.start_s=0 begins at the zero of the trace."
             )
 
     def _end(self, block: Block, wanted: BoolArray, count: int) -> int:
@@ -203,7 +228,7 @@ class TraceSource:
 
         count: requests of the window before this block.
         """
-        end = _first(block.arrival_s >= self._window.end_s)
+        end = _first(block.arrival_s >= self._end_s)
         if self._window.max_requests is None:
             return end
         before = count + np.cumsum(wanted) - wanted  # requests before each row
@@ -214,7 +239,7 @@ class TraceSource:
             rows.prompt_tokens, rows.output_tokens, self._max_model_len
         )
         notes.num_clipped += int(np.count_nonzero(clipped))
-        at_s = rows.arrival_s - self._window.start_s
+        at_s = rows.arrival_s - (self._start_s or 0.0)
         return Chunk(
             request_id=np.arange(first_id, first_id + len(rows)),
             at_s=at_s if self._time_digits is None else np.round(at_s, self._time_digits),

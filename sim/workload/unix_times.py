@@ -29,9 +29,10 @@ class ArrivalClock:
 
     exponent: power of ten of the format's unit, 3 for milliseconds. from_first: whether Unix times count from
     the first arrival; false if the user gives a window in Unix time. The arrivals are Unix times if the
-    number of the first is at least `MAX_ARRIVAL_S`, whatever the format's unit: no trace begins later. Their
-    unit (seconds to nanoseconds) is the largest with which the first one is before the year 2100. Differences
-    are computed exactly, because a double cannot represent microseconds since 1970.
+    number of the first is at least `MAX_ARRIVAL_S`, whatever the format's unit: no trace begins later (in a
+    format of microseconds at least 1000 times as much, as 1e9 us are a quarter of an hour). Their unit
+    (seconds to nanoseconds) is the largest with which the first one is before the year 2100. Differences are
+    computed exactly, because a double cannot represent microseconds since 1970.
     """
 
     exponent: int = 0
@@ -51,7 +52,7 @@ class ArrivalClock:
             raise ValueError(text)
         if not self._has_begun:
             self._has_begun = True
-            if value >= MAX_ARRIVAL_S:
+            if value >= MAX_ARRIVAL_S * 10 ** max(0, self.exponent - 3):
                 self._begin(text, value)
         if self._first is not None:
             seconds = float((Decimal(text) - self._first) * self._unit)

@@ -20,8 +20,8 @@ from kernels.norm import rms_norm_kernel
 from policies.batching.chunked import Chunked
 from policies.scheduling.fcfs import Fcfs
 from realengine.ahead.setups import DRAFTERS, MODELS
-from realengine.ahead.startup import EngineShape, run_works
-from realengine.ahead.zeros import WithoutProducts
+from realengine.ahead.startup import run_works
+from realengine.ahead.zeros import EngineShape, WithoutProducts
 from realengine.model.architecture import Architecture
 from realengine.progress import WIDTH, Progress
 from realengine.serving.llm import LLM

@@ -69,7 +69,22 @@ def deep_trace(folder):
     return "workload=mooncake_jsonl", "t.jsonl", "nests values too deeply to be read"
 
 
-@pytest.mark.parametrize("make", [gz_bomb, zst_bomb, deep_trace])
+def pipe_trace(folder):
+    os.mkfifo(folder / "t.csv")
+    return "workload=plain_csv", "t.csv", "must be a regular file, not a pipe, socket or device"
+
+
+def device_trace(folder):
+    (folder / "t.json").symlink_to("/dev/zero")
+    return "workload=otel_trace", "t.json", "must be a regular file, not a pipe, socket or device"
+
+
+def deep_set(folder):
+    (folder / "t.json").write_text('[{"conversations": ' + "[" * DEEP)
+    return "workload=sharegpt_json", "t.json", "nests values too deeply to be read"
+
+
+@pytest.mark.parametrize("make", [gz_bomb, zst_bomb, deep_trace, pipe_trace, device_trace, deep_set])
 def test_hostile_traces(make, tmp_path):
     workload, name, message = make(tmp_path)
     code, error, seconds = simulate(tmp_path, workload, f"workload.path={name}")
@@ -122,7 +137,8 @@ def test_a_config_that_stands_for_billions_of_values(tmp_path):
 
 def test_a_model_config_that_never_ends_is_refused(tmp_path):
     code, error, seconds = simulate(tmp_path, "model=hf", "model.path=/dev/zero")
-    assert (code, error) == (2, "windtunnel: model: /dev/zero: must be a file\n")
+    rule = "must be a regular file, not a pipe, socket or device"
+    assert (code, error) == (2, f"windtunnel: model: /dev/zero: {rule}\n")
     assert seconds < 10
 
 

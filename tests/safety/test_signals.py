@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from experiments.study.launchers.local import Local
@@ -91,6 +93,46 @@ def test_studies_end_soon_and_leave_no_process(words):
     assert (code, error.splitlines()[-1]) == (143, "windtunnel: terminated")
     assert seconds < ENDS_WITHIN_S
     wait_for(lambda: not group_of(process), 10)
+
+
+def measured_requests():
+    """Writes a CSV of measured requests whose simulation takes a minute."""
+    arrival_s = np.arange(600_000) / 100
+    times = {"arrival_s": arrival_s, "first_token_s": arrival_s + 0.1, "last_token_s": arrival_s + 1.0}
+    pd.DataFrame({**times, "input_tokens": 64, "output_tokens": 32}).to_csv("measured.csv", index=False)
+
+
+ENDLESS = ("workload.num_requests=3000000", "hydra.run.dir=out")
+STUDIES = {
+    "validate": ("validate", "against=measured.csv", *MODEL, "hydra.run.dir=out"),
+    "goodput": ("goodput", "goodput.requests=null", "goodput.jobs=1", *MODEL, *ENDLESS),
+    "capacity": (
+        *("capacity", "capacity.jobs=1", "capacity.hardware=[]", "capacity.window_s=null"),
+        *("capacity.tensor_parallel_sizes=[1]", *MODEL, *ENDLESS),
+    ),
+    "compare": (
+        *("compare", "experiment=prefill_decode_interference", "jobs=1", "hydra.run.dir=out"),
+        "also=['workload.num_requests=200000']",
+    ),
+    "whatif": ("whatif", "whatif.jobs=1", "whatif.requests=null", *MODEL, *ENDLESS),
+    "sweep": ("sweep", "seed=0,1", "launcher.jobs=1", *MODEL, *ENDLESS),
+    "reproduce": ("reproduce", "jobs=1", "cache=null", "hydra.run.dir=out"),
+}
+"""Studies whose runs are made one after the other in the process that gets the signal."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_ends_at_the_first_signal_and_uses_no_run_that_was_cut(name):
+    measured_requests()
+    process = started(*STUDIES[name])
+    wait_for(lambda: Path("out").is_dir())
+    time.sleep(3.0)
+    code, seconds, printed, error = ended(process, signal.SIGTERM)
+    assert (code, error.splitlines()[-1]) == (143, "windtunnel: terminated"), error
+    # A computed row of the gallery ends first, and then the gallery is drawn.
+    assert seconds < ENDS_WITHIN_S + 50 * (name == "reproduce")
+    assert "TTFT" not in printed  # no figure of the run that was cut
+    assert not list(Path("out").rglob("validation.json"))
 
 
 def test_sigterm_ends_a_command_whose_shell_ignores_ctrl_c():

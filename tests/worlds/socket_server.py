@@ -42,7 +42,9 @@ class SocketServer:
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Returns the status and the body of the response; 0 if the connection is cut before."""
-        lines = {"Host": "x", "Connection": "close", "Content-Type": "application/json"} | dict(headers or {})
+        lines = {"Host": "localhost", "Connection": "close", "Content-Type": "application/json"} | dict(
+            headers or {}
+        )
         lines["Content-Length"] = str(len(body))
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         answer = self.exchange(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)

@@ -153,6 +153,7 @@ def engine_yaml(name: str, profile: EngineProfile, block_size: int) -> str:
         for method, of in profile.draft_host.items()
     )
     blocks = "null" if profile.num_kv_blocks is None else profile.num_kv_blocks
+    share = "null" if profile.gpu_memory_utilization is None else profile.gpu_memory_utilization
     return f"""\
 # windtunnel's own engine on {name}, with the measured host time and the limits of the measurement
 {WRITTEN_BY}; the next measurement overwrites it.
@@ -165,7 +166,9 @@ _target_: sim.setup.engine_profile.EngineProfile
 max_num_seqs: {profile.max_num_seqs}
 max_num_batched_tokens: {profile.max_num_batched_tokens}
 max_model_len: {profile.max_model_len}
-gpu_memory_utilization: {profile.gpu_memory_utilization}
+gpu_memory_utilization: {share}
+memory_profile: {profile.memory_profile}
+version: {profile.version or "null"}
 num_kv_blocks: {blocks}  # blocks of {block_size} tokens
 swap_space_gib: {profile.swap_space_gib:g}
 frontend_s: 0

@@ -19,7 +19,7 @@ equal contexts.
 """
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 EVERY_BATCH = 32
-"""Largest batch size up to which every size is measured.
+"""Largest batch size up to which every size is measured on a CPU.
 
 Three rows more than the tiles of a CPU hold make a matrix product 10 % slower.
 """
@@ -50,14 +50,14 @@ class Point(NamedTuple):
     """Chunks of the step, all of the same size."""
 
 
-def decode_points(max_num_seqs: int, max_model_len: int) -> list[Point]:
+def decode_points(max_num_seqs: int, max_model_len: int, every: int = EVERY_BATCH) -> list[Point]:
     """Returns the decode steps of the grid.
 
-    Listed batch sizes are combined with every mean context. The small batch sizes between them are measured
-    with one context, for the matrix products, whose time depends on the number of rows.
+    Listed batch sizes are combined with every mean context. The batch sizes between them, up to `every`, are
+    measured with one context, for the matrix products, whose time depends on the number of rows.
     """
     batches, contexts = upto(BATCHES, max_num_seqs), upto(CONTEXTS, max_model_len)
-    between = sorted(set(range(1, min(max_num_seqs, EVERY_BATCH))) - set(batches))
+    between = sorted(set(range(1, min(max_num_seqs, every))) - set(batches))
     return [
         Point(Step(contexts=spread_around(mean, count, max_model_len)), 0, 0, count, mean)
         for counts, means in ((batches, contexts), (between, contexts[1:2]))

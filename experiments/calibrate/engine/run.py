@@ -20,7 +20,13 @@ from experiments.calibrate.engine import measure as cpu_sections
 from experiments.calibrate.engine.collectives import RingLink, measure_link
 from experiments.calibrate.engine.draft_host import DraftHostTime, measure_draft_host
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml, latency_yaml, plain
-from experiments.calibrate.engine.grids import decode_points, longest, prefill_points, verifying_points
+from experiments.calibrate.engine.grids import (
+    EVERY_BATCH,
+    decode_points,
+    longest,
+    prefill_points,
+    verifying_points,
+)
 from experiments.calibrate.engine.host_time import HostTime, measure_host
 from experiments.calibrate.engine.machine import Machine, measure_machine
 from experiments.calibrate.engine.measure import Progress, Sections, Total
@@ -193,7 +199,8 @@ def _operators(
     max_num_seqs, max_model_len, max_tokens = (
         settings.limit(name) for name in ("max_num_seqs", "max_model_len", "max_num_batched_tokens")
     )
-    points = decode_points(max_num_seqs, max_model_len) + prefill_points(max_tokens, max_model_len)
+    every = EVERY_BATCH if device.type == "cpu" else 0  # tiles of a GPU hold at least as many rows
+    points = decode_points(max_num_seqs, max_model_len, every) + prefill_points(max_tokens, max_model_len)
     if device.type == "cpu":  # only the torch reference computes chunks one by one
         points += verifying_points(max_num_seqs, max_tokens, max_model_len)
     progress("loading")

@@ -49,7 +49,7 @@ def alone_settings_of(
         max_model_len=scenario.max_model_len,
         max_num_seqs=profile.max_num_seqs,
         num_kv_blocks=profile.num_kv_blocks,
-        gpu_memory_utilization=profile.gpu_memory_utilization,
+        gpu_memory_utilization=scenario.memory_share,
         swap_space_gib=profile.swap_space_gib,
         cudagraph_mode=None if profile.cuda_graphs.enabled else "NONE",
         overlap=scenario.host.overlapped,

@@ -15,9 +15,9 @@ from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import Metric, label_of, unit_of
 from experiments.study.notes import expected_error_lines, merged_notes
 from experiments.study.run_length import REASONS, requests_needed
-from experiments.study.verdicts import LEVEL
+from experiments.study.verdicts import LEVEL, minus, with_sign
 from sim.metrics.paired import Interval, Outcome, mean_interval
-from sim.report.numbers import MISSING, number
+from sim.report.numbers import MISSING, mean_text, supported
 
 SHARE = "goodput.share"
 TIMES = ("simulated_s", "e2e.p90_s")
@@ -146,14 +146,9 @@ def limit_text(answers: Answers, arm: str) -> str:
 
 def value_text(comparison: Comparison) -> str:
     """Formats the metric with half its confidence interval: 119 ±12."""
-    mean, low, high, _ = comparison.mean
     factor, _ = unit_of(comparison.metric)
-    if math.isnan(mean):
-        return MISSING
-    if math.isnan(low) or comparison.mean.is_exact:
-        return number(factor * mean)
-    half = factor * (high - low) / 2
-    return f"{number(factor * mean)} ±{f'{half:.2g}' if half < 100 else number(half)}"
+    shown = supported(comparison.mean, factor)
+    return mean_text(comparison.mean, factor) if shown is None else f"{shown.mean} ±{shown.half_width}"
 
 
 def delta_text(comparison: Comparison) -> str:
@@ -173,11 +168,12 @@ def delta_text(comparison: Comparison) -> str:
 
 def _with_half(interval: Interval, factor: float, none: float, sign: str) -> str:
     """Formats the mean minus `none`, and the larger half of its interval, times the factor."""
-    mean, low, high, _ = interval
-    value, half = factor * (mean - none), factor * max(high - mean, mean - low)
+    shown = supported(minus(interval, none), factor)
+    value = factor * (interval.mean - none)
     decimals = 2 if sign and abs(value) < 10 else 1 if abs(value) < 1000 else 0
-    text = f"{sign}{value:,.{decimals}f}" if sign else f"{value:+,.{decimals}f}".replace("-", "−")
-    return text if math.isnan(low) or interval.is_exact else f"{text} ±{half:,.{decimals}f}"
+    mean = f"{value:,.{decimals}f}" if shown is None else shown.mean
+    text = f"{sign}{mean}" if sign else with_sign(mean)
+    return text if shown is None else f"{text} ±{shown.half_width}"
 
 
 def _limit(answers: Answers, arm: str) -> str:
@@ -229,15 +225,15 @@ def _changed(comparison: Comparison, baseline: Comparison) -> str:
     assert comparison.outcome is not None
     subject, before, after = _subject(comparison.metric)
     factor, _ = unit_of(comparison.metric)
-    old, new = (f"{before}{number(factor * one.mean.mean)}{after}" for one in (baseline, comparison))
+    old, new = (f"{before}{mean_text(one.mean, factor)}{after}" for one in (baseline, comparison))
     ratio = comparison.paired.ratio
     rises = comparison.paired.difference.mean > 0
     if ratio is None:
         by = ""
     elif 0.5 <= ratio.mean < 2:
-        by = f" by {number(100 * abs(ratio.mean - 1))} %,"
+        by = f" by {mean_text(minus(ratio, 1.0), 100 if rises else -100)} %,"
     else:
-        by = f" to {number(ratio.mean)} times its value,"
+        by = f" to {mean_text(ratio)} times its value,"
     verb = "rises" if rises else "falls"
     return f"{subject[0].upper()}{subject[1:]} {verb}{by} from {old} to {new} ({comparison.outcome.value})."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.reproduce.tasks import experiment_of
 from experiments.study.figures import figures
-from experiments.study.workers import simulate_config, whole
+from experiments.study.workers import simulate_config
 from sim.metrics.result import RunResult
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -20,13 +20,13 @@ def result(name: str, arm: str, *more: str, seed: int = 0) -> RunResult:
     """Returns the result of an arm's run. more: settings after those of the arm."""
     shipped = experiment_of(name, [CONFIG_DIR])
     variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]), shipped.base)
-    return whole(simulate_config(variants.config([*shipped.arms[arm], *more], seed=seed)))
+    return simulate_config(variants.config([*shipped.arms[arm], *more], seed=seed))
 
 
 def run_result(*settings: str, seed: int = 0) -> RunResult:
     """Returns the result of a run with these settings of `windtunnel simulate`."""
     variants = Variants(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]))
-    return whole(simulate_config(variants.config(list(settings), seed=seed)))
+    return simulate_config(variants.config(list(settings), seed=seed))
 
 
 def run_summary(*settings: str) -> dict[str, float]:

@@ -71,4 +71,7 @@ def _read_line(text: bytes, number: int, endpoint: str) -> Line | LineError:
         return LineError("mismatched_url", f"url must be {endpoint}, as the batch says.", "url", number)
     if not isinstance(body, dict):
         return LineError("invalid_body", "body must be an object.", "body", number)
-    return Line(custom_id, json.dumps(body).encode())
+    try:
+        return Line(custom_id, json.dumps(body).encode())
+    except RecursionError:
+        return LineError("invalid_body", "body nests values too deeply.", "body", number)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from experiments.serve.backend import Backend
 from experiments.serve.batches.batch import Batch, Outcome
@@ -169,7 +170,7 @@ class Batches:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_RETRY_S)
 
-    async def _answer(self, batch: Batch, line: Line, deadline_s: float) -> dict[str, object]:
+    async def _answer(self, batch: Batch, line: Line, deadline_s: float) -> Any:
         """Returns the body of the response to a request. Raises ApiError."""
         completion = await ENDPOINTS[batch.endpoint](self._backend, line.body)
         if completion.fields.stream:

@@ -124,6 +124,11 @@ class EngineBackend:
     def num_in_progress(self) -> int:
         return 0 if self._llm is None else self._llm.num_unfinished
 
+    @property
+    def is_asleep(self) -> bool:
+        """True while the engine sleeps, and requests wait for its wake-up."""
+        return self._llm is not None and self._llm.is_sleeping
+
     def unhealthy_because(self) -> str | None:
         if self._llm is None or not self._is_warm:
             return STARTING
@@ -133,14 +138,25 @@ class EngineBackend:
             return str(error)
         return None
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        llm = self.llm()
+    def _check(self, generation: Generation) -> None:
+        """Raises ApiError for what the engine does not do."""
         if generation.priority and not self._has_priorities:
             raise ApiError(
                 f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; start "
                 "the server with scheduling=priority",
                 param="priority",
             )
+        structure = generation.structure
+        if structure is not None and (structure.kind != "tools" or structure.must_call):
+            raise ApiError(
+                f"{structure.param}: the real engine does not constrain its outputs; leave the field out, or "
+                "ask a simulated fleet",
+                param=structure.param,
+            )
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        llm = self.llm()
+        self._check(generation)
         try:
             search, ends = generation.beam_search, tuple(llm.architecture.eos_token_ids)
             if search is None:

@@ -37,9 +37,10 @@ from experiments.serve.http.control import (
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
 from experiments.serve.metrics.exposition import ServingMetrics
 from experiments.serve.metrics.route import add_metrics_route
+from experiments.serve.served_names import with_names
 from experiments.serve.server import serve_app
 from experiments.serve.session_files import sole_server, write_session
-from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings
+from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings, hosts_of
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from experiments.serve.without_remote_kv import WithoutRemoteKv
 from policies.scheduling.fcfs import Fcfs
@@ -55,6 +56,8 @@ SIMULATED_ONLY = {
     "dataset": None,
     "output_length": "workload",
     "cold_start": False,
+    "tool_call_share": 0.5,
+    "image_tokens": 576,
     "expose": "fleet",
     "kv_lease_duration_s": 30.0,
 }
@@ -122,12 +125,13 @@ class EngineJob:
     ) -> web.Application:
         """Returns the application. stop: of the server; once it is set, requests are refused."""
         faulty = self.settings.faults
-        served = WithoutRemoteKv(backend)
-        app = make_app(FaultyBackend(served) if faulty else served, api_key)
+        served = with_names(WithoutRemoteKv(backend), self.settings.served_model_name)
+        hosts = hosts_of(self.address.host, self.settings.allowed_hosts)
+        app = make_app(FaultyBackend(served) if faulty else served, api_key, hosts)
         add_metrics_route(
             app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
         )
-        add_batch_routes(app, backend, is_draining=lambda: stop is not None and stop.first.is_set())
+        add_batch_routes(app, served, is_draining=lambda: stop is not None and stop.first.is_set())
         add_adapter_routes(app, backend)
         if self.engine.enable_sleep_mode:
             clear, control = backend.clear_prefix_cache, EngineSleep(backend)
@@ -196,6 +200,7 @@ class EngineJob:
                     duration_s=self.settings.duration_s,
                     drain_s=self.settings.drain_s,
                     num_in_progress=lambda: backend.num_in_progress,
+                    is_asleep=lambda: backend.is_asleep,
                     on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
                 )
             finally:
@@ -240,6 +245,8 @@ def prepare_engine(
             OmegaConf.create({key: resolved[key] for key in resolved if key not in own_keys})
         )
         engine = engine_settings(scenario, chosen, device, resolved)
+        if settings.served_model_name:
+            served = served._replace(name=settings.served_model_name[0])
         max_model_len_of(served.model.architecture, engine)
         if is_known_machine:
             scenario.iteration_model()

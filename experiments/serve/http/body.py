@@ -7,7 +7,7 @@ import time
 from aiohttp import web
 
 from experiments.serve.errors import ApiError
-from experiments.serve.http.fields import CommonFields, Fields, parse
+from experiments.serve.http.fields import Fields, RequestBody, parse
 
 JSON = "application/json"
 
@@ -23,6 +23,6 @@ async def fields_of(request: web.Request, kind: type[Fields]) -> Fields:
     body = await request.read()
     received_s = time.monotonic()  # before the body is parsed, which takes time
     fields = parse(kind, body)
-    if isinstance(fields, CommonFields):
+    if isinstance(fields, RequestBody):
         fields.received_s = received_s
     return fields

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from aiohttp import web
 
-from experiments.serve.backend import Backend, BeamSearch, Delta, Generation, ServedModel
+from experiments.serve.backend import (
+    Backend,
+    BeamSearch,
+    Delta,
+    Generation,
+    ServedModel,
+    Tokenizer,
+    TokenLogprob,
+)
 from experiments.serve.errors import ApiError
 from experiments.serve.http.event_stream import EventStream
 from experiments.serve.http.fields import CommonFields, StreamOptions
 from experiments.serve.http.outputs import Usage, WholeOutput, copies, deltas_of, whole_outputs
 
+LONG_TOKENS = 1000
 MAX_ID_CHARS = 200
 MAX_OUTPUTS = 4096
 """Outputs of one request."""
@@ -54,7 +64,7 @@ def generations_of(
         )
     found: list[Generation] = []
     shared, num_outputs = fields.kv_transfer_params, fields.n * len(prompts)
-    remote_kv = None
+    remote_kv, structure = None, fields.structure
     if shared is not None:
         remote_kv = shared.remote_kv(num_outputs=num_outputs, limit=fields.limit, is_streamed=fields.stream)
     for place, prompt in enumerate(prompts):
@@ -70,6 +80,8 @@ def generations_of(
             streamed=fields.stream,
             remote_kv=remote_kv,
             received_s=fields.received_s,
+            structure=structure,
+            is_prompt_only=fields.limit == 0,
         )
         if fields.use_beam_search:
             search = BeamSearch(fields.n, fields.length_penalty)
@@ -79,13 +91,24 @@ def generations_of(
     return found
 
 
+class Form(NamedTuple):
+    """The form of a response. body: its whole, from that of OpenAI's API. stream: makes its stream."""
+
+    body: Callable[[dict[str, Any]], dict[str, Any] | list[Any]] = lambda body: body
+    stream: Callable[[web.Request, dict[str, Any], dict[str, str]], EventStream] = EventStream
+
+
+CHUNKS = Form()
+"""The form of OpenAI's completions, whose streams are chunks with choices."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """The course of one request: its generations, and how its response is written.
 
     head: the fields that the response and all chunks of a stream have. whole_choice(index, output): a choice
     of the whole response. first_choice(index, delta): a choice sent before the first delta of an output, if
-    any. choice(index, delta): the choice of a delta.
+    any. choice(index, delta): the choice of a delta; None: nothing of it is sent. form: of the response.
     """
 
     fields: CommonFields
@@ -93,7 +116,8 @@ class Completion:
     head: dict[str, Any]
     whole_choice: Callable[[int, WholeOutput], Awaitable[dict[str, Any]]]
     first_choice: Callable[[int, Delta], Awaitable[dict[str, Any] | None]]
-    choice: Callable[[int, Delta], dict[str, Any]]
+    choice: Callable[[int, Delta], dict[str, Any] | None]
+    form: Form = CHUNKS
 
     async def respond(self, request: web.Request, backend: Backend) -> web.StreamResponse:
         """Returns the response, as a whole or as a stream. Raises ApiError."""
@@ -101,7 +125,7 @@ class Completion:
             return await self._stream(request, backend)
         return web.json_response(await self.whole(backend), headers=self._headers)
 
-    async def whole(self, backend: Backend) -> dict[str, Any]:
+    async def whole(self, backend: Backend) -> dict[str, Any] | list[Any]:
         """Returns the body of the whole response. Raises ApiError."""
         usage = self._usage()
         outputs = await whole_outputs(backend, self.generations, usage)
@@ -114,10 +138,10 @@ class Completion:
         body = self.head | {"choices": choices, "usage": usage.body(self.fields.n)}
         if outputs[0].kv_transfer_params is not None:
             body["kv_transfer_params"] = dict(outputs[0].kv_transfer_params)
-        return body
+        return self.form.body(body)
 
     async def _stream(self, request: web.Request, backend: Backend) -> web.StreamResponse:
-        events = EventStream(request, self.head, self._headers)
+        events = self.form.stream(request, self.head, self._headers)
         usage, num_outputs = self._usage(), self.fields.n
         options = self.fields.stream_options or StreamOptions()
         begun: set[int] = set()
@@ -129,7 +153,9 @@ class Completion:
             if not events.takes_at_once:
                 return False
             usage.add(0, delta)
-            events.send_at_once(self.choice(0, delta), so_far())
+            choice = self.choice(0, delta)
+            if choice is not None:
+                events.send_at_once(choice, so_far())
             return True
 
         generations = self.generations
@@ -138,19 +164,16 @@ class Completion:
         try:
             async with aclosing(deltas_of(backend, generations)) as deltas:
                 async for index, delta in deltas:
-                    choices = []
-                    if index not in begun:
-                        begun.add(index)
-                        if (first := await self.first_choice(index, delta)) is not None:
-                            choices.append(first)
+                    first = None if index in begun else await self.first_choice(index, delta)
+                    begun.add(index)
                     usage.add(index, delta)
-                    choices.append(self.choice(index, delta))
-                    await events.send(choices, so_far())
+                    choices = [each for each in (first, self.choice(index, delta)) if each is not None]
+                    if choices:
+                        await events.send(choices, so_far())
         except ApiError as error:
             if not events.has_begun:
                 raise
-            await events.fail(error)
-            return await events.end()
+            return await events.fail(error)
         return await events.end(usage.body(num_outputs) if options.include_usage else None)
 
     @property
@@ -160,3 +183,24 @@ class Completion:
     def _usage(self) -> Usage:
         prompts = self.generations[:: self.fields.n // self.generations[0].num_own_outputs]
         return Usage(sum(len(each.prompt_token_ids) for each in prompts))
+
+
+async def prompt_logprobs_body(tokenizer: Tokenizer, output: WholeOutput) -> list[Any]:
+    """Returns the log-probabilities of a prompt's tokens in vLLM's form; the first token has none.
+
+    Those of a long prompt are written in a thread, so that other requests go on.
+    """
+    known = output.prompt_logprobs or ()
+
+    def entry(each: TokenLogprob) -> dict[str, Any]:
+        ranks = {token: (value, rank) for rank, (token, value) in enumerate(each.top, 1)}
+        own = {each.token_id: ranks.get(each.token_id, (each.logprob, None))}
+        return {
+            str(token): {"logprob": value, "rank": rank, "decoded_token": tokenizer.decode([token])}
+            for token, (value, rank) in (own | ranks).items()
+        }
+
+    def body() -> list[Any]:
+        return [None, *map(entry, known)]
+
+    return body() if len(known) <= LONG_TOKENS else await asyncio.to_thread(body)

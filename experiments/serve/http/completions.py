@@ -10,12 +10,16 @@ from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
 from experiments.serve.http.body import fields_of
-from experiments.serve.http.common import Completion, Identity, generations_of
+from experiments.serve.http.common import (
+    LONG_TOKENS,
+    Completion,
+    Identity,
+    generations_of,
+    prompt_logprobs_body,
+)
 from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields
 from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import prompts_of, served_model
-
-LONG_TOKENS = 1000
 
 
 async def complete(request: web.Request, backend: Backend) -> web.StreamResponse:
@@ -51,6 +55,12 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
         return body
 
     async def whole_choice(index: int, output: WholeOutput) -> dict[str, Any]:
+        body = await text_choice(index, output)
+        if fields.prompt_logprobs is not None:
+            body["prompt_logprobs"] = await prompt_logprobs_body(tokenizer, output)
+        return body
+
+    async def text_choice(index: int, output: WholeOutput) -> dict[str, Any]:
         if not echoes:
             return choice_of(index, output.text, output)
         echo = echoes[index // fields.n]
@@ -58,7 +68,7 @@ async def completion_of(fields: CompletionFields, backend: Backend, request_id: 
         body = choice_of(index, output.text, output)
         body["text"] = echo + body["text"]
         prompt = await _prompt_of(tokenizer, prompts[index // fields.n][0], output)
-        if prompt is not None:
+        if prompt is not None and fields.logprobs is not None:
             body["logprobs"] = {name: prompt[name] + values for name, values in body["logprobs"].items()}
         return body
 

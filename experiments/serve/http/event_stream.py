@@ -13,6 +13,7 @@ from aiohttp import HttpVersion11, web
 from experiments.serve.errors import ApiError
 
 _ENCODER = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -24,6 +25,7 @@ class EventStream:
 
     def __init__(self, request: web.Request, head: dict[str, Any], headers: dict[str, str]) -> None:
         self._request = request
+        self._fields = head
         self._head = encode_json(head)[:-1]
         self._headers = headers
         self._response: web.StreamResponse | None = None
@@ -53,15 +55,23 @@ class EventStream:
         content = self._events([choice], usage)
         self._transport.write(b"%x\r\n%b\r\n" % (len(content), content))
 
-    async def fail(self, error: ApiError) -> None:
-        """Sends an error in mid-stream; the status of the response stays 200."""
-        await self._write(f"data: {json.dumps(error.body())}\n\n".encode())
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """Ends the stream with an error; the status of the response stays 200."""
+        return await self._end(self._failure(error))
 
     async def end(self, usage: dict[str, Any] | None = None) -> web.StreamResponse:
         """Ends the stream, with an event that has the usage only if there is one, in one write."""
-        last = b"" if usage is None else self._events([], usage)
+        return await self._end(self._last(usage))
+
+    def _last(self, usage: dict[str, Any] | None) -> bytes:
+        return (b"" if usage is None else self._events([], usage)) + DONE
+
+    def _failure(self, error: ApiError) -> bytes:
+        return f"data: {json.dumps(error.body())}\n\n".encode() + DONE
+
+    async def _end(self, content: bytes) -> web.StreamResponse:
         response = await self._begun()
-        await response.write_eof(last + b"data: [DONE]\n\n")
+        await response.write_eof(content)
         return response
 
     def _events(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None) -> bytes:
@@ -80,6 +90,11 @@ class EventStream:
                 self._transport = self._request.transport
             await self._response.prepare(self._request)
         return self._response
+
+
+def event(name: str, value: dict[str, Any]) -> bytes:
+    """Returns an event with a name, which is its type, too."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json({"type": name} | value))
 
 
 def encode_json(value: dict[str, Any]) -> bytes:

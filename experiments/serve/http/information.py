@@ -57,7 +57,7 @@ async def tokenize(request: web.Request, backend: Backend) -> web.StreamResponse
     fields = await fields_of(request, TokenizeFields)
     model, tokenizer = served_model(backend, fields.model), backend.tokenizer
     if fields.messages is not None:
-        tokens = await chat_prompt_of(fields.messages, tokenizer, model.max_model_len)
+        tokens = await chat_prompt_of(fields, model, tokenizer)
     else:
         tokens = await encoded(
             fields.prompt or "",

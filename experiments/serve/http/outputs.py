@@ -104,7 +104,7 @@ async def deltas_of(
     if len(generations) == 1:
         async with aclosing(backend.generate(generations[0])) as stream:
             async for delta in stream:
-                yield delta.place, delta
+                yield delta.place, shown(delta) if generations[0].is_prompt_only else delta
         return
     news: asyncio.Queue[News] = asyncio.Queue(maxsize=2 * len(generations))
     tasks = [
@@ -116,7 +116,7 @@ async def deltas_of(
         while num_running:
             index, item = await news.get()
             if isinstance(item, Delta):
-                yield index, item
+                yield index, shown(item) if generations[0].is_prompt_only else item
             elif item is None:
                 num_running -= 1
             else:
@@ -125,6 +125,12 @@ async def deltas_of(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def shown(delta: Delta) -> Delta:
+    """Returns the delta of a request that only wants its prompt, without the token that was drawn."""
+    reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
+    return delta._replace(text="", token_ids=(), logprobs=(), finish_reason=reason, stop_reason=None)
 
 
 async def _forward(backend: Backend, generation: Generation, first: int, news: asyncio.Queue[News]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle, islice
+from itertools import chain, cycle, islice, repeat
 from math import log
 from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
 
-from experiments.serve.backend import Tokenizer, TokenLogprob
+from experiments.serve.backend import Sampling, Structure, Tokenizer, TokenLogprob
+from experiments.serve.errors import ApiError
 from experiments.serve.simulated.dataset import read_texts
+from experiments.serve.simulated.structured import structured_text
 
 Text = Literal["random", "echo", "dataset"]
 
@@ -99,11 +101,20 @@ class Answer:
 class Answers:
     """Writes the outputs of a run. dataset: JSON lines with a key `text` or `output`, for kind "dataset".
 
-    Raises ValueError for a file that cannot be read.
+    tool_call_share: share of the outputs that call a tool if they may and need not. Raises ValueError for a
+    file that cannot be read.
     """
 
-    def __init__(self, kind: Text, tokenizer: Tokenizer, seed: int, dataset: Path | None = None) -> None:
+    def __init__(
+        self,
+        kind: Text,
+        tokenizer: Tokenizer,
+        seed: int,
+        dataset: Path | None = None,
+        tool_call_share: float = 0.5,
+    ) -> None:
         self._kind = kind
+        self._tool_call_share = tool_call_share
         self._tokenizer = tokenizer
         self._seed = seed
         self._words = _words_of(tokenizer)
@@ -130,6 +141,49 @@ class Answers:
             return self._random(request_id, num_tokens, seed, reason)
         return Answer(_pieces(self._tokenizer, source, num_tokens), num_tokens, reason)
 
+    async def structured(
+        self, request_id: int, structure: Structure, sampling: Sampling, num_tokens: int
+    ) -> Answer | None:
+        """Returns an output of a form, of about num_tokens tokens; None: it may be free text, and is.
+
+        It ends by itself if its limit allows; tokens that it must have beyond its text are empty. Raises
+        ApiError for a form of which none can be drawn. A long output is drawn in a thread, so that other
+        requests go on.
+        """
+        draws = self._draws(request_id, sampling.seed)
+        if structure.kind == "tools" and not structure.must_call and draws.random() >= self._tool_call_share:
+            return None
+        words = list(self._words.values())
+
+        def pieces() -> list[Piece]:
+            text = structured_text(
+                structure,
+                draws,
+                num_tokens,
+                sampling.max_tokens,
+                words,
+                lambda text: len(self._encoded(text)),
+            )
+            tokens = self._encoded(text)
+            return list(_pieces(self._tokenizer, tokens, len(tokens)))
+
+        try:
+            drawn = pieces() if num_tokens <= LONG_TOKENS else await asyncio.to_thread(pieces)
+        except ValueError as error:
+            raise ApiError(f"{structure.param}: {error}", param=structure.param) from None
+        if structure.kind == "tools" and not structure.must_call and len(drawn) > sampling.max_tokens:
+            return None
+        wanted = sampling.max_tokens if sampling.ignore_eos else max(len(drawn), sampling.min_tokens)
+        length, ends = min(wanted, sampling.max_tokens), wanted <= sampling.max_tokens
+        reason = "stop" if ends and not sampling.ignore_eos else "length"
+        return Answer(chain(drawn, repeat((0, ""))), length, reason)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _draws(self, request_id: int, seed: int | None) -> Random:
+        return Random(f"{self._seed} {request_id}" if seed is None else f"seed {seed}")
+
     def prompt_logprobs(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """Returns those of a prompt's tokens from the second one on: all tokens are as likely."""
         size = self._tokenizer.vocab_size
@@ -141,7 +195,7 @@ class Answers:
         return found
 
     def _random(self, request_id: int, num_tokens: int, seed: int | None, reason: str) -> Answer:
-        draws = Random(f"{self._seed} {request_id}" if seed is None else f"seed {seed}")
+        draws = self._draws(request_id, seed)
         words = list(self._words.items())
         likely = list(islice(self._words, 32))
         pieces = _drawn(draws, words)

@@ -25,10 +25,13 @@ def build_fleet(scenario: Scenario, settings: ServeSettings, time_scale: float) 
         fleet = SimulatedFleet(
             scenario,
             tokenizer=tokenizer,
-            answers=Answers(settings.text, tokenizer, scenario.seed, settings.dataset),
+            answers=Answers(
+                settings.text, tokenizer, scenario.seed, settings.dataset, settings.tool_call_share
+            ),
             lengths=OutputLengths(settings.output_length, scenario.workload, scenario.seed, longest),
             time_scale=time_scale,
             max_record_bytes=settings.max_record_mib * (1 << 20),
+            tokens_per_image=settings.image_tokens,
         )
         if settings.cold_start:
             fleet.simulation.start_cold()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hwmodels.bounded_files import UnreadableFileError, read_text
+
 KEYS = ("text", "output")
 MAX_BYTES = 256 << 20
 
@@ -14,9 +16,9 @@ def read_texts(file: Path | None) -> list[str]:
     if file is None:
         raise ValueError("serve.dataset=null: serve.text=dataset needs a file of JSON lines with texts")
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"serve.dataset={file}: must have at most {MAX_BYTES >> 20} MiB")
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file, MAX_BYTES).splitlines()
+    except UnreadableFileError as error:
+        raise ValueError(f"serve.dataset={file}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"serve.dataset={file}: cannot be read: {error}") from None
     texts = [_text_of(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]

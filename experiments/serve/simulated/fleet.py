@@ -47,13 +47,14 @@ class SimulatedFleet:
         lengths: OutputLengths,
         time_scale: float = 1.0,
         max_record_bytes: float = inf,
+        tokens_per_image: int | None = None,
     ) -> None:
         self.scenario = scenario
         self.tokenizer = tokenizer
         self._answers = answers
         self._lengths = lengths
         pools = scenario.pools_by_name.values()
-        self._bases = _base_models(scenario)
+        self._bases = _base_models(scenario, tokens_per_image)
         self._adapters = ServedAdapters(scenario)
         self._has_priorities = any(name_of(pool.scheduling) != "fcfs" for pool in pools)
         self._names_model = len({pool.model.name for pool in pools}) > 1
@@ -94,8 +95,9 @@ class SimulatedFleet:
             attach_to(replica)
 
     def models(self) -> Sequence[ServedModel]:
-        name, length, _ = self._bases[0]
-        return [*self._bases, *(ServedModel(adapter, length, name) for adapter in self._adapters.names)]
+        base = self._bases[0]
+        adapters = (base._replace(name=adapter, base=base.name) for adapter in self._adapters.names)
+        return [*self._bases, *adapters]
 
     def load_adapter(self, name: str, rank: int | None, *, replaces: bool) -> None:
         """Loads a LoRA adapter. Raises ApiError."""
@@ -142,17 +144,7 @@ class SimulatedFleet:
             )
         adapter = self._adapters.own_name(generation.lora)
         answer_id, request_id = next(self._answer_ids), self._ids.take()
-        num_tokens, ends = self._lengths.draw(
-            sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
-        )
-        answer = self._answers.write(
-            answer_id,
-            prompt,
-            num_tokens,
-            ends=ends,
-            seed=sampling.seed,
-        )
-        answer = await answer.stopped(sampling.stop, sampling.min_tokens)
+        answer = await self._answer(answer_id, generation)
         now, window_s = self.driver.at(generation.received_s), generation.window_s
         salt = (generation.model, adapter, generation.cache_salt)
         segments = self._contents.segments(prompt, salt)
@@ -195,6 +187,19 @@ class SimulatedFleet:
                 notify(request_id, generation)
             if output.end is not None and not self._is_kept(request_id):
                 self._ids.give_back(request_id)
+
+    async def _answer(self, answer_id: int, generation: Generation) -> Answer:
+        """Returns what an output will be. Raises ApiError for a form of which none can be drawn."""
+        sampling, structure, answer = generation.sampling, generation.structure, None
+        num_tokens, ends = self._lengths.draw(
+            sampling.max_tokens, sampling.min_tokens, ignore_eos=sampling.ignore_eos
+        )
+        if structure is not None:
+            answer = await self._answers.structured(answer_id, structure, sampling, num_tokens)
+        if answer is None:
+            prompt = generation.prompt_token_ids
+            answer = self._answers.write(answer_id, prompt, num_tokens, ends=ends, seed=sampling.seed)
+        return await answer.stopped(sampling.stop, sampling.min_tokens)
 
     def _written(self, due_s: float, began_work_s: float) -> None:
         """Notes that tokens have been written. due_s, began_work_s: as in `Output`."""
@@ -306,10 +311,12 @@ def _max_segments(scenario: Scenario) -> int:
     return min(MAX_SEGMENTS, 4 * tokens // BLOCK)
 
 
-def _base_models(scenario: Scenario) -> list[ServedModel]:
+def _base_models(scenario: Scenario, tokens_per_image: int | None) -> list[ServedModel]:
     """Returns the models of a scenario's pools."""
-    lengths: dict[str, int] = {}
+    found: dict[str, ServedModel] = {}
     for pool in scenario.pools_by_name.values():
-        known = lengths.get(pool.model.name, pool.max_model_len)
-        lengths[pool.model.name] = min(known, pool.max_model_len)
-    return [ServedModel(name, length) for name, length in lengths.items()]
+        model, length = pool.model, pool.max_model_len
+        known = found.get(model.name)
+        length = length if known is None else min(known.max_model_len, length)
+        found[model.name] = ServedModel(model.name, length, None, tokens_per_image, model.hidden_size)
+    return list(found.values())

@@ -7,7 +7,7 @@ times that per simulated second.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from experiments.serve.backend import Generation
@@ -40,7 +40,9 @@ _TOKEN_WORK_HELP = (
 class FleetMetrics(GatewayAttachment):
     """Attaches metrics to a fleet, and keeps those of each replica."""
 
-    def __init__(self, fleet: SimulatedFleet) -> None:
+    def __init__(self, fleet: SimulatedFleet, names: Sequence[str] | None = None) -> None:
+        """Attaches to a fleet. names: those of its model for clients, if they are not its own."""
+        self._name = names[0] if names else None
         self.engines: dict[int, EngineMetrics] = {}
         """By index of the replica."""
         self._refused: defaultdict[int, Counter[str]] = defaultdict(Counter)  # pinned requests, by replica
@@ -88,7 +90,7 @@ class FleetMetrics(GatewayAttachment):
         return EngineMetrics(
             replica.index,
             state,
-            model_name=replica.pool.serves,
+            model_name=self._name or replica.pool.serves,
             max_model_len=settings.max_model_len,
             cache_config=_cache_config(replica, settings),
             num_draft_places=0 if proposer is None else num_places(proposer),
@@ -150,7 +152,7 @@ def _cache_config(replica: Replica, settings: PoolSettings) -> dict[str, str]:
         "num_gpu_blocks": str(pool.num_blocks),
         "enable_prefix_caching": str(pool.finds_kv),
         "cache_dtype": settings.model.kv_cache_dtype,
-        "gpu_memory_utilization": str(settings.engine.gpu_memory_utilization),
+        "gpu_memory_utilization": str(settings.memory_share),
     }
 
 

@@ -105,6 +105,8 @@ def _in_processes(
                 if isinstance(outcome.error, CutShortError):
                     interrupt.noted = True
                     continue
+                if interrupt.noted and isinstance(outcome.error, WorkerDiedError):
+                    continue  # SIGTERM to all processes of the command, as Slurm sends it, kills the workers
                 yield outcome
     finally:
         for worker in workers:

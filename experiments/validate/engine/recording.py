@@ -24,6 +24,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.bounded_files import read_text
+from hwmodels.levels.table_files import read_parquet
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Branching, Prompt, Request, Segment
@@ -276,12 +278,14 @@ def load(folder: Path) -> Recording:
     Raises ValueError if it is not a recording or its clock goes backwards.
     """
     try:
-        about = json.loads((folder / "recording.json").read_text())
+        about = json.loads(read_text(folder / "recording.json"))
         engine, num_events, num_whole = about["engine"], about["num_events"], about["num_steps"]
-        steps = _with_drafts(pd.read_parquet(folder / "steps.parquet"))[list(Step._fields)]
-        requests = pd.read_parquet(folder / "requests.parquet")
-        tokens = pd.read_parquet(folder / "tokens.parquet")
-        events = list(_events((folder / "events.jsonl").read_text().splitlines()))
+        steps = _with_drafts(read_parquet(folder / "steps.parquet"))[list(Step._fields)]
+        requests = read_parquet(folder / "requests.parquet")
+        tokens = read_parquet(folder / "tokens.parquet")
+        events = list(_events(read_text(folder / "events.jsonl").splitlines()))
+    except RecursionError:
+        raise ValueError(f"{folder}: not a recording: its JSON nests values too deeply") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: not a recording: {error}") from error
     num_steps = len(steps)

@@ -77,7 +77,10 @@ def replay_in_simulator(
         sim=SimSettings(leap=False, until_s=until_s(recording)),
         on_plan=note,
     )
-    return Replayed(records=simulation.run(), digests=digests)
+    records = simulation.run()
+    if records.interrupted:
+        raise KeyboardInterrupt
+    return Replayed(records=records, digests=digests)
 
 
 def num_equal(recording: Recording, digests: list[str]) -> int:

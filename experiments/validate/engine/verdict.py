@@ -26,6 +26,7 @@ from experiments.validate.foreign.run import write_tables
 from sim.metrics.result import RunResult
 from sim.report.wording import plural
 from sim.settings.policy_errors import policy_errors
+from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
@@ -97,7 +98,7 @@ def judge(
     with policy_errors(scenario):
         cores = (scenario.core(num_blocks, tpot_s=scenario.tpot_s) for _ in recordings)
         equivalences = tuple(replay(one, core) for one, core in zip(recordings, cores, strict=True))
-        result = scenario.run(source)
+    result = run(scenario, source)
     notes = list(result.summary["notes"])
     fidelity = fidelity_of(
         result,

@@ -14,6 +14,7 @@ import pandas as pd
 
 from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import NotSimulatedError, preset
+from hwmodels.levels.table_files import read_table_file
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.convert import shown
@@ -82,7 +83,7 @@ def differences(file: Path, run: str, scenario: Scenario, config: Mapping[str, A
         settings: Any = read_yaml(recorded)
         return list(_config_differences(settings, config)) if isinstance(settings, dict) else []
     if (runs := beside / "runs.csv").is_file():
-        table = pd.read_csv(runs)
+        table = read_table_file(runs)
         if "run" in table and run in set(table["run"]):
             return list(_run_differences(dict(table.set_index("run").loc[run]), scenario))
     return []

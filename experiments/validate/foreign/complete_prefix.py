@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
 import json
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.workload.trace_files import lines_of
+from sim.workload.trace_files import PIECE, opened
 
+MAX_BYTES = 1 << 30
+"""Largest text of a result, decompressed; a million requests with their gaps have some."""
 _DECODER = json.JSONDecoder()
 _BLANKS = " \t\r\n"
 
@@ -21,16 +27,40 @@ class Prefix(NamedTuple):
 
 def read_lines(path: Path) -> Prefix:
     """Reads all readable lines of a text file, also .gz and .zst. Raises ValueError if it is not UTF-8."""
-    lines: list[str] = []
-    is_cut = False
+    data, is_cut = _readable(path)
     try:
-        for line in lines_of(path):
-            lines.append(line)
-    except ValueError as error:
-        if isinstance(error.__context__, UnicodeDecodeError):
-            raise
-        is_cut = True
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=not is_cut)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8 text, found other bytes at {error.start}") from None
+    lines = io.StringIO(text, newline="").readlines()
     return Prefix(lines, is_cut or bool(lines and not lines[-1].endswith("\n")))
+
+
+def _readable(path: Path) -> tuple[bytes, bool]:
+    """Returns the bytes of a file that can be read, and whether compressed data stop early.
+
+    A result has its figures in one line, however long. Raises ValueError beyond `MAX_BYTES`.
+    """
+    pieces: list[bytes] = []
+    size, is_cut = 0, False
+    try:
+        with opened(path) as file:
+            while piece := file.read1(PIECE):  # a cut shows after what lies before it
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_BYTES:
+                    raise ValueError(f"must have at most {MAX_BYTES:,} bytes of text")
+    except gzip.BadGzipFile as error:
+        if not size:
+            raise ValueError(f"is not gzip data, although its name ends with .gz: {error}") from None
+        is_cut = True
+    except (EOFError, zlib.error):
+        is_cut = True
+    except OSError as error:
+        if error.errno is not None:
+            raise ValueError(f"cannot be read: {error.strerror}") from None
+        is_cut = True  # of zstd
+    return b"".join(pieces), is_cut
 
 
 def complete_lines(prefix: Prefix) -> list[str]:

@@ -2,7 +2,8 @@
 
     requests.csv[.gz]       one row per request; columns: `request_tables`
     requests.parquet        of windtunnel observe or simulate, or its folder
-    result.json             of vllm bench serve --save-detailed
+    result.json             of vllm bench serve --save-detailed, or of guidellm
+    result.jsonl            of SGLang's bench_serving --output-details
     profile_export.jsonl    of aiperf, or its folder
 
 Of a truncated file the complete prefix is read, and a note says so.
@@ -14,13 +15,14 @@ from pathlib import Path
 
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign import bench_exports, request_tables
-from experiments.validate.foreign.complete_prefix import Prefix, read_lines
+from experiments.validate.foreign.complete_prefix import read_lines
 from sim.settings.errors import ConfigError, nearest
 
 KNOWN = (
     "known formats: a CSV (.csv, .csv.gz) with the columns "
     f"{', '.join(request_tables.NEEDED)}; requests.parquet of windtunnel observe or simulate, or its folder; "
-    "the JSON of vllm bench serve --save-detailed; aiperf's profile_export.jsonl"
+    "the JSON of vllm bench serve --save-detailed; the JSON lines of SGLang's bench_serving "
+    "--output-details; guidellm's JSON; aiperf's profile_export.jsonl"
 )
 PARTS = "part-*.parquet"
 """Files of a table that a run has streamed: see `sim.report.streamed_tables`."""
@@ -46,19 +48,13 @@ def _read(file: Path) -> dict[str, Measured]:
     prefix = read_lines(file)
     first = next((line.lstrip() for line in prefix.lines if line.strip()), "")
     if first.startswith("{"):
-        return {file.stem: _json(file, prefix)}
+        try:
+            return bench_exports.read_json(file.stem, prefix)
+        except bench_exports.UnknownLayout as error:
+            raise ValueError(f"{error}; {KNOWN}") from error
     try:
         return request_tables.read_csv(file, prefix)
     except request_tables.MissingColumns as error:
-        raise ValueError(f"{error}; {KNOWN}") from error
-
-
-def _json(file: Path, prefix: Prefix) -> Measured:
-    try:
-        if bench_exports.is_aiperf(prefix):
-            return bench_exports.read_aiperf(file.stem, prefix)
-        return bench_exports.read_vllm_bench(file.stem, prefix)
-    except bench_exports.UnknownLayout as error:
         raise ValueError(f"{error}; {KNOWN}") from error
 
 
@@ -68,6 +64,8 @@ def _file(path: Path) -> Path:
             if (path / name).is_file() or any((path / name).glob(PARTS)):
                 return path / name
         raise ConfigError(f"against={path}: the folder has none of {', '.join(INSIDE)}; {KNOWN}")
+    if path.is_fifo() or path.is_char_device() or path.is_block_device() or path.is_socket():
+        raise ConfigError(f"against={path}: must be a regular file, not a pipe, socket or device")
     if not path.exists():
         if not path.parent.is_dir():
             raise ConfigError(f"against={path}: no such file; the folder {path.parent} does not exist either")

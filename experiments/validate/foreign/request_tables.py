@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,16 @@ from experiments.study.measured_requests import block_ids_of
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
+from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.levels import table_files
+from hwmodels.levels.table_files import read_table_file
 from sim.records.gaps import Gaps
 from sim.report.wording import plural
+from sim.settings.errors import ConfigError
+from sim.settings.json_files import read_json_object
+from sim.workload.checks import MAX_TOKENS
+from sim.workload.trace_files import shown
+from sim.workload.values import MAX_UNIX_S, tokens_rule
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
 OWN = ("status", "arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")
@@ -145,6 +153,7 @@ def read_parquet(file: Path) -> Measured:
         raise ValueError("requests with several outputs (samples > 1) cannot be compared")
     requests = requests.reset_index(drop=True)
     requests["row"] = np.arange(1, len(requests) + 1)
+    check_own_requests(requests)
     for name in ("scheduled_s", "finished_s"):
         if name not in requests:
             requests[name] = np.nan
@@ -155,9 +164,14 @@ def read_parquet(file: Path) -> Measured:
     iterations, chunks = _beside(file, "iterations.parquet"), _beside(file, "chunks.parquet")
     if chunks is not None:
         _require(requests.columns, ("request_id",))
+        _require(chunks.columns, ("request_id", "time_s", "tokens"))
+        check_numbers(chunks, "chunks.parquet", ("time_s",))
+        check_numbers(chunks, "chunks.parquet", ("tokens",), whole=True)
         chunks = chunks[chunks["request_id"].isin(requests["request_id"])]
         notes += _observed_notes(file) or (CLIENTS_TIMES,)
     if iterations is not None:
+        _require(iterations.columns, ("replica", "start_s", "duration_s"))
+        check_numbers(iterations, "iterations.parquet", ("start_s", "duration_s"))
         for replica, rows in iterations.groupby("replica"):
             check_order(rows["start_s"], f"iterations.parquet, replica {replica}")
     return Measured(
@@ -187,7 +201,7 @@ def _captured_block_ids(file: Path, requests: pd.DataFrame) -> tuple[tuple[int, 
     """Returns each request's block ids from the table of an observed run; none without it."""
     if not file.is_file() or "request_id" not in requests:
         return ()
-    table = pd.read_csv(file)
+    table = read_table_file(file)
     if not {"req", "prefix_block_ids"} <= set(table) or table["prefix_block_ids"].isna().all():
         return ()
     found = dict(zip(table["req"], _block_ids(table.assign(row=range(1, len(table) + 1))), strict=True))
@@ -224,7 +238,9 @@ def _observed_notes(file: Path) -> tuple[str, ...]:
 
 def _parquet(file: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(file)
+        return table_files.read_parquet(file)
+    except UnreadableFileError as error:
+        raise ValueError(f"{file.name}: {error}") from None
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{file.name} cannot be read: {error}; a truncated parquet file cannot be repaired, because "
@@ -240,10 +256,9 @@ def _beside(file: Path, name: str) -> pd.DataFrame | None:
 def _summary(folder: Path) -> dict[str, Any]:
     """Reads summary.json of a run; empty if it is missing or unreadable."""
     try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json_object(folder / "summary.json")
+    except ConfigError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _samples(file: Path, run: str | None) -> pd.DataFrame | None:
@@ -253,8 +268,9 @@ def _samples(file: Path, run: str | None) -> pd.DataFrame | None:
             break
     else:
         return None
-    table = pd.read_csv(other)
+    table = read_table_file(other)
     _require(table.columns, ("t", "running", "waiting", "kv_cache_pct"))
+    check_numbers(table, other.name, ("t", "running", "waiting", "kv_cache_pct"))
     if run is not None and "run" in table:
         table = table[table["run"] == run]
     if len(table) < 2:
@@ -276,6 +292,37 @@ def _block_ids(rows: pd.DataFrame) -> tuple[tuple[int, ...], ...]:
         return ()
     cells = zip(rows["prefix_block_ids"], rows["row"], strict=True)
     return tuple(block_ids_of(text, f"row {row}: ") for text, row in cells)
+
+
+def check_own_requests(requests: pd.DataFrame) -> None:
+    """Raises ValueError with row, column and value for what no request can have."""
+    check_numbers(requests, "", ("arrival_s",))
+    check_numbers(requests, "", ("prompt_tokens",), least=1, whole=True)
+    check_numbers(requests, "", ("output_tokens",), whole=True)
+    done = requests[requests["status"] == "finished"]
+    check_numbers(done, "", ("first_token_s", "last_token_s"))
+    check_numbers(done, "", ("output_tokens",), least=1, whole=True)
+
+
+def check_numbers(
+    table: pd.DataFrame, where: str, names: Sequence[str], *, least: float = 0.0, whole: bool = False
+) -> None:
+    """Raises ValueError with row (1 is the first), column and value unless columns hold finite numbers.
+
+    where: the file, if it is not the one that the user named. whole: numbers of tokens.
+    """
+    most = MAX_TOKENS if whole else MAX_UNIX_S
+    for name in names:
+        numbers = pd.to_numeric(table[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        sound = (numbers >= least) & (numbers <= most)
+        if whole:
+            sound &= numbers % 1 == 0
+        wrong = np.flatnonzero(~sound)
+        if len(wrong):
+            row = table["row"].iloc[wrong[0]] if "row" in table else wrong[0] + 1
+            rule = tokens_rule(int(least)) if whole else f"a finite number from {least:g} to {most:g}"
+            value = shown(table[name].iloc[wrong[0]])
+            raise ValueError(f"{where}{', ' if where else ''}row {row}: {name}={value}: must be {rule}")
 
 
 def _require(columns: Any, needed: tuple[str, ...]) -> None:
@@ -303,10 +350,11 @@ def _numbers(table: pd.DataFrame, name: str) -> pd.Series:
 def _whole(rows: pd.DataFrame, name: str) -> pd.Series:
     least = 1 if name == "input_tokens" else 0
     numbers = rows[name].fillna(0)
-    wrong = np.flatnonzero((numbers < least) | (numbers % 1 != 0))
+    wrong = np.flatnonzero((numbers < least) | (numbers % 1 != 0) | (numbers > MAX_TOKENS))
     if len(wrong):
         at = int(wrong[0])
         raise ValueError(
-            f"row {rows['row'].iloc[at]}: {name}={rows[name].iloc[at]:g}: must be a whole number >= {least}"
+            f"row {rows['row'].iloc[at]}: {name}={rows[name].iloc[at]:g}: must be a whole number >= {least}, "
+            f"at most {MAX_TOKENS:,}"
         )
     return numbers.astype(np.int64)

@@ -17,6 +17,7 @@ from experiments.capacity.probe import Run
 from experiments.capacity.results import Limit
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
+from experiments.study.steady_state import Lack
 from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
 from sim.settings.compose import ConfigSource
@@ -120,7 +121,7 @@ def test_the_load_of_the_least_fleet_is_raised_until_it_fails(fails_at, load, mo
     monkeypatch.setattr(growth, "limit_of_run", lambda run, state: limit)
     search = search_of(state)
     probe = replace(search.probe(state, 1), scenario=replace(OWN.scenario, slo=SLO))
-    found, failing = GrowthTask(name="toy", probe=probe).run()
+    found, failing = GrowthTask(name="toy", probe=probe, max_requests=1000).run()
     assert load / 1.1 <= found <= load
     assert (failing is None) is (fails_at == float("inf"))
     monkeypatch.setattr(growth.GrowthTask, "run", lambda task: (found, failing))
@@ -128,6 +129,44 @@ def test_the_load_of_the_least_fleet_is_raised_until_it_fails(fails_at, load, mo
         load=found, limit=None if failing is None else limit
     )
     assert first_limit(search, state_of(OWN, 0, num_up=2), Interrupt()) is None  # one fewer has failed
+
+
+def test_a_window_that_shrinks_to_a_burst_is_made_longer_or_gives_a_lower_bound(monkeypatch):
+    state, asked = state_of(OWN, 0, num_up=1), []
+
+    def run(probe):
+        """Simulates a toy that meets the SLO up to 5 times the traffic, which takes 100 requests each."""
+        number = probe.num_requests or 30
+        asked.append((probe.load, number))
+        lack = Lack("its traffic is short", 100 * probe.load / number) if number < 100 * probe.load else None
+        return [run_with(0.99 if probe.load < 5 or lack else 0.5)._replace(lack=lack, num_requests=number)]
+
+    monkeypatch.setattr("experiments.capacity.first_limit.Probe.run", run)
+    search = search_of(state)
+    probe = replace(search.probe(state, 1), scenario=replace(OWN.scenario, slo=SLO))
+    found, failing = GrowthTask(name="toy", probe=probe, max_requests=10_000).run()
+    assert 5 / 1.1 <= found <= 5
+    assert failing.lack is None
+    found, failing = GrowthTask(name="toy", probe=probe, max_requests=300).run()
+    assert 3 / 1.1 <= found <= 3
+    assert failing.lack is not None
+    assert max(number for _, number in asked if number <= 300) == 300
+    monkeypatch.setattr(growth.GrowthTask, "run", lambda task: (found, failing))
+    first = first_limit(search, state, Interrupt())
+    assert first == FirstLimit(load=found, limit=None, lack="its traffic is short")
+    assert "the SLO is met up to at least " in tables._limits(answer_with(None, first))[0]
+    assert (
+        "the traffic is too short to show more: its traffic is short"
+        in tables._limits(answer_with(None, first))[0]
+    )
+
+
+def test_on_equal_cost_the_checkpoints_own_formats_win_whatever_the_order_of_the_lists():
+    for top in (1, 2):
+        search = search_of(state_of(FP8, 0, num_up=1), state_of(OWN, 1, num_up=1), top=top)
+        assert search.ranked()[0].candidate is OWN
+    cheaper = search_of(state_of(FP8, 0, num_up=1), state_of(OWN, 1, num_up=2), top=2)
+    assert cheaper.ranked()[0].candidate is FP8
 
 
 def answer_with(limit, first, num_up=1):

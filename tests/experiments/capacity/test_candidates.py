@@ -1,5 +1,6 @@
 """The candidates of a search: combinations, exclusions, spares, hours, and settings that are refused."""
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,11 +10,13 @@ import pytest
 
 from experiments.capacity.candidates import build_question
 from experiments.capacity.day import Day, day_of
-from experiments.capacity.probe import Probe
+from experiments.capacity.launch import vllm_launch
+from experiments.capacity.probe import Probe, traffic
 from experiments.capacity.search import CeilingTask, begin
 from experiments.capacity.settings import CapacitySettings
 from sim.settings.errors import ConfigError
 from tests.experiments.capacity.questions import SCENARIO, SLO, SMALL, SOURCE, TINY, question_of
+from tests.hwmodels.hf.published import LLAMA
 
 
 def test_axes_are_choices_or_overrides_and_candidates_all_combinations():
@@ -49,6 +52,38 @@ def test_candidates_that_cannot_be_are_kept_with_their_reason():
     reasons = {one.name: one.reason for one in question.refused}
     assert "GiB more than" in reasons["l4 TP1"]
     assert "tensor_parallel_size=3" in reasons["h200_sxm TP3"]
+
+
+def test_candidates_serve_the_longest_request_and_no_longer_one():
+    """The longest of all seeds, rounded up to 256 tokens; a length of one's own is kept."""
+    question = question_of("capacity.hardware=[l4]", "capacity.seeds=[0,1]", "capacity.quantisations=[]")
+    scenario = question.candidates[0].scenario
+    longest = max(
+        arrival.request.prompt.num_tokens + arrival.num_output_tokens
+        for seed in (0, 1)
+        for arrival in traffic(scenario, seed, None)[0].listed
+    )
+    assert scenario.engine.max_model_len == -(-longest // 256) * 256
+    assert f"--max-model-len {scenario.engine.max_model_len}" in vllm_launch(question.candidates[0]).command
+    own = question_of("engine.max_model_len=2000", "capacity.hardware=[l4]", "capacity.quantisations=[]")
+    assert own.candidates[0].scenario.engine.max_model_len == 2000
+
+
+def test_a_candidate_whose_kv_memory_does_not_hold_the_longest_request_is_refused_in_vllms_words():
+    """Llama-3.1-70B in fp8 leaves 1.3 GiB of KV, 4,288 tokens, on an H100; in bf16 two are needed."""
+    question = question_of(
+        "model=llama3_1_70b",
+        "workload.lengths.prompt_tokens.value=6000",
+        "workload.num_requests=20",
+        "capacity.hardware=[h100_sxm]",
+        "capacity.tensor_parallel_sizes=[1,2]",
+        "capacity.quantisations=[fp8]",
+    )
+    assert [one.name for one in question.candidates] == ["h100_sxm TP2"]
+    reason = question.refused[0].reason
+    assert "to serve at least one request with the model's max seq len" in reason
+    assert "larger than the available KV cache memory (1.31 GiB)" in reason
+    assert "estimated maximum model length is 4288. Try increasing engine.gpu_memory_utilization" in reason
 
 
 def test_spares_are_added_for_a_number_and_for_availability():
@@ -195,3 +230,45 @@ def test_a_window_of_sessions_is_refused():
     given_all = [*AGENTS, "capacity.window_s=10"]
     with pytest.raises(ConfigError, match=r"capacity.window_s=10: sessions, of which the last begins at"):
         build_question(SOURCE.compose(given_all), SOURCE, given_all)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "names", "refused"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ["h100_sxm"], {}),
+        (
+            {"quant_method": "awq", "bits": 4},
+            ["h100_sxm"],
+            {"h100_sxm fp8": "the checkpoint is quantised already, by awq in int4_wo"},
+        ),
+        (None, ["h100_sxm", "h100_sxm fp8"], {}),
+    ],
+)
+def test_a_checkpoint_that_is_quantised_already_has_its_own_format(tmp_path, quantisation, names, refused):
+    config = LLAMA if quantisation is None else {**LLAMA, "quantization_config": quantisation}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    question = question_of(
+        "model=hf",
+        f"model.path={tmp_path}",
+        "capacity.hardware=[h100_sxm]",
+        "capacity.tensor_parallel_sizes=[]",
+        "capacity.quantisations=[null,fp8]",
+    )
+    assert [one.name for one in question.candidates] == names
+    assert {one.name for one in question.refused} == set(refused)
+    for one in question.refused:
+        assert refused[one.name] in one.reason
+
+
+def test_a_format_may_have_an_engines_name():
+    question = question_of(
+        "model=llama3_1_8b",
+        "capacity.hardware=[h100_sxm]",
+        "capacity.tensor_parallel_sizes=[]",
+        "capacity.quantisations=[null,awq_marlin]",
+    )
+    own, awq = question.candidates
+    assert (own.scenario.model.weights, awq.scenario.model.weights) == (None, "int4_wo")
+    command = vllm_launch(awq)
+    assert "--quantization awq_marlin" in command.command
+    assert "model.weights=awq_marlin: needs a checkpoint that is quantised so" in command.notes

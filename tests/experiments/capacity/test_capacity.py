@@ -14,9 +14,10 @@ from experiments.app.cli import main
 from experiments.capacity import tables
 from experiments.capacity.advice import Advice, advice_lines
 from experiments.capacity.probe import Probe
-from experiments.capacity.results import derived, pareto
+from experiments.capacity.results import derived
 from experiments.capacity.search import Status
 from experiments.capacity.settings import CapacitySettings
+from experiments.study.pareto import pareto
 from tests.experiments.capacity.questions import SLO, TINY, question_of, run_with
 
 

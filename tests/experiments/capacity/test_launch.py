@@ -39,7 +39,7 @@ def test_launch_commands_have_a_flag_for_what_is_set_and_a_note_for_what_has_non
     )} == {
         "--tensor-parallel-size": "2", "--pipeline-parallel-size": "2", "--max-num-seqs": "77",
         "--max-num-batched-tokens": "3000", "--max-model-len": "9000", "--quantization": "fp8",
-        "--kv-cache-dtype": "fp8", "--gpu-memory-utilization": "0.9", "--block-size": "16",
+        "--kv-cache-dtype": "fp8", "--gpu-memory-utilization": "0.92", "--block-size": "16",
     }  # fmt: skip
     assert "--dtype" not in vllm.command
     half = candidate_with("model.dtype=fp16")

@@ -34,7 +34,7 @@ def toy_search(fleets, top, monkeypatch, spare=0):
     question = SimpleNamespace(settings=asked, slo=SLO)
     states, bounds = [], {}
     for i, (price, needed, bound) in enumerate(fleets):
-        fleet = Fleet(name=f"{i:03}", usd_per_hour=price, needed=needed, scenario=SCENARIO.scenario)
+        fleet = Fleet(asked={}, name=f"{i:03}", usd_per_hour=price, needed=needed, scenario=SCENARIO.scenario)
         bracket = Bracket(fails=0, most=40 - spare)
         states.append(State(candidate=fleet, index=i, bracket=bracket, target=0.9))
         bounds[fleet.name] = bound

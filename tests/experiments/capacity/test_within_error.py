@@ -6,8 +6,18 @@ import math
 
 import pytest
 
-from experiments.capacity.within_error import Decision, decide, verdict_json, verdict_sentence
+from experiments.capacity.candidates import Candidate
+from experiments.capacity.results import Ranked
+from experiments.capacity.within_error import (
+    Decision,
+    decide,
+    kv_shortage,
+    verdict,
+    verdict_json,
+    verdict_sentence,
+)
 from hwmodels.trust.table import ALL_GPUS, RATIO, ExpectedError, Level
+from sim.metrics.paired import mean_interval
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
@@ -86,3 +96,41 @@ def test_verdicts_in_words():
     assert ": B costs as much, and their ratio, on" in verdict_sentence(decide(0.0, one, two), "B")
     assert verdict_json(None) is None
     assert verdict_json(decide(5.0, one, two))["decision"] == "likely"
+
+
+def ranked(scenario, *, kv_peak, usd_per_hour=1.0):
+    candidate = Candidate(name="A", parts={}, overrides=(), scenario=scenario, asked={})
+    return Ranked(
+        candidate=candidate,
+        num_up=1,
+        replicas=1,
+        usd_per_hour=usd_per_hour,
+        share_at_margin=mean_interval([1.0]),
+        figures={"kv_peak": mean_interval([kv_peak])},
+        limit=None,
+        ahead=None,
+    )
+
+
+def test_a_fleet_whose_working_set_fills_its_kv_memory_is_never_decided():
+    best = ranked(fleet("h100_sxm"), kv_peak=1.0)
+    other = ranked(fleet("h100_sxm", "tensor_parallel_size=2"), kv_peak=0.1, usd_per_hour=2.0)
+    found = verdict(best, other)
+    assert found.decision is Decision.undecided
+    sentence = verdict_sentence(found, "B")
+    assert sentence.startswith(
+        "The winner is not decided, because the working set of A fills its KV memory of"
+    )
+    assert verdict(ranked(fleet("h100_sxm"), kv_peak=0.9), other).decision is Decision.decided
+
+
+def test_kv_memory_that_an_older_vllm_does_not_find_decides_nothing():
+    """Llama-3.1-70B in fp8 on one H100: vLLM up to 0.16 has no room for KV (llm-d-benchmark issue 621)."""
+    tight = ("model=llama3_1_70b", "model.weights=fp8", "engine.max_model_len=768")
+    found = kv_shortage(ranked(fleet("h100_sxm", *tight), kv_peak=0.5))
+    assert found.startswith(
+        "the KV memory of A is 1.3 GiB on each GPU, and whether an engine finds that much"
+    )
+    assert kv_shortage(ranked(fleet("h200_sxm", *tight), kv_peak=0.5)) == ""
+    fixed = fleet("h100_sxm", *tight, "engine.num_kv_blocks=200")
+    assert kv_shortage(ranked(fixed, kv_peak=0.5)) == ""

@@ -1,4 +1,4 @@
-"""Dry runs of the GPU measurements: a part that crashes or hangs leaves the others, and its own rows."""
+"""The GPU programme: a crash or a hang costs one measurement, and the results fit what comes back."""
 
 from __future__ import annotations
 
@@ -6,91 +6,98 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
-pytest.importorskip("triton")
-
-import torch
-
 from experiments import gpu_run
-from experiments.gpu.parts import PARTS
-from experiments.gpu.record import read
-from experiments.gpu.table import table_of
+from experiments.gpu.steps import STEPS, in_order, limit_s
+from experiments.gpu.targets import rows_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
-PART = """
+STEP = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 import torch
-from experiments.gpu.record import POISONED, Record
+from experiments.gpu.measurement import Measurement, Recorder, Run
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
-record = Record(folder / "limits.json", "limits", torch.device("cpu"), quick=True, limit_s=60, seed=0)
-if "--resume" in sys.argv:
-    record.resume()
+if how == "import":
+    raise ImportError("no such module")
+run = Run(folder, "cpu", rehearse=False, seed=0, left_s=float(sys.stdin.readline()))
 
-def deadly():
-    if how == "hang":
+def deadly(run, _):
+    if how in ("hang", "late"):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         (folder / "child").write_text(str(child.pid))
         time.sleep(600)
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "poison":
-        record.rows.append({"name": "deadly", "error": "the GPU is unusable"})
-        record.save("running")
-        os._exit(POISONED)
+        os._exit(70)
     raise ValueError("wrong")
 
-if how == "import":
-    raise ImportError("no such module")
-record.measure("first", lambda: {"x": 1})
-record.measure("deadly", deadly)
-record.measure("last", lambda: {"x": 2})
-sys.exit(0 if record.finish() else 1)
+fine = lambda run, _: {"x": 1}
+limit_s = 0.5 if how == "hang" else 60.0
+rows = [Measurement("first", fine), Measurement("deadly", deadly, limit_s=limit_s), Measurement("last", fine)]
+Recorder(run, folder / "limits.jsonl").record(rows)
+sys.exit(1)
 """
 
 
-def run_script(monkeypatch, folder, how, part_s=60.0):
-    """Runs PART as the program runs a part; returns the content of its file."""
-    (folder / "part.py").write_text(PART)
+def run_script(monkeypatch, folder, how, share_s=60.0):
+    """Runs STEP as the program runs a step; returns the step's status and its rows by name."""
+    (folder / "step.py").write_text(STEP)
 
-    def command(call, name, left_s, *, resume):
-        return [sys.executable, str(folder / "part.py"), str(folder), how, *(["--resume"] if resume else [])]
+    def started(call, name, *, fresh=True):
+        with (folder / "limits.log").open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, str(folder / "step.py"), str(folder), how],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
 
-    monkeypatch.setattr(gpu_run, "_command", command)
-    monkeypatch.setattr(gpu_run, "GRACE_S", 0.5)
-    call = gpu_run.Call(folder=folder, device="cpu", quick=True, seed=0)
-    gpu_run.run_part(call, "limits", part_s)
-    return read(folder / "limits.json")
+    monkeypatch.setattr(gpu_run, "_started", started)
+    call = gpu_run.Call(folder, "cpu", rehearse=False, seed=0, only={})
+    done = gpu_run.run_step(call, "limits", share_s, started(call, "limits"))
+    return done, {row["name"]: row for row in rows_of(folder / "limits.jsonl")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("crash", "signal SIGSEGV"), ("poison", "the GPU is unusable"), ("raise", "ValueError: wrong")],
+    [
+        ("crash", "exit status -11"),
+        ("poison", "exit status 70"),
+        ("raise", "ValueError: wrong"),
+        ("hang", "had not ended at its own limit"),
+    ],
 )
-def test_a_row_that_kills_its_process_leaves_the_rows_after_it(monkeypatch, tmp_path, how, said):
-    found = run_script(monkeypatch, tmp_path, how)
-    assert [row["name"] for row in found["rows"]] == ["first", "deadly", "last"]
-    assert said in found["rows"][1]["error"]
-    assert found["rows"][2]["x"] == 2
-    assert found["status"] == "failed"
+def test_a_measurement_that_kills_its_process_leaves_the_others(monkeypatch, tmp_path, how, said):
+    pytest.importorskip("torch")
+    done, rows = run_script(monkeypatch, tmp_path, how)
+    assert list(rows) == ["first", "deadly", "last"]
+    assert said in rows["deadly"]["error"]
+    assert rows["last"]["x"] == 1
+    assert done["status"] == "failed"
 
 
 @pytest.mark.slow
-def test_a_row_that_hangs_is_named_and_no_child_of_it_stays(monkeypatch, tmp_path):
-    found = run_script(monkeypatch, tmp_path, "hang", part_s=30.0)
-    assert found["status"] == "out of time"
-    assert found["rows"][0]["x"] == 1
-    assert found["rows"][1]["name"] == "deadly"
-    assert "had not ended" in found["rows"][1]["error"]
+def test_at_the_end_of_its_share_a_step_is_ended_with_its_children_and_keeps_its_rows(monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    done, rows = run_script(monkeypatch, tmp_path, "late", share_s=40.0)
+    assert done["status"] == "out of time"
+    assert rows["first"]["x"] == 1
+    assert "error" not in rows["deadly"]  # it was not wrong, there was no time
+    assert rows["deadly"]["late"] == "was being made"
     child = int((tmp_path / "child").read_text())
     for _ in range(100):
         if not is_running(child):
@@ -100,71 +107,166 @@ def test_a_row_that_hangs_is_named_and_no_child_of_it_stays(monkeypatch, tmp_pat
 
 
 def is_running(pid):
-    status = Path(f"/proc/{pid}/status")
     try:
-        return "State:\tZ" not in status.read_text()
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
 
 
 @pytest.mark.slow
-def test_a_part_that_does_not_begin_shows_why_in_the_table(monkeypatch, tmp_path):
-    found = run_script(monkeypatch, tmp_path, "import")
-    assert found["status"] == "died"
-    assert any("ImportError: no such module" in line for line in table_of("x", tmp_path, {"limits": found}))
+def test_a_step_that_does_not_begin_shows_why(monkeypatch, tmp_path):
+    done, rows = run_script(monkeypatch, tmp_path, "import")
+    assert done["status"] == "died"
+    assert any("ImportError: no such module" in line for line in done["log"])
+    assert rows == {}
 
 
-def run_program(*arguments, limit_s=280):
+def test_the_main_run_has_the_steps_in_the_order_of_their_value():
+    names = [
+        "limits",
+        "smoke",
+        "kernels_correct",
+        "engine_correct",
+        "llama_8b",
+        "calibrate",
+        "validate",
+        "peers",
+    ]
+    assert in_order([]) == names
+    assert in_order(["validate"]) == ["calibrate", "validate"]
+    assert in_order(["validate"], done=["calibrate"]) == ["validate"]
+    assert in_order(["tiles", "kernels_speed"]) == ["limits", "tiles", "kernels_speed"]
+
+
+@pytest.mark.parametrize("total_s", [480.0, 180.0])
+def test_all_steps_fit_if_each_takes_all_of_its_share(total_s):
+    names, left_s = in_order([]), total_s - gpu_run.RESERVE_S
+    for place, name in enumerate(names):
+        share_s = limit_s(name, names[place + 1 :], left_s)
+        assert gpu_run.LEAST_S <= share_s <= STEPS[name].share_s
+        left_s -= share_s
+    assert left_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_rest_of_a_step_that_ends_early_goes_to_the_later_ones():
+    names = in_order([])
+    before = limit_s(names[1], names[2:], 450.0)
+    assert limit_s(names[1], names[2:], 470.0) == pytest.approx(before * 470 / 450)
+    assert limit_s(names[-1], [], 90.0) == 90.0
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Makes a folder of results, with more bytes than come back."""
+    folder = tmp_path / "results" / "nvidia-h200" / "2026-11-29"
+    (folder / "validated" / "load" / "load_60").mkdir(parents=True)
+    (folder / "limits.jsonl").write_text('{"name": "rates", "read": 4e12}\n{"name": "torn')
+    (folder / "run.jsonl").write_text('{"step": "limits", "rehearse": false}\n')
+    (folder / "llama_8b.jsonl").write_text(
+        '{"name": "decode_batch1", "mbu": 0.8}\n{"name": "decode_batch64", "error": "RuntimeError: no"}\n'
+    )
+    (folder / "validated" / "load" / "load_60" / "steps.parquet").write_bytes(os.urandom(17 << 20))
+    (folder / "limits.now").write_text("{}")
+    return folder
+
+
+def test_what_comes_back_is_few_small_files_near_the_top(monkeypatch, tmp_path, results):
+    out = tmp_path / "out"
+    monkeypatch.setenv("OUT", str(out))
+    gpu_run.archive(results)
+    files = [file for file in out.rglob("*") if file.is_file()]
+    assert sorted(file.name for file in files) == ["gpu_run.tar.gz", "table.txt"]
+    assert all(file.parent == out and file.stat().st_size <= 16 << 20 for file in files)
+    with tarfile.open(out / "gpu_run.tar.gz") as tar:
+        names = tar.getnames()
+    assert "nvidia-h200/2026-11-29/limits.jsonl" in names
+    assert not any(name.endswith((".now", ".parquet")) for name in names)
+    assert (results / "left_out.txt").read_text() == "validated/load/load_60/steps.parquet\n"
+    table = (out / "table.txt").read_text()
+    assert (
+        "| Llama-3.1-8B, decode at batch 1: share of the read bandwidth | at least 75.0 % | 80.0 %, met |"
+        in table
+    )
+    assert "FAILED decode_batch64: RuntimeError: no" in table
+
+
+def test_without_out_nothing_is_archived(monkeypatch, tmp_path, results):
+    monkeypatch.delenv("OUT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    gpu_run.archive(results)
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def run_program(*arguments, limit_s=280, **variables):
     command = [sys.executable, "-m", "experiments.gpu_run", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)
+    env = os.environ | variables
+    return subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False
+    )
 
 
 def test_what_cannot_run_is_refused_with_what_can(tmp_path):
     for arguments, said in (
-        (["nothing"], "there is no part 'nothing'; the parts are limits"),
-        (["limits", "--device", "cpu"], "add --quick"),
+        (["--only", "nothing"], "there is no step 'nothing'; the steps are limits"),
+        (["--limit-s", "3"], "must be more than 4 s"),
+        (["everything"], "invalid choice: 'everything'"),
     ):
-        done = run_program(*arguments, "--out", str(tmp_path))
+        done = run_program(*arguments, "--results", str(tmp_path))
         assert done.returncode == 2
         assert said in done.stderr
     assert "kernels_speed" in run_program("--list").stdout
+    assert "not measured" in run_program("table", "--results", str(tmp_path)).stdout
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_it_says_so(tmp_path):
-    done = run_program("limits", "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert "use --device cpu --quick" in done.stderr
+def test_without_a_gpu_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(subprocess.SubprocessError))
+    assert gpu_run.main(["main", "--results", str(tmp_path)]) == 2
 
 
 @pytest.mark.slow
-def test_a_part_writes_its_file_and_the_table_comes_last(tmp_path):
-    done = run_program("limits", "--device", "cpu", "--quick", "--out", str(tmp_path), "--seed", "3")
+def test_a_rehearsed_step_writes_its_lines_and_the_table_comes_last(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    arguments = (
+        "--only",
+        "limits",
+        "kernels_correct/norm",
+        "--rehearse",
+        "--results",
+        str(tmp_path),
+        "--seed",
+        "3",
+    )
+    done = run_program(*arguments, OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "cpu").iterdir()
-    found = read(folder / "limits.json")
-    assert (found["status"], found["seed"], found["quick"]) == ("passed", 3, True)
-    assert {"copy", "read", "gemm_bfloat16", "launch", "item"} <= {row["name"] for row in found["rows"]}
-    environment = json.loads((folder / "environment.json").read_text())
-    assert environment["packages"]["torch"] == torch.__version__
-    assert len(environment["sources_sha256"]) == 64
-    assert done.stdout.splitlines()[1].startswith("== cpu")
+    rows = {row["name"]: row for row in rows_of(folder / "limits.jsonl")}
+    assert {"rates", "machine", "launch", "gemm_int8"} <= set(rows)
+    assert rows["rates"]["read"] > 0
+    checks = rows_of(folder / "kernels_correct.jsonl")
+    assert [row["name"] for row in checks] == ["norm/bfloat16", "norm/float16"]
+    assert all(row["ok"] for row in checks)
+    ran = [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["status"], one["seed"]) for one in ran] == [
+        ("limits", "passed", 3),
+        ("kernels_correct", "passed", 3),
+    ]
+    assert done.stdout.splitlines()[-1] == f"results: {folder}"
     assert not list(folder.glob("*.tmp"))
+    assert (tmp_path / "out" / "gpu_run.tar.gz").exists()
 
 
 @pytest.mark.slow
-def test_a_part_for_which_no_time_is_left_is_skipped_and_said_to_be(tmp_path):
-    done = run_program("limits", "--device", "cpu", "--quick", "--out", str(tmp_path), "--limit-s", "8")
-    assert done.returncode == 0
-    assert "skipped" in done.stdout
-    assert "s of the call's time were left" in done.stdout
-
-
-@pytest.mark.slow
-def test_every_part_has_a_dry_run(tmp_path):
-    long = ("--limit-s", "6000")  # beside other tests, and interpreted; it takes 2 minutes on a quiet machine
-    done = run_program(*PARTS, "--device", "cpu", "--quick", "--out", str(tmp_path), *long, limit_s=6600)
+def test_every_step_has_a_rehearsal(tmp_path):
+    """It takes four minutes on a quiet machine; the limit is that of a busy one."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    names = list(STEPS)
+    long = ("--limit-s", "6000")
+    done = run_program("--only", *names, "--rehearse", "--results", str(tmp_path), *long, limit_s=6600)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "cpu").iterdir()
-    assert {file.stem for file in folder.glob("*.json")} == {"environment", *PARTS}
-    assert os.environ.get("TRITON_INTERPRET") == "1"  # of this process; the parts choose their own
+    assert {file.stem for file in folder.glob("*.jsonl")} >= set(names)
+    late = [row for name in names for row in rows_of(folder / f"{name}.jsonl") if "late" in row]
+    assert late == []

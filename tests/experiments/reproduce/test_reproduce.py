@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -244,8 +243,10 @@ def test_a_cache_that_cannot_be_made_is_reported_before_the_runs(tmp_path, monke
 
 
 def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path, monkeypatch, capsys):
-    cut_short = SimpleNamespace(summary={"interrupted": True, "kv": {"wasted_share": 0.5}})
-    monkeypatch.setattr(tasks, "simulate_config", lambda config: cut_short)
+    def cut_short(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "simulate_config", cut_short)
     ours = Compared(experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="paged", shown="percent")
     use(monkeypatch, make_row(ours=ours))
     assert reproduce(tmp_path, "report=false", "seeds=[0]", "jobs=1") == 130

@@ -69,8 +69,45 @@ JSON_ROUTES: dict[str, dict[str, Any]] = {
         "stream": False,
         "stream_options": {"include_usage": True},
         "priority": 0,
-        "tools": [],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": "required",
         "response_format": {"type": "text"},
+        "guided_json": {"type": "object"},
+        "chat_template_kwargs": {},
+    },
+    "/v1/responses": {
+        "input": [{"type": "message", "role": "user", "content": "hello"}],
+        "instructions": "be brief",
+        "max_output_tokens": 3,
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "stream": True,
+        "reasoning": {},
+    },
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+        "system": "be brief",
+        "max_tokens": 3,
+        "stop_sequences": ["x"],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any"},
+        "metadata": {"user_id": "me"},
+        "stream": True,
+    },
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}], "tools": []},
+    "/v1/embeddings": {"input": "hello", "dimensions": 8, "encoding_format": "base64", "user": "me"},
+    "/generate": {
+        "text": "hello",
+        "sampling_params": {"max_new_tokens": 3, "regex": "[ab]+", "stop": ["x"], "n": 2},
+        "stream": True,
+        "rid": "mine",
+        "return_logprob": True,
+    },
+    "/inference/v1/generate": {
+        "token_ids": [1, 2],
+        "sampling_params": {"max_tokens": 2, "logprobs": 1},
+        "stream": True,
     },
     "/tokenize": {"prompt": "hello", "messages": None, "add_special_tokens": True, "model": None},
     "/detokenize": {"tokens": [1, 2, 3], "model": None},
@@ -140,6 +177,9 @@ SPECIAL = st.sampled_from(
         [1] * 500,
         ["x"] * 500,
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
+        [{"type": "tool_use", "name": 5, "input": [1e999]}, {"type": "tool_result", "content": {}}],
+        {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
+        {"anyOf": [{"type": "array", "minItems": 10**9}, {"pattern": "(a{999}){999}"}, 5]},
     ]
 )
 VALUES = st.recursive(
@@ -221,7 +261,7 @@ def check(server: SocketServer, method: str, path: str, body: bytes, headers: di
     if not status:
         assert asked == "reset"
     assert status != 500 or "500" in asked, answer
-    if status >= 400 and "Expect" not in headers:
+    if status >= 400 and path != "/v1/messages":  # whose errors have Anthropic's form
         assert error_of(answer)["code"] == status
     server.request("POST", "/wake_up")
     server.check_good()

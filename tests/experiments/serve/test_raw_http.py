@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import socket
+import time
 
 import pytest
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from tests.worlds.socket_server import GOOD, LIMIT_S, error_of, parsed, socket_server
 
 BODY = json.dumps(GOOD).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 CLOSE = b"Connection: close\r\n"
 
 
@@ -48,7 +49,7 @@ MALFORMED = {
     "no version": b"POST /v1/completions\r\n\r\n",
     "a version of three digits": b"GET /health HTTP/999.1\r\n\r\n",
     "a space before the colon": b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n",
-    "a folded header": b"GET /health HTTP/1.1\r\nHost: x\r\n y\r\n\r\n",
+    "a folded header": b"GET /health HTTP/1.1\r\nHost: localhost\r\n y\r\n\r\n",
     "a negative length": HEAD + b"Content-Length: -5\r\n\r\n{}",
     "a length of many digits": HEAD + b"Content-Length: " + b"9" * 400 + b"\r\n\r\n{}",
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
@@ -105,6 +106,20 @@ def test_a_body_beyond_the_limit_is_refused(server):
     server.check_good()
 
 
+@pytest.mark.parametrize(
+    "path", [b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/v1/files", b"/x"]
+)
+def test_the_head_of_a_body_beyond_the_limit_is_enough(server, path):
+    """The client sends nothing more, and has its answer at once."""
+    head = HEAD.replace(b"/v1/completions", path)
+    begun = time.monotonic()
+    status, answer = parsed(server.exchange(head + CLOSE + b"Content-Length: 1000000000000\r\n\r\n"))
+    assert time.monotonic() - begun < 5
+    assert (status, error_of(answer)["code"]) == (413, 413)
+    assert "1,000,000,000,000 bytes by its Content-Length" in error_of(answer)["message"]
+    server.check_good()
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
 def test_a_body_that_is_not_declared_as_json_is_refused(server, kind):
     status, answer = server.request("POST", "/v1/completions", BODY, {"Content-Type": kind})
@@ -112,7 +127,7 @@ def test_a_body_that_is_not_declared_as_json_is_refused(server, kind):
 
 
 def test_a_wrong_method_is_told_the_right_ones(server):
-    answer = server.exchange(b"DELETE /v1/completions HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n")
+    answer = server.exchange(b"DELETE /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n")
     assert parsed(answer)[0] == 405
     assert b"\r\nAllow: POST\r\n" in answer
 
@@ -212,7 +227,9 @@ PARTS = st.sampled_from(
 def mutations(draw: st.DrawFn) -> bytes:
     """Draws a request in which some bytes are replaced, left out, or repeated."""
     content = draw(
-        st.sampled_from([whole(), whole(b""), b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + CLOSE + b"\r\n"])
+        st.sampled_from(
+            [whole(), whole(b""), b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + b"\r\n"]
+        )
     )
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(content)))

@@ -83,7 +83,7 @@ def test_prefix_caching_may_be_off():
         (EXPERTS, {"dp": 2, "ep": 3}, "ep=3: must be 1, or tp x dp = 2, over which vLLM distributes"),
         (DENSE, {"ep": 2}, "ep=2: must be 1, because smollm2-135m has no experts"),
         (DENSE, {"dp": 0}, "dp=0: must be a whole number >= 1"),
-        (DENSE, {"quantization": "bitsandbytes"}, "quantization=bitsandbytes: must be one of fp8, awq"),
+        (DENSE, {"quantization": "squeezellm"}, "quantization=squeezellm: must be one of awq, auto_awq"),
         (DENSE, {"enforce_eager": "maybe"}, "enforce_eager=maybe: must be true or false"),
         (DENSE, {"dcp": 2}, "dcp=2: is not simulated; must be empty or 1"),
         (DENSE, {"num_speculative_tokens": 1}, "num_speculative_tokens=1: is not simulated"),

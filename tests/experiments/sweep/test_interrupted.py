@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,11 +14,11 @@ from rich.console import Console
 
 import experiments.study.progress as progress
 import experiments.sweep.folder as folder_module
-from experiments.study.launchers.outcome import Outcome
+from experiments.study.launchers.outcome import CutShortError, Outcome
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import plan_of
 from experiments.sweep.run import collect
-from experiments.sweep.run_task import FinishedRun, RunTask, tasks_of
+from experiments.sweep.run_task import RunTask, tasks_of
 from sim.engine.interrupt import Interrupt
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, _noted, runs_of, sweep
 
@@ -117,7 +118,32 @@ def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
 
 class _CutShort:
     def outcomes(self, work, tasks, interrupt):
-        yield Outcome(0, FinishedRun(figures={}, files={}, wall_s=1.0, interrupted=True), None)
+        yield Outcome(0, None, CutShortError())
+
+
+def test_a_resumed_sweep_knows_the_code_of_runs_that_its_table_lacked():
+    assert sweep(*SMALL, "seed=0,1", "launcher.jobs=1", "hydra.run.dir=out") == 0
+    before = runs_of()
+    assert before["code"].str.fullmatch("[0-9a-f]{12}").all()
+    Path("out/runs.parquet").unlink()  # as after SIGKILL, before the table was written
+    Path("out/1/summary.json").unlink()
+    assert sweep("resume=out", "launcher.jobs=1") == 0
+    assert runs_of()["code"].tolist() == before["code"].tolist()
+    assert runs_of()["wall_s"].tolist()[0] == before["wall_s"].tolist()[0]
+    Path("out/runs.parquet").unlink()
+    Path("out/0/run.json").write_text("{")  # damaged: the only version of the sweep is its code
+    assert SweepFolder.open(Path("out"), "resume").rows[0]["code"] == before["code"][0]
+
+
+def test_a_sweep_whose_folder_is_removed_does_not_advise_to_resume_it(capsys, monkeypatch):
+    finished = []
+    monkeypatch.setattr(
+        RunTask, "run", _noted(finished, RunTask.run, then=lambda: shutil.rmtree("out"), at=1)
+    )
+    assert sweep(*SMALL, "seed=range(0,4)", "launcher.jobs=1", "hydra.run.dir=out") == 1
+    printed = capsys.readouterr()
+    assert "out: was removed during the sweep, with all its runs; nothing is left to resume" in printed.err
+    assert "resume=" not in printed.err + printed.out
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):

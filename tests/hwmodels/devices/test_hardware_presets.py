@@ -23,20 +23,31 @@ DENSE_BF16 = {
     "a10g": 70e12,
     "a30": 165e12,
     "a40": 149.7e12,
+    "a800_sxm": 312e12,
+    "ascend_910b": 353.9e12,
     "b200_sxm": 2250e12,
     "b300_sxm": 2250e12,
     "b60": 98.3e12,
     "cerebras_wse3_4": 63.4e15,
     "gaudi2": 432e12,
     "gaudi3": 1835e12,
+    "gb10": 125e12,
     "gb200": 2500e12,
     "gb300": 2500e12,
+    "gh200": 989.4e12,
+    "gh200_144gb": 989.4e12,
     "groq_lpu_576": None,
+    "h100_nvl": 835.5e12,
     "h100_pcie": 756.5e12,
     "h100_sxm": 989.4e12,
+    "h20": 148e12,
     "h200_sxm": 989.4e12,
+    "h20_141gb": 148e12,
+    "h800_pcie": 756.5e12,
+    "h800_sxm": 989.4e12,
     "inferentia2": 190e12,
     "jetson_agx_orin": 42.5e12,
+    "l20": 119.5e12,
     "l4": 121e12,
     "l40s": 362.05e12,
     "m2_ultra": 27.2e12,
@@ -44,11 +55,14 @@ DENSE_BF16 = {
     "m4_max": 18.4e12,
     "mi250x": 191.5e12,
     "mi300x": 1307.4e12,
+    "mi308x": 344e12,
     "mi325x": 1307.4e12,
     "mi355x": 2516.6e12,
     "rtx_3090": 71e12,
     "rtx_4090": 165.2e12,
     "rtx_5090": 209.5e12,
+    "rtx_6000_ada": 364.2e12,
+    "rtx_a6000": 154.8e12,
     "rtx_pro_6000_server": 467.8e12,
     "t4": None,
     "tpu_v3": 123e12,
@@ -92,7 +106,7 @@ def test_bf16_peaks_are_dense(devices):
 
 def test_tensor_cores_are_sparse_from_ampere_on(devices):
     without = {"b60", "mi250x", "t4", "v100_sxm", "m2_ultra", "m3_max", "m4_max", "xeon_8480"}
-    without |= {"groq_lpu_576", "cerebras_wse3_4"}
+    without |= {"groq_lpu_576", "cerebras_wse3_4", "ascend_910b"}
     gpus = {name: device for name, device in devices.items() if device.systolic is None}
     assert {name for name, device in gpus.items() if not device.sparse_tensor_cores} == without
 

@@ -40,7 +40,8 @@ from tests.hwmodels.hf.published import (
     ],
 )
 def test_has_exactly_the_parameters_of_the_checkpoint(config, num_parameters):
-    assert read(config).num_parameters == num_parameters
+    """Those of the language model: the fields that stand here do not describe towers in full."""
+    assert read({**config, "vision_config": None}).num_parameters == num_parameters
 
 
 @pytest.mark.parametrize(
@@ -113,13 +114,14 @@ def test_gpt_oss_alternates_windows_and_has_sinks_and_biases():
     assert read(without_types) == model
 
 
-def test_gemma_3_sees_everything_in_each_sixth_layer_and_its_vision_tower_is_ignored():
+def test_gemma_3_sees_everything_in_each_sixth_layer_and_its_vision_tower_counts():
     model = read(GEMMA_3_27B)
     assert [(block.count, block.attention.window) for block in model.blocks] == [(52, 1024), (10, None)]
     assert model.blocks[0].attention.qk_norm
     assert model.blocks[0].num_norms == 4
     assert (model.vocab_size, model.tie_word_embeddings) == (262208, True)
-    assert model.notes == ("vision tower ignored: text in, text out",)
+    assert [other.name for other in model.other_weights] == ["vision tower"]
+    assert model.notes[0].startswith("vision tower of 0.4")
 
 
 def test_gemma_2_alternates():
@@ -128,12 +130,21 @@ def test_gemma_2_alternates():
     assert model.tie_word_embeddings
 
 
-def test_gemma_3n_shares_the_kv_of_its_last_layers_and_says_what_is_left_out():
+def test_gemma_3n_shares_the_kv_of_its_last_layers_and_counts_its_tables():
+    """The makers state 6.87 billion parameters without towers: half of the memory is read row by row."""
     model = read(GEMMA_3N)
     kinds = [(b.count, b.attention.window, b.attention.shares_kv) for b in model.blocks]
     assert kinds == [(16, 512, False), (4, None, False), (8, 512, True), (2, None, True)]
     assert sum(layers.count for layers in model.kv_layers()) == 20
-    assert [note.split(" ")[0] for note in model.notes] == ["vision", "audio", "per-layer"]
+    assert [other.name for other in model.other_weights] == [
+        "per-layer embeddings",
+        "LAuReL and AltUp",
+    ]
+    assert model.other_weights[0].elements == 30 * 256 * (262144 + 3 * 2048)
+    assert [note.split(" ")[:3] for note in model.notes] == [
+        ["vision", "tower", "not"],
+        ["audio", "tower", "not"],
+    ]
 
 
 def test_llama_4_attends_in_chunks_where_positions_are_rotated():
@@ -206,9 +217,8 @@ def test_kimi_k2_5_keeps_its_language_model_and_quantisation_in_text_config():
             "text_config": {**DEEPSEEK_V3, "quantization_config": quantisation},
         }
     )
-    assert (model.weights, model.moe_weights) == (None, "int4_wo")
-    assert model.notes[0].startswith("vision tower ignored")
-    assert "groups of 128 weights, the checkpoint's are 32" in model.notes[1]
+    assert (model.weights, model.moe_weights) == (None, "int4_wo_s32")
+    assert model.notes[0].startswith("vision tower not counted")
 
 
 @pytest.mark.parametrize(

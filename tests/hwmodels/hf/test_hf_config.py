@@ -115,14 +115,6 @@ def test_the_user_may_ask_for_another_dtype(written):
     assert from_hf_config(written(), dtype="fp16").dtype == "fp16"
 
 
-def test_rejects_an_unknown_architecture_with_the_known_ones_and_the_fields_not_understood(written):
-    with pytest.raises(ValueError, match="architectures=MambaForCausalLM: unknown") as error:
-        from_hf_config(written(architectures=["MambaForCausalLM"], state_size=16, use_cache=True))
-    assert "known: LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2" in str(error.value)
-    assert "Llama4ForConditionalGeneration" in str(error.value)
-    assert str(error.value).endswith("fields not understood: state_size")
-
-
 def test_rejects_missing_fields_by_name(written):
     with pytest.raises(
         ValueError, match="json: num_hidden_layers, vocab_size: missing; LlamaForCausalLM needs them"
@@ -140,7 +132,7 @@ def test_rejects_a_size_that_is_no_whole_number(written):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": 5}, "architectures=5: must be a list of one name; known: LlamaForCausalLM"),
+        ({"architectures": 5}, "architectures=5: must be a list of one name, such as LlamaForCausalLM"),
         ({"architectures": None}, "architectures=null: must be a list of one name"),
         ({"architectures": []}, "architectures=[]: must be a list of one name"),
         (

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from hwmodels.model.compressed_attention import CompressedAttention
 from hwmodels.model.model_spec import (
     GroupedQueryAttention,
     LatentAttention,
     LinearAttention,
     MixtureOfExperts,
+    NoAttention,
 )
+from hwmodels.model.state_space import KimiDeltaAttention, Mamba2
 from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, first_comment
@@ -145,12 +148,20 @@ def described(model):
 
 
 def kind_of(attention):
-    if isinstance(attention, LinearAttention):
+    if isinstance(attention, LinearAttention | KimiDeltaAttention):
         return "linear"
+    if isinstance(attention, Mamba2):
+        return "Mamba-2"
+    if isinstance(attention, NoAttention):
+        return "MLP alone"
+    if isinstance(attention, CompressedAttention):
+        return "window" if not attention.ratio else f"MQA of {attention.ratio} tokens per entry"
     if isinstance(attention, LatentAttention):
         return "MLA, sparse" if attention.sparse_top_k else "MLA"
     if attention.num_kv_heads == 1 < attention.num_heads:
         return "MQA"
+    if attention.sparse_top_k:
+        return "GQA, sparse"
     return "MHA" if attention.num_heads == attention.num_kv_heads else "GQA"
 
 

@@ -120,6 +120,7 @@ def test_latencies_and_throughput():
         "requests_per_s": 0.5,
         "requests_per_minute": 30.0,
         "output_tokens_per_s": 1.0,
+        "output_tokens_per_s_and_gpu": 1.0,
         "input_tokens_per_s": 3.0,
     }
 

@@ -215,6 +215,13 @@ def test_names_what_was_run_and_shows_its_configuration_as_text(tmp_path):
     assert "<script>alert(1)" not in page
 
 
+@pytest.mark.parametrize("name", ["page_js\0", "$plotly", "${plotly}", "$title", "page_js\0" * 3])
+def test_a_name_is_no_place_for_the_code_of_the_plots(tmp_path, name):
+    page = report_of(run_of(5), tmp_path / "report.html", config={"model": {"name": name}})
+    assert f"<h1>{name}</h1>" in page
+    assert page.count("plotly.js v") == report_of(run_of(5), tmp_path / "plain.html").count("plotly.js v")
+
+
 def test_says_why_requests_waited(tmp_path):
     whole = run_of(20)
     waits = {f"wait_{cause}_s": 1.0 if cause == "memory" else 0.0 for cause in ("gateway", *WAITS)}

@@ -7,10 +7,10 @@ from experiments.app.cli import main
 from sim.api import simulate
 from sim.settings import renamed
 from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
-from sim.settings.renamed import ADVICE, ALIASES, NEW_NAMES, with_new_names
+from sim.settings.renamed import ADVICE, ALIASES, HARDWARE, NEW_NAMES, with_new_names
 from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
@@ -72,6 +72,30 @@ def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
     assert SOURCE.compose_plain(given[:1]) == SOURCE.compose_plain([])
 
 
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        ("H20", "h20"),
+        ("h20-141GB", "h20_141gb"),
+        ("A6000", "rtx_a6000"),
+        ("rtx-6000-ada", "rtx_6000_ada"),
+        ("a800", "a800_sxm"),
+        ("dgx_spark", "gb10"),
+        ("910B", "ascend_910b"),
+        ("H100-SXM", "h100_sxm"),
+    ],
+)
+def test_a_device_may_be_named_in_other_letters_and_without_its_series(given, choice, capsys):
+    assert with_new_names([f"hardware={given}"]) == [f"hardware={choice}"]
+    assert with_new_names([f"pools.a.hardware={given}"]) == [f"pools.a.hardware={choice}"]
+    assert f"hardware={given} is read as hardware={choice}." in capsys.readouterr().err
+
+
+def test_a_device_of_which_there_are_several_kinds_is_left_to_the_list_of_choices():
+    assert with_new_names(["hardware=h100", "hardware=h20,l40s"]) == ["hardware=h100", "hardware=h20,l40s"]
+    assert {*HARDWARE.values()} <= {choice.name for choice in find_groups([CONFIG_DIR])["hardware"]}
+
+
 def test_the_weights_in_an_id_are_a_setting_unless_another_is_given(capsys):
     renamed.note.cache_clear()
     name = "model=neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8"
@@ -112,3 +136,23 @@ def test_what_is_not_accepted_is_answered_with_the_canonical_name(override, mess
         composed(SOURCE, [override])
     assert message in str(error.value)
     assert len(str(error.value)) < 250
+
+
+def test_an_id_of_quantised_weights_says_what_quantization_does():
+    for model, name, weights in (
+        ("Qwen/Qwen3-32B-AWQ", "awq_marlin", "int4_wo"),
+        ("Qwen/Qwen3-32B-FP8", "fp8", "fp8_block"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "modelopt", "fp8"),
+        ("RedHatAI/Llama-3.1-8B-Instruct-FP8", "compressed-tensors", "fp8"),
+    ):
+        texts = with_new_names([f"model={model}", f"quantization={name}"])
+        assert texts[1:] == [f"model.weights={weights}"]
+    assert with_new_names(["model=Qwen/Qwen3-32B", "quantization=awq"])[1:] == ["model.weights=awq"]
+    with pytest.raises(ConfigError, match="quantization=gptq: Qwen/Qwen3-32B-FP8 is stored in fp8_block"):
+        with_new_names(["model=Qwen/Qwen3-32B-FP8", "quantization=gptq"])
+
+
+def test_names_of_engines_are_those_of_weights():
+    for name in ("awq", "gptq_marlin", "moe_wna16"):
+        assert main(["roofline", "model=llama3_1_8b", f"quantization={name}", "--cfg", "job"]) == 0
+    assert main(["roofline", "model=llama3_1_8b", "quantization=squeezellm", "out=null"]) == 2

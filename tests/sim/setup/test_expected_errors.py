@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hwmodels.trust.table import ALL_GPUS, HELD_BACK, ExpectedError, Level
@@ -217,3 +219,32 @@ def test_profiles_that_were_compared_are_those_of_measured_engines():
         assert name.startswith(family)
     assert {"vllm_v0", "tgi", "llama_cpp", "orca", "hf_static"}.isdisjoint(compared)
     assert unknown_because(scenario_of("engine=vllm_v0")).startswith("this engine profile")
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("llama3_1_8b", []),
+        ("nemotron_3_nano_30b_a3b", ["state-space layers"]),
+        ("deepseek_v4_flash", ["attention to compressed entries"]),
+        ("minimax_m3", ["attention to selected blocks"]),
+    ],
+)
+def test_kinds_of_layers_that_no_compared_model_has_are_named(model, kinds):
+    scenario = scenario_of(f"model={model}", "hardware=b300_sxm", "tensor_parallel_size=8")
+    assert never_compared(scenario) == kinds
+
+
+def test_an_architecture_that_is_not_known_was_never_compared(tmp_path):
+    fields = {
+        "architectures": ["NeverSeenForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 16,
+        "vocab_size": 128256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    scenario = scenario_of("model=hf", f"model.path={tmp_path}")
+    assert never_compared(scenario) == ["models of an architecture that is not known"]

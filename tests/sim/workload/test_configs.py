@@ -37,6 +37,14 @@ TRACES = {
     "azure_csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n",
     "burstgpt_csv": "Timestamp,Request tokens,Response tokens\n5,472,18\n",
     "mooncake_jsonl": '{"timestamp": 0, "input_length": 9, "output_length": 5, "hash_ids": [0]}\n',
+    "blis_tracev2": "arrival_time_us,input_tokens,output_tokens\n0,10,10\n",
+    "mooncake_sessions": '{"session_id": "s", "input_length": 9, "output_length": 5}\n',
+    "otel_trace": json.dumps(
+        {"spans": [{"trace_id": "t", "span_id": "a", "start_time": "2026-02-25T10:00:00Z"}]}
+    ).replace('Z"', 'Z", "attributes": {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 5}'),
+    "sharegpt_json": json.dumps(
+        [{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]}]
+    ),
     "plain_csv": "arrival_s,prompt_tokens,output_tokens\n0,10,10\n",
     "token_ids_jsonl": '{"arrival_s": 0, "prompt_token_ids": [5, 6], "output_token_ids": [7]}\n',
     "vidur_csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n",

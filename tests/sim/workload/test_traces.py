@@ -43,7 +43,7 @@ def mooncake(folder, **changes):
 
 
 def test_reads_plain_csv(tmp_path):
-    assert rows_of(PlainCsv(path=write(tmp_path, PLAIN))) == [
+    assert rows_of(PlainCsv(path=write(tmp_path, PLAIN), start_s=0)) == [
         (0.5, 10, 1),
         (2.5, 20, 2),
         (4.5, 30, 3),
@@ -68,14 +68,14 @@ def test_reads_azure_2024_dates_with_a_zone_and_fewer_digits(tmp_path):
 def test_burstgpt_failures_are_skipped_and_counted_within_the_window(tmp_path):
     rows = "5,ChatGPT,472,18,490,Conversation log\n6,GPT-4,0,0,0,API log\n45,GPT-4,1087,0,1087,API log\n"
     path = write(tmp_path, BURSTGPT + rows + "118,ChatGPT,417,276,693,Conversation log\n")
-    assert rows_of(BurstGptCsv(path=path)) == [(5.0, 472, 18), (118.0, 417, 276)]
+    assert rows_of(BurstGptCsv(path=path)) == [(0.0, 472, 18), (113.0, 417, 276)]
     notes = BurstGptCsv(path=path, start_s=40.0).source(seed=0, max_model_len=9999).notes
     assert notes.skipped == {"failed: no output tokens": 1}
 
 
 def test_reads_vidur_csv_with_its_further_columns(tmp_path):
     text = "arrived_at,num_prefill_tokens,num_decode_tokens,num_total_tokens\n0.25,100,20,120\n"
-    assert rows_of(VidurCsv(path=write(tmp_path, text))) == [(0.25, 100, 20)]
+    assert rows_of(VidurCsv(path=write(tmp_path, text), start_s=0)) == [(0.25, 100, 20)]
 
 
 def test_reads_bailian_in_seconds_with_16_tokens_per_hash(tmp_path):
@@ -83,7 +83,7 @@ def test_reads_bailian_in_seconds_with_16_tokens_per_hash(tmp_path):
     later = row | {"chat_id": 160, "parent_chat_id": 159, "timestamp": 62.0, "type": "text", "turn": 2}
     rows = (row | {"hash_ids": [7, 8]}, later | {"hash_ids": [7, 8, 9]})
     path = write(tmp_path, "".join(json.dumps(one) + "\n" for one in rows), "t.jsonl")
-    one, other = BailianJsonl(path=path).source(seed=0, max_model_len=999).arrivals()
+    one, other = BailianJsonl(path=path, start_s=0).source(seed=0, max_model_len=999).arrivals()
     assert (one.at_s, other.at_s) == (61.5, 62.0)
     assert one.request.prompt.segments == (Segment(7, 16), Segment(8, 16))
     assert other.request.prompt.segments == (Segment(7, 16), Segment(8, 16), Segment(9, 8))
@@ -265,7 +265,7 @@ def test_rejects_bad_csv_with_file_line_and_column(tmp_path, workload, text, mes
     ("changes", "message"),
     [
         ({"input_length": None}, r"t.jsonl:2:1: no key input_length; expected timestamp, input_length"),
-        ({"hash_ids": None}, r"t.jsonl:2:1: no key hash_ids"),
+        ({"output_length": None}, r"t.jsonl:2:1: no key output_length"),
         (
             {"timestamp": -1},
             r"t.jsonl:2:2: timestamp: expected a finite number of ms >= 0, at most .* found -1",

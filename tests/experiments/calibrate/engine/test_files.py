@@ -75,6 +75,10 @@ def test_the_written_engine_is_the_profile_that_it_was_written_from():
     assert build(node, "engine") == profile
     node.pop("draft_host")  # as written before it was measured
     assert build(node, "engine") == profile
+    for rule in ({"version": "0.11.0"}, {"gpu_memory_utilization": None, "memory_profile": "sglang"}):
+        node = OmegaConf.create(engine_yaml("cpu", replace(profile, **rule), 16))
+        node.pop("defaults")
+        assert build(node, "engine") == replace(profile, **rule)
     draft_host = {"suffix": DraftHost(sequence_s=21e-6, token_s=3e-5), "others": DraftHost(iteration_s=2e-4)}
     profile = replace(profile, draft_host=draft_host)
     node = OmegaConf.create(engine_yaml("cpu", profile, 16))

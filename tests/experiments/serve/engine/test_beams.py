@@ -128,8 +128,12 @@ def test_the_records_of_a_search_are_complete(engine_served):
     ("more", "param", "message"),
     [
         ({"stream": True}, None, "Streaming is not currently supported with beam search"),
-        ({"logprobs": 2}, None, "logprobs: not reported with use_beam_search=true; leave the field out"),
-        ({"length_penalty": 21}, None, "length_penalty=21: must be >= -20 and <= 20"),
+        (
+            {"logprobs": 2},
+            "logprobs",
+            "logprobs: not reported with use_beam_search=true; leave",
+        ),
+        ({"length_penalty": 21}, "length_penalty", "length_penalty=21: must be >= -20 and <= 20"),
         ({"n": 51}, "n", "use_beam_search with n=51: beam_width=51: must be a whole number >= 1 and <= 50"),
         ({"use_beam_search": "maybe"}, "use_beam_search", "use_beam_search: "),
     ],

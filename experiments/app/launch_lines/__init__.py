@@ -1,0 +1,1 @@
+"""Settings from the command line that starts a server of vLLM, SGLang or TensorRT-LLM."""

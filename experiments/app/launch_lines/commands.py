@@ -1,0 +1,419 @@
+"""Finds the command that starts a server in a text or a file, without executing anything.
+
+Read are a command line; a shell script, with continued lines, variables, arrays and here-documents; a line
+with `docker run`; and YAML with `command` and `args` of a container, as Compose and Kubernetes have it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from experiments.app.launch_lines.flags import Engine
+from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
+from sim.settings.errors import ConfigError
+
+MAX_BYTES = 1_000_000
+MOST_LINES = 60
+"""Lines over which a quotation may go."""
+FORMS = (
+    "'vllm serve MODEL ...', 'python -m vllm.entrypoints.openai.api_server ...', "
+    "'python -m sglang.launch_server ...', 'sglang serve ...' or 'trtllm-serve MODEL ...'"
+)
+
+IMAGES: Mapping[Engine, re.Pattern[str]] = {
+    "vllm": re.compile(r"(^|/)vllm(-openai|-cpu|-rocm)?[\w.-]*(:|@|$)|vllm/vllm-|/vllm[:/]"),
+    "sglang": re.compile(r"lmsysorg/sglang|(^|/)sglang[\w.-]*(:|@|$)"),
+    "tensorrt_llm": re.compile(r"tensorrt-llm/release|tensorrt_llm"),
+}
+"""Container images whose entry point, or whose arguments, start a server."""
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_ARRAY = re.compile(r"^[ \t]*(?:declare -a |local |readonly )?(\w+)(\+?)=\(([^()]*)\)", re.M)
+_HERE = re.compile(
+    r"cat[^\n]*?(?:>[ \t]*(?P<before>\S+)[ \t]*<<|<<)-?[ \t]*['\"]?(?P<end>\w+)['\"]?"
+    r"(?:[ \t]*>[ \t]*(?P<after>\S+))?[^\n]*\n(?P<text>.*?)\n[ \t]*(?P=end)[ \t]*$",
+    re.M | re.S,
+)
+_VARIABLE = re.compile(
+    r"\$\{(?P<braced>\w+)(?:\[@\]|\[\*\])?(?::?[-=](?P<default>[^{}]*))?\}|\$\((?P<kubernetes>\w+)\)|\$(?P<plain>[A-Za-z_]\w*)"
+)
+_WORD = re.compile(
+    r"""\s+|\d?>&\d|[;&|]+|(?:\\.|\$\([^()]*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|'"\\`])+"""
+    r"""|(?P<open>['"`\\])""",
+    re.S,
+)
+"""Matches blanks, an operator of the shell, or a word with the quotations in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command that starts a server."""
+
+    engine: Engine
+    tokens: tuple[str, ...]
+    """The words after the program."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the same script writes, by the name that it gives them."""
+    folder: Path = Path()
+    """Folder in which files that the command names are looked for."""
+
+
+def command_in(given: str) -> Command:
+    """Returns the only command in a text, or in the file of that name. Raises ConfigError."""
+    path = _file(given)
+    if path is None:
+        found = list(_commands(given, Path()))
+        where = "--from"
+    else:
+        text = read_text(path)
+        is_yaml = path.suffix in (".yaml", ".yml", ".json") or re.search(
+            r"^\s*(apiVersion|services):", text, re.M
+        )
+        reader = _from_yaml if is_yaml else _commands
+        found = list(reader(text, path.parent))
+        where = str(path)
+    if not found:
+        if path is None and not re.search(r"\s", given.strip()):
+            raise ConfigError(f"--from {given}: no such file, and no command; give a file, or {FORMS}")
+        raise ConfigError(f"{where}: has no command that starts a server; it must contain {FORMS}")
+    if len({(each.engine, each.tokens) for each in found}) > 1:
+        shown = "; ".join(f"{each.engine}: {shlex.join(each.tokens)[:80]}" for each in found[:4])
+        raise ConfigError(
+            f"{where}: has {len(found)} commands that start a server; give one of them ({shown})"
+        )
+    return found[0]
+
+
+def read_text(path: Path) -> str:
+    """Reads a regular file of at most `MAX_BYTES`. Raises ConfigError."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path}: must be a regular file")
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: must have at most {MAX_BYTES:,} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: must be UTF-8 text: {error}") from None
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Opens a file; a pipe without a writer does not make it wait."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+def _file(given: str) -> Path | None:
+    """Returns the path if the text is the name of something that exists; a folder is refused on reading."""
+    if "\n" in given or "\0" in given or len(given) > 4000:
+        return None
+    try:
+        path = Path(given).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def _commands(text: str, folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Command]:
+    """Yields the commands of a shell script, or of one line."""
+    text = text.replace("\r\n", "\n")
+    files = {}
+    for here in _HERE.finditer(text):
+        if name := here["before"] or here["after"]:
+            files[name.strip("'\"")] = here["text"]
+    text = _HERE.sub("", text)
+    text = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    text = re.sub(r"[ \t]*\\\n[ \t]*", " ", text)
+    variables = dict(environment or {})
+    for name, adds, content in _ARRAY.findall(text):
+        own = " ".join(line.partition(" #")[0] for line in content.split("\n"))
+        variables[name] = f"{variables.get(name, '')} {own}".strip() if adds else own.strip()
+    text = _ARRAY.sub("", text)
+    for line in _lines(text):
+        for words in _apart(line):
+            if words and all(_ASSIGNMENT.match(word) for word in _unexported(words)):
+                for word in _unexported(words):
+                    name, _, value = word.partition("=")
+                    variables[name] = _expanded(_unquoted(value), variables)
+                continue
+            yield from _of_words(_plain(words, variables), variables, files, folder)
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    """Yields the words of each line; a quotation may go on in the next lines."""
+    lines, first = text.split("\n"), 0
+    while first < len(lines):
+        last = first + 1
+        for end in range(first + 1, min(first + MOST_LINES, len(lines)) + 1):
+            try:
+                yield _split("\n".join(lines[first:end]))
+            except ValueError:
+                continue
+            last = end
+            break
+        first = last  # a quotation that never ends makes its line no command
+
+
+def _unexported(words: Sequence[str]) -> Sequence[str]:
+    return words[1:] if words[0] in ("export", "local", "readonly") and len(words) > 1 else words
+
+
+def _split(line: str) -> list[str]:
+    """Splits a line into words; quotation marks are kept, so that it can be seen what they protect.
+
+    Raises ValueError for a quotation that does not end.
+    """
+    words, position = [], 0
+    while position < len(line):
+        found = _WORD.match(line, position)
+        if found is None or found["open"]:
+            raise ValueError("a quotation does not end")
+        position = found.end()
+        if found[0].startswith("#"):
+            break
+        if found[0].strip():
+            words.append(found[0])
+    return words
+
+
+def _apart(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the commands of a line: those between ;, &&, || and |, without redirections."""
+    own: list[str] = []
+    skips = False
+    for word in words:
+        if re.fullmatch(r"[;&|]+", word):
+            yield own
+            own = []
+        elif re.fullmatch(r"[&\d]?(>>?|<)(&\d?)?", word):
+            skips = True
+        elif re.match(r"[&\d]?>|\d?<", word):
+            continue
+        elif skips:
+            skips = False
+        else:
+            own.append(word)
+    yield own
+
+
+def _unquoted(word: str) -> str:
+    """Removes the quotation marks of a word, as a shell does."""
+    try:
+        parts = shlex.split(word)
+    except ValueError:
+        return word
+    return " ".join(parts)
+
+
+def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
+    """Puts the values of variables into a text; those without a value stay."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found["braced"] or found["kubernetes"] or found["plain"]
+        if name in variables:
+            return variables[name]
+        return found[0] if found["default"] is None else found["default"]
+
+    replaced = _VARIABLE.sub(value, text)
+    if replaced == text or depth == 5 or len(replaced) > MAX_BYTES:
+        return replaced
+    return _expanded(replaced, variables, depth + 1)
+
+
+def _plain(words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Returns words without quotation marks, with the values of variables."""
+    plain: list[str] = []
+    for word in words:
+        if word.startswith("'") or "='" in word:  # nothing is replaced in single quotation marks
+            plain.append(_unquoted(word))
+            continue
+        expanded = _expanded(word, variables)
+        if '"' in word:
+            # an array in quotation marks is several words
+            plain += _words(expanded.strip('"')) if "[@]" in word else [_unquoted(expanded)]
+        else:
+            plain += _words(expanded) if "$" in word and expanded.strip() else [_unquoted(expanded)]
+    return plain
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def _of_words(
+    plain: Sequence[str], variables: Mapping[str, str], files: Mapping[str, str], folder: Path
+) -> Iterator[Command]:
+    """Yields the command in these words."""
+    shell = next((i for i, word in enumerate(plain) if re.fullmatch(r"(.*/)?(ba|z|da)?sh", word)), None)
+    if shell is not None and (script := _script(plain[shell + 1 :])) is not None:
+        yield from _commands(script, folder, dict(variables))
+        return
+    environment = {**variables, **_environment(plain)}
+    start = _start(plain)
+    if start is None:
+        return
+    engine, first = start
+    yield Command(
+        engine=engine,
+        tokens=tuple(plain[first:]),
+        environment={name: value for name, value in environment.items() if name.isupper()},
+        files=files,
+        folder=folder,
+    )
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """Returns the script of `sh -c SCRIPT`."""
+    for i, word in enumerate(words):
+        if re.fullmatch(r"-\w*c", word):
+            return words[i + 1] if i + 1 < len(words) else None
+        if not word.startswith("-"):
+            return None
+    return None
+
+
+def _environment(words: Sequence[str]) -> dict[str, str]:
+    """Returns variables that are set before a program, or by docker's -e and --env."""
+    found = {}
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if i and words[i - 1] in ("-e", "--env") and equals:
+            found[name] = value
+        elif name in ("--env", "-e") and equals:
+            name, _, value = value.partition("=")
+            found[name] = value
+        elif _ASSIGNMENT.match(word) and all(_ASSIGNMENT.match(w) or w == "env" for w in words[:i]):
+            found[name] = value
+    return found
+
+
+MODULES: Mapping[str, Engine] = {
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "vllm.entrypoints.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+}
+"""Modules that python -m starts."""
+PROGRAMS: Mapping[str, Engine] = {"vllm": "vllm", "sglang": "sglang"}
+"""Programs with a subcommand serve."""
+
+
+def _start(words: Sequence[str]) -> tuple[Engine, int] | None:
+    """Returns the engine, and the index of the first word after the program; None if there is no server."""
+    for i, word in enumerate(words):
+        program = word.rpartition("/")[2]
+        after = words[i + 1] if i + 1 < len(words) else ""
+        if word in MODULES:
+            return MODULES[word], i + 1
+        if program in PROGRAMS and after == "serve":
+            return PROGRAMS[program], i + 2
+        if program == "trtllm-serve":
+            if after in ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve"):
+                raise ConfigError(
+                    f"--from: trtllm-serve {after}: only one server is read; prefill and decode apart are "
+                    "set by pools=disaggregated"
+                )
+            return "tensorrt_llm", i + 2 if after == "serve" else i + 1
+    return _image(words)
+
+
+def _image(words: Sequence[str]) -> tuple[Engine, int] | None:
+    """Returns the engine of the container image in docker's command, and the index of the word after it."""
+    if not {"docker", "podman", "nerdctl"} & {word.rpartition("/")[2] for word in words[:3]}:
+        return None
+    for i, word in enumerate(words):
+        if word.startswith("-") or _ASSIGNMENT.match(word):
+            continue
+        for engine, pattern in IMAGES.items():
+            if pattern.search(word) and i and words[i - 1] not in ("-v", "--volume", "--name", "-w"):
+                return engine, i + 1
+    return None
+
+
+def _from_yaml(text: str, folder: Path) -> Iterator[Command]:
+    """Yields the commands of the containers in YAML, of which there may be several documents."""
+    for part in re.split(r"^---.*$", text, flags=re.M):
+        try:
+            whole = parse_yaml(part, "--from")
+        except (TooLargeError, NotTextError) as error:
+            raise ConfigError(str(error)) from None
+        except (yaml.YAMLError, ValueError) as error:
+            what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            raise ConfigError(f"--from: not valid YAML: {what}") from error
+        for node in _mappings(whole):
+            yield from _of_container(node, folder)
+
+
+def _mappings(node: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(node, Mapping):
+        yield node
+        for value in node.values():
+            yield from _mappings(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _mappings(value)
+
+
+def _of_container(node: Mapping[str, Any], folder: Path) -> Iterator[Command]:
+    """Yields the command of a mapping with command or args, and of a text with a script in it."""
+    parts = [node.get(key) for key in ("entrypoint", "command", "args")]
+    if not any(isinstance(part, str | list) for part in parts):
+        return
+    environment = _variables(node.get("environment", node.get("env")))
+    words: list[str] = []
+    for part in parts:
+        if isinstance(part, list):
+            words += [_expanded(str(word), environment) for word in part if word is not None]
+        elif isinstance(part, str) and _script([*words[1:], "x"]) is not None:
+            words.append(part)  # the script of sh -c
+        elif isinstance(part, str) and not words:
+            found = list(_commands(part, folder, environment))
+            if found:
+                yield from found
+                return
+            words += _plain(_split_or_none(part), environment)
+        elif isinstance(part, str):
+            words += _plain(_split_or_none(part), environment)
+    found = list(_of_words(words, environment, {}, folder))
+    image = node.get("image")
+    if not found and isinstance(image, str):
+        for engine, pattern in IMAGES.items():
+            if pattern.search(image):
+                found = [Command(engine=engine, tokens=tuple(words), environment=environment, folder=folder)]
+                break
+    yield from found
+
+
+def _split_or_none(text: str) -> list[str]:
+    try:
+        return _split(text)
+    except ValueError:
+        return []
+
+
+def _variables(node: Any) -> dict[str, str]:
+    """Returns the variables of a container: a mapping, or a list of NAME=VALUE or {name, value}."""
+    if isinstance(node, Mapping):
+        return {str(name): str(value) for name, value in node.items() if value is not None}
+    found = {}
+    for entry in node if isinstance(node, list) else ():
+        if isinstance(entry, Mapping) and entry.get("value") is not None:
+            found[str(entry.get("name"))] = str(entry["value"])
+        elif isinstance(entry, str) and "=" in entry:
+            name, _, value = entry.partition("=")
+            found[name] = value
+    return found

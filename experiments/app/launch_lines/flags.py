@@ -1,0 +1,253 @@
+"""The flags of each engine's server, and the values that a command gives them.
+
+The tables beside this module list every flag: vLLM 0.32 (`EngineArgs`, `FrontendArgs`), SGLang 0.5.23
+(`ServerArgs`) and TensorRT-LLM's `trtllm-serve`, and some that older versions had. Columns:
+
+- flag, aliases: with dashes; an underscore counts as a dash.
+- kind: text, int, float, count (32k is 32,000, 32K is 32,768, as vLLM and SGLang read it), bool (--x and
+  --no-x), switch (no value), list (several values), optional (at most one value), json.
+- effect: setting (becomes settings of ours), none (without effect on any time), unpriced (has an effect that
+  is not simulated; it is named), refused (the result would be wrong).
+- detail: the setting if there is one that means the same; otherwise the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from sim.settings.errors import ConfigError, nearest
+
+Engine = Literal["vllm", "sglang", "tensorrt_llm"]
+Effect = Literal["setting", "none", "unpriced", "refused"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+VERSIONS = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "tensorrt_llm": "trtllm-serve"}
+
+_NUMBER = re.compile(r"-\.?\d[\d.]*")
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Flag(NamedTuple):
+    """One row of a table."""
+
+    flag: str
+    aliases: tuple[str, ...]
+    kind: str
+    effect: Effect
+    detail: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Arguments:
+    """The values of a command's flags, by flag (`--tensor-parallel-size`); bool and switch: True or False."""
+
+    engine: Engine
+    values: dict[str, Any] = field(default_factory=dict)
+    positional: list[str] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+    """Flag -> how it was written, for messages."""
+
+
+@cache
+def table(engine: Engine) -> dict[str, Flag]:
+    """Returns the flags of an engine, by flag."""
+    path = Path(__file__).with_name(f"{engine}.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [Flag(**{**row, "aliases": tuple(row["aliases"].split())}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+    return {row.flag: row for row in rows}
+
+
+def parse(engine: Engine, tokens: Sequence[str]) -> Arguments:
+    """Returns the values that a command gives to flags, as the engine's own parser reads them.
+
+    tokens: the words after the program. Raises ConfigError for an unknown flag and a wrong value.
+    """
+    found = Arguments(engine=engine)
+    nested: dict[str, dict[str, Any]] = {}
+    rest = list(tokens)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
+            found.positional.append(word)
+            continue
+        if engine == "vllm" and (level := re.fullmatch(r"-O=?(\w*)", word)):
+            word = f"--optimization-level={level[1] or (rest.pop(0) if rest else '')}"
+        name, equals, value = word.partition("=")
+        name, dot, keys = name.partition(".")
+        row, is_on = _row(engine, name)
+        found.written[row.flag] = word.partition("=")[0]
+        given = value if equals else None
+        if dot:
+            if given is None:
+                given = _value(rest, row, word)
+            _put(nested.setdefault(row.flag, {}), keys, given)
+            continue
+        found.values[row.flag] = _read(row, word, given, rest, is_on=is_on)
+    for flag, own in nested.items():
+        before = found.values.get(flag)
+        found.values[flag] = (before if isinstance(before, dict) else {}) | own
+    return found
+
+
+def _row(engine: Engine, name: str) -> tuple[Flag, bool]:
+    """Returns the flag of this name, and whether it is not negated. Raises ConfigError."""
+    known = _names(engine)
+    written = name.replace("_", "-") if name.startswith("--") else name
+    if written in known:
+        return known[written], True
+    positive = "--" + written.removeprefix("--no-")
+    if written.startswith("--no-") and positive in known and known[positive].kind == "bool":
+        return known[positive], False
+    if engine != "tensorrt_llm" and written.startswith("--"):  # argparse takes the beginning of one flag
+        longer = {row.flag: row for other, row in known.items() if other.startswith(written)}
+        if len(longer) == 1:
+            return next(iter(longer.values())), True
+    best = nearest(written, [other for other in known if other.startswith("--")])
+    advice = f"nearest: {best}; or leave it out" if best else "leave it out"
+    raise ConfigError(f"--from: {name}: {VERSIONS[engine]} has no such flag; {advice}")
+
+
+@cache
+def _names(engine: Engine) -> dict[str, Flag]:
+    return {name: row for row in table(engine).values() for name in (row.flag, *row.aliases)}
+
+
+def _value(rest: list[str], row: Flag, word: str) -> str:
+    if not rest or (rest[0].startswith("-") and not _NUMBER.fullmatch(rest[0]) and rest[0] != "-"):
+        raise ConfigError(f"--from: {word}: needs a value")
+    return rest.pop(0)
+
+
+def _read(row: Flag, word: str, given: str | None, rest: list[str], *, is_on: bool) -> Any:
+    """Returns the value of a flag; takes it from the rest of the words if it is not in the word itself."""
+    if row.kind in ("bool", "switch"):
+        if given is not None and given.lower() in ("true", "false"):
+            return given.lower() == "true"
+        if given is not None:
+            raise ConfigError(f"--from: {word}: takes no value")
+        return is_on
+    if row.kind == "list":
+        values = [given] if given is not None else []
+        while given is None and rest and (not rest[0].startswith("-") or _NUMBER.fullmatch(rest[0])):
+            values.append(rest.pop(0))
+        return values
+    if row.kind == "optional":
+        if given is None and (not rest or rest[0].startswith("-")):
+            return True
+        return rest.pop(0) if given is None else given
+    if given is None:
+        given = _value(rest, row, word)
+    return typed(row, word, given)
+
+
+def typed(row: Flag, word: str, given: Any) -> Any:
+    """Returns the value of a flag from text, or from YAML. Raises ConfigError for a wrong one.
+
+    A flag that sets nothing keeps its text, whatever it is.
+    """
+    if row.effect in ("none", "unpriced") or not isinstance(given, str):
+        return given
+    if "$" in given and row.effect == "setting":
+        raise ConfigError(
+            f"--from: {word} {given}: the variable has no value in the text, which is read and not executed; "
+            "write the value in its place"
+        )
+    if row.kind == "json":
+        return _json(word, given)
+    try:
+        return _numbers(row.kind, given)
+    except ValueError:
+        needs = {"int": "a whole number", "count": "a whole number, such as 8192 or 32k"}
+        raise ConfigError(f"--from: {word} {given}: must be {needs.get(row.kind, 'a number')}") from None
+
+
+def _numbers(kind: str, given: str) -> Any:
+    if kind == "int":
+        return int(given)
+    if kind == "float":
+        return float(given)
+    if kind == "count" and given.lower() != "auto":
+        if found := _COUNT.fullmatch(given.strip()):
+            number, unit = found.groups()
+            return int(number) * _FACTORS[unit] if unit.isupper() else int(float(number) * _FACTORS[unit])
+        return int(given)
+    return given
+
+
+def _json(word: str, given: str) -> Any:
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"--from: {word} {given[:60]}: must be JSON, such as '{{\"key\": 1}}'") from None
+
+
+def _put(into: dict[str, Any], keys: str, given: str) -> None:
+    """Sets a dotted key of a JSON flag: --speculative-config.method eagle."""
+    *above, last = keys.split(".")
+    for key in above:
+        into = into.setdefault(key, {}) if isinstance(into.get(key, {}), dict) else {}
+    try:
+        value = json.loads(given)
+    except (ValueError, RecursionError):
+        value = given
+    into[last] = value
+
+
+def without_effect(found: Arguments) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns the flags without effect, and those whose effect is not simulated with the reason.
+
+    Raises ConfigError for a flag that is refused. A flag that is switched off counts as left out.
+    """
+    none, unpriced = [], []
+    for flag, value in found.values.items():
+        row = table(found.engine)[flag]
+        if (value is False and row.effect in ("refused", "unpriced")) or row.effect == "none":
+            none.append(flag)
+        elif row.effect == "unpriced":
+            unpriced.append((found.written.get(flag, flag), row.detail))
+        elif row.effect == "refused" and not _is_default(flag, value):
+            raise ConfigError(
+                f"--from: {_shown(found, flag)}: {row.detail}; leave the flag out to go on without it"
+            )
+    return none, unpriced
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "--disaggregation-mode": "null",
+    "--prefill-context-parallel-size": 1,
+    "--attn-cp-size": 1,
+    "--moe-dp-size": 1,
+    "--offload-group-size": 0,
+    "--prefix-cache-retention-interval": None,
+    "--num-continuous-decode-steps": 1,
+    "--num-scheduler-steps": 1,
+    "--worker-cls": "auto",
+    "--moe-cluster-parallel-size": 1,
+}
+"""Values of flags that are refused which ask for nothing."""
+
+
+def _is_default(flag: str, value: Any) -> bool:
+    if flag not in _DEFAULTS:
+        return False
+    return str(value) == str(_DEFAULTS[flag])
+
+
+def _shown(found: Arguments, flag: str) -> str:
+    value = found.values[flag]
+    return found.written.get(flag, flag) if value is True else f"{found.written.get(flag, flag)} {value}"
+
+
+def settings_of(found: Arguments) -> Iterator[tuple[str, Any]]:
+    """Yields the settings that mean the same as a flag, with the flag's value."""
+    for flag, value in found.values.items():
+        row = table(found.engine)[flag]
+        if row.effect == "setting" and row.detail:
+            yield row.detail, value

@@ -1,0 +1,193 @@
+"""The flags of SGLang's server as settings."""
+
+from __future__ import annotations
+
+from experiments.app.launch_lines.flags import table
+from experiments.app.launch_lines.translation import (
+    Context,
+    Translation,
+    check_model_overrides,
+    set_copies,
+    set_draft_model,
+    set_eplb,
+    set_formats,
+    text_of,
+)
+from sim.settings.errors import ConfigError, suggest
+
+ALGORITHMS = {
+    "EAGLE": "eagle",
+    "EAGLE3": "eagle3",
+    "NEXTN": "mtp",
+    "STANDALONE": "draft_model",
+    "NGRAM": "ngram",
+}
+"""Value of --speculative-algorithm -> the group speculation."""
+
+
+def meaning(at: Context, own: Translation) -> None:
+    """Adds what the flags mean. Raises ConfigError for what is not modelled."""
+    if at.get("--is-embedding"):
+        raise at.wrong("--is-embedding", "only generation is modelled")
+    if (overridden := at.get("--json-model-override-args")) is not None and overridden != "{}":
+        check_model_overrides(at, "--json-model-override-args", overridden)
+    set_formats(at, own)
+    _layout(at, own)
+    _limits(at, own)
+    _cache(at, own)
+    _order(at, own)
+    _graphs(at, own)
+    _kernels(at, own)
+    _drafts(at, own)
+
+
+def _layout(at: Context, own: Translation) -> None:
+    """Sets the parallel sizes; --tp-size counts the devices of all groups of the attention."""
+    tp, dp, ranks = at.get("--tp-size", 1), at.get("--dp-size", 1), at.get("--attn-dp-size", 1)
+    if at.get("--enable-dp-attention") and ranks == 1:
+        ranks, dp = dp, 1
+    if at.get("--dcp-size", 1) > 1:
+        raise at.wrong("--dcp-size", "context parallelism of decodes is not modelled with SGLang's rules")
+    if tp % ranks:
+        raise ConfigError(
+            f"--from: --tp-size {tp}: must be a multiple of {ranks}, the ranks of the attention"
+        )
+    own.put("tensor_parallel_size", tp // ranks)
+    for key, value in (
+        ("attention_data_parallel_size", ranks),
+        ("pipeline_parallel_size", at.get("--pp-size", 1)),
+        ("expert_parallel_size", at.get("--ep-size", 1)),
+    ):
+        if value > 1 and (key != "expert_parallel_size" or at.has_experts(own.settings)):
+            own.put(key, value)
+    method = at.get("--load-balance-method")
+    if dp > 1:
+        set_copies(own, dp)
+        if method == "round_robin":
+            own.put("routing", "round_robin")
+    if method not in (None, "auto", "round_robin", "total_requests"):
+        own.unpriced.append(("--load-balance-method", "requests go to the replica with the fewest"))
+
+
+def _limits(at: Context, own: Translation) -> None:
+    if at.get("--context-length") is not None:
+        own.put("engine.max_model_len", at.get("--context-length"))
+    chunk = at.get("--chunked-prefill-size")
+    if chunk == -1:
+        own.put("batching.enable_chunked_prefill", False)
+    elif chunk is not None:
+        own.put("engine.max_num_batched_tokens", chunk)
+    if at.get("--disable-overlap-schedule"):
+        own.put("engine.host.overlapped", False)
+
+
+def _cache(at: Context, own: Translation) -> None:
+    size = at.get("--page-size", 1)
+    if at.get("--enable-hierarchical-cache"):
+        _hicache(at, own)
+    elif at.get("--disable-radix-cache"):
+        own.put("caching", "paged")
+        own.put("caching.block_size", size)
+    elif at.get("--page-size") is not None:
+        own.put("caching.block_size", size)
+    if (eviction := at.get("--radix-eviction-policy")) is not None and "caching" not in own.settings:
+        if eviction not in ("lru", "lfu", "priority"):
+            raise at.wrong("--radix-eviction-policy", "is not modelled; use lru, lfu or priority")
+        own.put("caching.eviction", eviction)
+    if (most := at.get("--max-total-tokens")) is not None:
+        own.put("engine.num_kv_blocks", most // _block_size(at))
+
+
+def _block_size(at: Context) -> int:
+    """Returns the tokens of a block of the cache."""
+    size: int = at.get("--page-size", 1)
+    return size
+
+
+def _kernels(at: Context, own: Translation) -> None:
+    backend = at.get("--moe-runner-backend", "auto")
+    if backend == "marlin":
+        own.put("engine.kernels.moe_backend", "marlin")
+    elif backend != "auto":
+        own.unpriced.append(("--moe-runner-backend", table("sglang")["--attention-backend"].detail))
+    copies = at.get("--ep-num-redundant-experts", 0)
+    if at.get("--enable-eplb") or copies:
+        set_eplb(own, {"num_redundant_experts": copies})
+
+
+def _order(at: Context, own: Translation) -> None:
+    policy = at.get("--schedule-policy", "fcfs")
+    if at.get("--enable-priority-scheduling"):
+        if not at.get("--schedule-low-priority-values-first"):
+            raise ConfigError(
+                "--from: --enable-priority-scheduling: larger numbers go first, here smaller ones do; add "
+                "--schedule-low-priority-values-first if the traffic's numbers are of that kind"
+            )
+        own.put("scheduling", "priority")
+    elif policy == "lpm" and at.get("--disable-radix-cache"):
+        pass  # without a cache, SGLang takes them in the order of their arrival
+    elif policy == "lpm":
+        own.put("scheduling", "longest_prefix")
+    elif policy != "fcfs":
+        raise at.wrong("--schedule-policy", "is not modelled; use fcfs or lpm")
+
+
+def _graphs(at: Context, own: Translation) -> None:
+    if at.get("--disable-cuda-graph") or at.get("--disable-decode-cuda-graph"):
+        own.put("engine.cuda_graphs.enabled", False)
+    if (backend := at.get("--cuda-graph-backend-decode")) is not None:
+        if backend not in ("full", "disabled"):
+            raise at.wrong("--cuda-graph-backend-decode", "is not modelled; use full or disabled")
+        if backend == "disabled":
+            own.put("engine.cuda_graphs.enabled", False)
+    if at.get("--cuda-graph-config"):
+        raise at.wrong("--cuda-graph-config", "give --cuda-graph-max-bs-decode in its place")
+    largest = at.get("--cuda-graph-max-bs-decode") or at.get("--cuda-graph-max-bs")
+    sizes = at.get("--cuda-graph-bs-decode") or at.get("--cuda-graph-bs")
+    if sizes:
+        try:
+            largest = max(int(size) for size in sizes)
+        except ValueError:
+            raise at.wrong("--cuda-graph-bs-decode", "must be whole numbers") from None
+    if largest:
+        own.put("engine.cuda_graphs.max_capture_size", largest)
+
+
+def _hicache(at: Context, own: Translation) -> None:
+    size = at.get("--hicache-size", 0)
+    if not size:
+        raise at.wrong(
+            "--enable-hierarchical-cache",
+            "the size of the host's tier is relative to the KV memory; give --hicache-size GB (per rank)",
+        )
+    own.put("caching", "tiered")
+    own.put("caching.host_gib", size * 1e9 / 2**30)
+    own.put("caching.write", "back" if at.get("--hicache-write-policy") == "write_back" else "through")
+
+
+def _drafts(at: Context, own: Translation) -> None:
+    algorithm = at.get("--speculative-algorithm")
+    if algorithm is None:
+        return
+    name = str(algorithm).upper()
+    if name not in ALGORITHMS:
+        raise at.wrong("--speculative-algorithm", f"is not modelled; {suggest(name, ALGORITHMS)}")
+    method = ALGORITHMS[name]
+    if method == "eagle" and at.get("--speculative-draft-model-path") is None:
+        method = "mtp"  # SGLang drafts with the model's own layers then
+    own.put("speculation", method)
+    draft = at.get("--speculative-draft-model-path")
+    if method == "draft_model":
+        set_draft_model(at, own, draft, "--speculative-draft-model-path")
+    elif draft and method in ("eagle", "eagle3"):
+        own.put("speculation.model", text_of(draft))
+    steps, tokens = at.get("--speculative-num-steps"), at.get("--speculative-num-draft-tokens")
+    if at.get("--speculative-eagle-topk", 1) > 1:
+        raise at.wrong(
+            "--speculative-eagle-topk",
+            "a tree is set by the group speculation/tree beside --from; use 1 for a chain",
+        )
+    if method != "ngram" and steps is not None:
+        own.put("speculation.num_speculative_tokens", steps)
+    elif tokens is not None:
+        own.put("speculation.num_speculative_tokens", max(1, tokens - 1))

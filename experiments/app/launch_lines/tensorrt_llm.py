@@ -1,0 +1,288 @@
+"""The flags of trtllm-serve, and the keys of its YAML file, as settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.app.launch_lines.flags import table, typed
+from experiments.app.launch_lines.translation import (
+    KV_DTYPES,
+    Context,
+    Translation,
+    file_of,
+    set_draft_model,
+    set_formats,
+    set_limits,
+    text_of,
+)
+from sim.settings.errors import ConfigError, nearest, suggest
+
+TRTLLM_KEYS: Mapping[str, str] = {
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "context_parallel_size": "--context-parallel-size",
+    "moe_expert_parallel_size": "--moe-expert-parallel-size",
+    "max_batch_size": "--max-batch-size",
+    "max_num_tokens": "--max-num-tokens",
+    "max_seq_len": "--max-seq-len",
+    "max_beam_width": "--max-beam-width",
+    "enable_attention_dp": "--enable-attention-dp",
+    "enable_chunked_prefill": "--enable-chunked-prefill",
+    "backend": "--backend",
+    "model": "--model",
+    "kv_cache_dtype": "--kv-cache-dtype",
+}
+"""Keys of the YAML file that mean the same as a flag."""
+TRTLLM_NONE = [
+    "trust_remote_code",
+    "tokenizer",
+    "revision",
+    "print_iter_log",
+    "log_level",
+    "return_perf_metrics",
+    "enable_iter_perf_stats",
+    "enable_iter_req_stats",
+    "iter_stats_max_iterations",
+    "perf_metrics_max_requests",
+    "otlp_traces_endpoint",
+    "gpus_per_node",
+    "load_format",
+    "checkpoint_format",
+    "orchestrator_type",
+    "garbage_collection_gen0_threshold",
+    "max_input_len",
+    "reasoning_parser",
+    "guided_decoding_backend",
+    "postprocess_tokenizer_dir",
+    "fail_fast_on_attention_window_too_large",
+    "skip_tokenizer_init",
+    "tokenizer_mode",
+    "custom_tokenizer",
+    "telemetry_config",
+    "video_pruning_rate",
+    "mm_encoder_only",
+]
+TRTLLM_UNPRICED = [
+    "attn_backend",
+    "allreduce_strategy",
+    "enable_autotuner",
+    "enable_layerwise_nvtx_marker",
+    "torch_compile_config",
+    "moe_config",
+    "moe_backend",
+    "nvfp4_gemm_config",
+    "sampler_type",
+    "disable_flashinfer_sampling",
+    "enable_trtllm_sampler",
+    "enable_min_latency",
+    "stream_interval",
+    "num_postprocess_workers",
+    "env_overrides",
+    "use_torch_sampler",
+    "dtype",
+    "enable_lm_head_tp_in_adp",
+    "batched_logits_processor",
+    "autotuner_enabled",
+    "use_low_precision_moe_combine",
+]
+TRTLLM_REFUSED = {
+    "cache_transceiver_config": "prefill and decode in servers of their own are set by pools=disaggregated",
+    "disagg_cluster": "prefill and decode in servers of their own are set by pools=disaggregated",
+    "lora_config": "LoRA is set by the group adapters, with traffic that names adapters",
+    "enable_lora": "LoRA is set by the group adapters, with traffic that names adapters",
+    "sparse_attention_config": "it is not modelled",
+    "cp_config": "it is not modelled",
+    "moe_cluster_parallel_size": "clusters of experts are not modelled",
+    "moe_tensor_parallel_size": "set expert_parallel_size beside --from",
+    "quant_config": "give model.weights beside --from",
+    "kv_connector_config": "KV in host memory is set by caching=tiered",
+}
+MAPPINGS = ("kv_cache_config", "cuda_graph_config", "scheduler_config", "attention_dp_config")
+HANDLED = (
+    *MAPPINGS,
+    "speculative_config",
+    "disable_overlap_scheduler",
+    "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
+    "batch_wait_timeout_ms",
+)
+"""Keys that `meaning` reads."""
+OLD_GRAPHS = ("cuda_graph_batch_sizes", "cuda_graph_max_batch_size", "cuda_graph_padding_enabled")
+POLICIES = {"GUARANTEED_NO_EVICT": "inflight", "MAX_UTILIZATION": "inflight_max_utilization"}
+DECODING = {
+    "MTP": "mtp",
+    "Eagle": "eagle3",
+    "Eagle3": "eagle3",
+    "NGram": "ngram",
+    "Draft_Target": "draft_model",
+}
+LIMITS = {"--max-batch-size": "engine.max_num_seqs", "--max-num-tokens": "engine.max_num_batched_tokens"}
+"""Limits that each rank of data-parallel attention has."""
+
+
+def meaning(at: Context, own: Translation) -> None:
+    """Adds what the flags mean. Raises ConfigError for what is not modelled."""
+    options = _file(at, own)
+    values = at.found.values
+    if values.get("--backend", "pytorch") not in ("pytorch", "_autodeploy"):
+        raise at.wrong("--backend", "only the PyTorch backend is modelled")
+    if values.get("--max-beam-width", 1) != 1:
+        raise at.wrong("--max-beam-width", "beams are set by the traffic; use 1")
+    if values.get("--context-parallel-size", 1) != 1:
+        raise at.wrong("--context-parallel-size", "is not modelled with TensorRT-LLM's rules")
+    set_formats(at, own)
+    _layout(at, own)
+    _policies(at, own, options)
+    _kv(at, own, dict(options.get("kv_cache_config") or {}))
+    _graphs(own, options.get("cuda_graph_config", {}))
+    if options.get("disable_overlap_scheduler"):
+        own.put("engine.host.overlapped", False)
+    _drafts(at, own, options.get("speculative_config"))
+
+
+def _file(at: Context, own: Translation) -> dict[str, Any]:
+    """Reads the YAML file into flags; returns its other keys, which have no flag."""
+    name = at.get("--config")
+    content = file_of(at, "--config", str(name)) if name is not None else {}
+    nested = content.pop("pytorch_backend_config", None)
+    content |= nested if isinstance(nested, Mapping) else {}
+    rest: dict[str, Any] = {}
+    for key, value in content.items():
+        where = f"{name}: {key}"
+        if key in HANDLED:
+            if key in MAPPINGS and value is not None and not isinstance(value, Mapping):
+                raise ConfigError(f"--from: {where}: must be a mapping")
+            rest[key] = value
+        elif key == "use_cuda_graph":
+            rest.setdefault("cuda_graph_config", {} if value else None)
+        elif key in OLD_GRAPHS:
+            graphs = rest.get("cuda_graph_config") or {}
+            rest["cuda_graph_config"] = {**graphs, key.removeprefix("cuda_graph_"): value}
+        else:
+            _key(at, own, str(key), value, where)
+    return rest
+
+
+def _key(at: Context, own: Translation, key: str, value: Any, where: str) -> None:
+    """Reads a key of the file that means the same as a flag, or has no effect that is simulated."""
+    if key in TRTLLM_KEYS:
+        flag = TRTLLM_KEYS[key]
+        row = table("tensorrt_llm")[flag]
+        at.found.values[flag] = typed(row, where, value)  # the file wins over the command
+        at.found.written[flag] = where
+        if row.detail:
+            own.put(row.detail, at.found.values[flag])
+    elif key in TRTLLM_NONE:
+        own.without_effect.append(key)
+    elif key in TRTLLM_UNPRICED:
+        own.unpriced.append((key, "it is priced as the engine's own choice"))
+    elif key not in TRTLLM_REFUSED:
+        names = (*TRTLLM_KEYS, *TRTLLM_NONE, *TRTLLM_UNPRICED, *TRTLLM_REFUSED, *HANDLED)
+        best = nearest(key, names)
+        advice = f"nearest: {best}; or leave it out" if best else "leave it out"
+        raise ConfigError(f"--from: {where}: trtllm-serve has no such key; {advice}")
+    elif value:
+        raise ConfigError(f"--from: {where}: {TRTLLM_REFUSED[key]}; leave the key out to go on without it")
+
+
+def _layout(at: Context, own: Translation) -> None:
+    values = at.found.values
+    tp = values.get("--tensor-parallel-size", 1)
+    ranks = tp if values.get("--enable-attention-dp") else 1
+    own.put("tensor_parallel_size", tp // ranks)
+    for key, value in (
+        ("attention_data_parallel_size", ranks),
+        ("pipeline_parallel_size", values.get("--pipeline-parallel-size", 1)),
+        ("expert_parallel_size", values.get("--moe-expert-parallel-size") or 1),
+    ):
+        if value > 1 and (key != "expert_parallel_size" or at.has_experts(own.settings)):
+            own.put(key, value)
+    set_limits(at, own, LIMITS, ranks)
+
+
+def _graphs(own: Translation, graphs: Any) -> None:
+    """Sets the CUDA graphs; the server captures batches of up to 128 unless its file says otherwise."""
+    if graphs is None:
+        own.put("engine.cuda_graphs.enabled", False)
+        return
+    sizes = graphs.get("batch_sizes") or [graphs.get("max_batch_size") or 128]
+    try:
+        own.put("engine.cuda_graphs.max_capture_size", max(map(int, sizes)))
+    except (TypeError, ValueError):
+        raise ConfigError("--from: cuda_graph_config: sizes must be whole numbers") from None
+
+
+def _policies(at: Context, own: Translation, options: Mapping[str, Any]) -> None:
+    """Sets the capacity scheduler; without one, the server reserves KV for the longest possible output."""
+    scheduler = dict(options.get("scheduler_config") or {})
+    policy = str(scheduler.pop("capacity_scheduler_policy", "GUARANTEED_NO_EVICT")).upper()
+    if policy not in POLICIES:
+        raise ConfigError(
+            f"--from: scheduler_config.capacity_scheduler_policy: {policy} is not modelled; use "
+            f"{' or '.join(POLICIES)}"
+        )
+    own.put("batching", POLICIES[policy])
+    own.put("batching.enable_chunked_context", bool(at.found.values.get("--enable-chunked-prefill", False)))
+    for key in ("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"):
+        if options.get(key):
+            own.put(f"batching.{key}", options[key])
+    if options.get("batch_wait_timeout_ms"):
+        raise ConfigError("--from: batch_wait_timeout_ms: give batch_wait_timeout_iters in its place")
+    if scheduler or options.get("attention_dp_config"):
+        own.unpriced.append(("scheduler_config, attention_dp_config", "the scheduler has its usual settings"))
+
+
+def _kv(at: Context, own: Translation, config: dict[str, Any]) -> None:
+    values = at.found.values
+    share = config.pop("free_gpu_memory_fraction", None) or values.get("--free-gpu-memory-fraction")
+    if share is not None:
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            raise ConfigError(f"--from: free_gpu_memory_fraction {share}: must be between 0 and 1")
+        own.put("engine.gpu_memory_utilization", f"{share:.4g}")
+    dtype = config.pop("dtype", None)
+    if dtype not in (None, "auto"):
+        if str(dtype) not in KV_DTYPES:
+            raise ConfigError(
+                f"--from: kv_cache_config.dtype {dtype}: is not modelled; {suggest(str(dtype), KV_DTYPES)}"
+            )
+        own.put("model.kv_cache_dtype", KV_DTYPES[str(dtype)])
+    reuses = config.pop("enable_block_reuse", True) and not values.get("--disable-kv-cache-reuse")
+    size = config.pop("tokens_per_block", 32)
+    host = config.pop("host_cache_size", None)
+    own.put("caching", "tiered" if host else "prefix" if reuses else "paged")
+    own.put("caching.block_size", size)
+    if host:
+        own.put("caching.host_gib", float(host) / 2**30)
+    if (most := config.pop("max_tokens", None)) is not None:
+        own.put("engine.num_kv_blocks", int(most) // size)
+    if config:
+        own.unpriced.append(
+            (f"kv_cache_config ({', '.join(map(str, config))})", "the cache has its usual settings")
+        )
+
+
+def _drafts(at: Context, own: Translation, config: Any) -> None:
+    if not config:
+        return
+    kind = str(config.get("decoding_type", "")) if isinstance(config, Mapping) else ""
+    known = {
+        "MTP": "mtp",
+        "Eagle": "eagle3",
+        "Eagle3": "eagle3",
+        "NGram": "ngram",
+        "Draft_Target": "draft_model",
+    }
+    method = next((name for key, name in known.items() if key.lower() == kind.lower()), None)
+    if method is None:
+        raise ConfigError(
+            f"--from: speculative_config.decoding_type {kind}: is not modelled; {suggest(kind, DECODING)}"
+        )
+    own.put("speculation", method)
+    draft = config.get("speculative_model_dir") or config.get("speculative_model")
+    if method == "draft_model":
+        set_draft_model(at, own, draft, "--config")
+    elif draft and method == "eagle3":
+        own.put("speculation.model", text_of(draft))
+    if length := config.get("max_draft_len") or config.get("num_nextn_predict_layers"):
+        own.put("speculation.num_speculative_tokens", length)

@@ -1,0 +1,237 @@
+"""A command as settings of ours, and the parts of it that all engines share."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from experiments.app.launch_lines.commands import Command, read_text
+from experiments.app.launch_lines.flags import Arguments, Engine
+from hwmodels.model.model_spec import ModelSpec
+from sim.settings.bounded_yaml import parse_yaml, read_yaml
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import find_groups
+from sim.settings.errors import ConfigError, suggest
+from sim.settings.hydra_errors import composed
+from sim.settings.model_names import model_named
+from sim.settings.override import Override
+
+DTYPES = {
+    "half": "fp16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float": "fp32",
+    "float32": "fp32",
+}
+KV_DTYPES = {
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "fp8_inc": "fp8",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+}
+WEIGHTS = {
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "ptpc_fp8": "fp8",
+    "modelopt_fp8": "fp8",
+    "w8a8_fp8": "fp8",
+    "fp8_per_tensor": "fp8",
+    "fp8_per_channel": "fp8",
+    "fp8_per_block": "fp8_block",
+    "deepseek_v4_fp8": "fp8_block",
+    "awq": "int4_wo",
+    "auto_awq": "int4_wo",
+    "awq_marlin": "int4_wo",
+    "gptq": "int4_wo",
+    "auto_gptq": "int4_wo",
+    "gptq_marlin": "int4_wo",
+    "modelopt_fp4": "nvfp4",
+    "nvfp4_per_token": "nvfp4",
+    "nvfp4_online": "nvfp4",
+    "w8a8_int8": "int8",
+    "int8_per_channel_weight_only": "int8_wo",
+}
+"""Value of --quantization -> model.weights, where the method has one format."""
+EXPERT_WEIGHTS = {"mxfp4": "mxfp4", "gpt_oss_mxfp4": "mxfp4", "experts_int8": "int8_wo"}
+"""Value of --quantization -> model.moe_weights, for methods that quantise experts only."""
+AS_STORED = (
+    "compressed-tensors",
+    "modelopt",
+    "modelopt_mixed",
+    "quark",
+    "torchao",
+    "inc",
+    "auto-round",
+    "moe_wna16",
+)
+"""Methods whose format the checkpoint states."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Translation:
+    """A command as settings of ours."""
+
+    engine: Engine
+    settings: dict[str, str] = field(default_factory=dict)
+    """Group or setting -> value, as overrides have them."""
+    without_effect: list[str] = field(default_factory=list)
+    """Flags that change no time."""
+    unpriced: list[tuple[str, str]] = field(default_factory=list)
+    """Flags with an effect that is not simulated, and why."""
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{key}={value}" for key, value in self.settings.items()]
+
+    def put(self, key: str, value: Any) -> None:
+        """Sets a key; None: null."""
+        shown = {None: "null", True: "true", False: "false"}
+        self.settings[key] = shown[value] if value is None or isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """A command with all that its translation reads."""
+
+    command: Command
+    found: Arguments
+    dirs: Sequence[Path]
+    beside: Sequence[str]
+    """Overrides that are given beside the command."""
+
+    def get(self, flag: str, default: Any = None) -> Any:
+        """Returns the value of a flag, or the default if it is not given."""
+        return self.found.values.get(flag, default)
+
+    def wrong(self, flag: str, reason: str) -> ConfigError:
+        written, value = self.found.written.get(flag, flag), self.found.values.get(flag)
+        return ConfigError(f"--from: {written}{'' if value is True else f' {value}'}: {reason}")
+
+    def has_experts(self, settings: Mapping[str, str]) -> bool:
+        """Returns whether the model is a mixture of experts."""
+        own = [text for text in self.beside if Override.parse(text).root == "model"]
+        chosen = [f"{key}={value}" for key, value in settings.items() if Override.parse(key).root == "model"]
+        mine = {Override.parse(text).name for text in own}
+        kept = [text for text in chosen if Override.parse(text).name not in mine]
+        return _model_has_experts((*kept, *own), tuple(self.dirs))
+
+
+@lru_cache(maxsize=16)
+def _model_has_experts(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> bool:
+    cfg = composed(ConfigSource(config_name="simulate", dirs=dirs), overrides)
+    model: ModelSpec = build(cfg.model, "model")
+    return model.has_experts
+
+
+def file_of(at: Context, flag: str, name: str) -> dict[str, Any]:
+    """Returns the mapping in a YAML file that a flag names. Raises ConfigError."""
+    if name in at.command.files:
+        content = parse_yaml(at.command.files[name], name)
+    else:
+        path = next((p for p in (Path(name), at.command.folder / name) if p.exists()), None)
+        if path is None:
+            raise at.wrong(flag, f"no such file, here or in {at.command.folder.absolute()}")
+        read_text(path)  # refuses what is not a file of moderate size
+        content = read_yaml(path)
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise at.wrong(flag, "must be a mapping of settings")
+    return dict(content)
+
+
+def text_of(value: Any) -> str:
+    """Returns a text as the value of an override, in quotation marks if it needs them."""
+    text = str(value)
+    return text if re.fullmatch(r"[\w./-]+", text) else "'" + text.replace("'", r"\'") + "'"
+
+
+def set_formats(at: Context, own: Translation) -> None:
+    """Sets the number formats."""
+    dtype = at.get("--dtype")
+    if dtype is not None and dtype != "auto":
+        if dtype not in DTYPES:
+            raise at.wrong("--dtype", f"must be auto, {', '.join(DTYPES)}")
+        own.put("model.dtype", DTYPES[dtype])
+    kv = at.get("--kv-cache-dtype")
+    if kv is not None and kv != "auto":
+        if kv not in KV_DTYPES:
+            best = suggest(kv, KV_DTYPES)
+            raise at.wrong("--kv-cache-dtype", f"this format of KV is not modelled; {best}")
+        own.put("model.kv_cache_dtype", KV_DTYPES[kv])
+    method = at.get("--quantization")
+    if method is None or method in ("None", "none", "unquant"):
+        return
+    if "model.weights" in own.settings or method in AS_STORED:
+        if "model.weights" not in own.settings and own.settings.get("model") != "hf":
+            raise at.wrong(
+                "--quantization",
+                "the checkpoint states its format, which this model's name does not; give model.weights "
+                "beside --from, and leave --quantization out",
+            )
+        own.without_effect.append("--quantization")
+    elif method in WEIGHTS:
+        own.put("model.weights", WEIGHTS[method])
+    elif method in EXPERT_WEIGHTS:
+        own.put("model.moe_weights", EXPERT_WEIGHTS[method])
+    else:
+        known = (*WEIGHTS, *EXPERT_WEIGHTS, *AS_STORED)
+        raise at.wrong("--quantization", f"this method is not modelled; {suggest(str(method), known)}")
+
+
+def set_copies(own: Translation, count: int) -> None:
+    """Sets replicas that share no work, each of which gets the requests in turn by its load."""
+    own.put("replicas", count)
+    own.put("routing", "least_outstanding")
+
+
+def set_limits(at: Context, own: Translation, limits: Mapping[str, str], ranks: int) -> None:
+    """Sets limits that the engine has for each rank of data-parallel attention, and a replica for all."""
+    for flag, key in limits.items():
+        if (value := at.get(flag)) is not None:
+            own.put(key, value * ranks)
+
+
+def check_model_overrides(at: Context, flag: str, given: Any) -> None:
+    """Accepts changes of a config.json that only change positions."""
+    try:
+        keys = set(json.loads(given) if isinstance(given, str) else given)
+    except (ValueError, TypeError, RecursionError):
+        raise at.wrong(flag, "must be a JSON object") from None
+    changed = keys - {"rope_scaling", "rope_parameters", "rope_theta"}
+    if changed:
+        raise at.wrong(
+            flag,
+            f"{', '.join(sorted(map(str, changed)))} may change the costs; write a config.json with it, and "
+            "give model=hf model.path=FOLDER beside --from",
+        )
+
+
+def set_eplb(own: Translation, config: Any) -> None:
+    """Sets the balancing of experts, with copies of popular ones."""
+    own.put("engine.kernels.routing.placement", "eplb")
+    copies = config.get("num_redundant_experts", 0) if isinstance(config, Mapping) else 0
+    if copies:
+        own.put("engine.kernels.routing.num_redundant_experts", copies)
+
+
+def set_draft_model(at: Context, own: Translation, name: Any, flag: str) -> None:
+    """Sets the model that drafts. Raises ConfigError for one without a preset."""
+    found = model_named(str(name), at.dirs) if name else None
+    if found is None:
+        best = suggest(str(name).rpartition("/")[2], [c.name for c in find_groups(at.dirs)["model"]][:200])
+        raise at.wrong(flag, f"the draft model {name} has no preset ({best.partition(';')[0]})")
+    own.put("model@speculation.draft.model", found.choice)

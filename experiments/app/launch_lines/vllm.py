@@ -1,0 +1,219 @@
+"""The flags of vLLM's server as settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.app.launch_lines.flags import table
+from experiments.app.launch_lines.translation import (
+    Context,
+    Translation,
+    check_model_overrides,
+    set_copies,
+    set_draft_model,
+    set_eplb,
+    set_formats,
+    set_limits,
+    text_of,
+)
+from sim.settings.errors import suggest
+
+LIMITS = {
+    "--max-num-seqs": "engine.max_num_seqs",
+    "--max-num-batched-tokens": "engine.max_num_batched_tokens",
+}
+"""Limits that each rank of data-parallel attention has."""
+COMPILED = "kernels are priced as compiled"
+METHODS = ("ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp")
+SHORT = {
+    "method": "--spec-method",
+    "model": "--spec-model",
+    "num_speculative_tokens": "--spec-tokens",
+}
+"""Field of --speculative-config -> the flag that sets it alone."""
+FIELDS = {
+    "num_speculative_tokens": "speculation.num_speculative_tokens",
+    "prompt_lookup_max": "speculation.prompt_lookup_max",
+    "prompt_lookup_min": "speculation.prompt_lookup_min",
+    "draft_tensor_parallel_size": "speculation.draft.tensor_parallel_size",
+    "disable_eagle_block_drop": "speculation.disable_eagle_block_drop",
+    "suffix_decoding_max_tree_depth": "speculation.suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests": "speculation.suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor": "speculation.suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob": "speculation.suffix_decoding_min_token_prob",
+}
+"""Field of --speculative-config -> the setting that means the same."""
+
+
+def meaning(at: Context, own: Translation) -> None:
+    """Adds what the flags mean. Raises ConfigError for what is not modelled."""
+    _check_generates(at)
+    set_formats(at, own)
+    _layout(at, own)
+    _cache(at, own)
+    _order(at, own)
+    _kernels(at, own)
+    _graphs(at, own)
+    _drafts(at, own)
+
+
+def _check_generates(at: Context) -> None:
+    for flag, allowed in (
+        ("--task", (None, "generate", "auto")),
+        ("--runner", (None, "generate", "auto")),
+        ("--convert", (None, "none", "auto")),
+    ):
+        if at.get(flag) not in allowed:
+            raise at.wrong(flag, "only generation is modelled")
+    if at.get("--performance-mode") not in (None, "balanced", "interactivity"):
+        advice = "doubles the limits; give --max-num-seqs and --max-num-batched-tokens in its place"
+        raise at.wrong("--performance-mode", advice)
+    if (overridden := at.get("--hf-overrides")) is not None:
+        check_model_overrides(at, "--hf-overrides", overridden)
+
+
+def _layout(at: Context, own: Translation) -> None:
+    """Sets the parallel sizes, and the limits, which each rank of data-parallel attention has."""
+    tp, dp = at.get("--tensor-parallel-size", 1), at.get("--data-parallel-size", 1)
+    cp, spreads = at.get("--decode-context-parallel-size", 1), at.get("--enable-expert-parallel", False)
+    if tp % cp:
+        raise at.wrong("--decode-context-parallel-size", f"must divide --tensor-parallel-size {tp}")
+    own.put("tensor_parallel_size", tp // cp)
+    has_experts = (dp > 1 or spreads) and at.has_experts(own.settings)
+    sizes = {
+        "pipeline_parallel_size": at.get("--pipeline-parallel-size", 1),
+        "context_parallel_size": cp,
+        "attention_data_parallel_size": dp if has_experts else 1,
+        "expert_parallel_size": tp * dp if has_experts and spreads else 1,
+    }
+    for key, value in sizes.items():
+        if value > 1:
+            own.put(key, value)
+    if dp > 1 and not has_experts:  # ranks of a dense model share no work
+        set_copies(own, dp)
+    set_limits(at, own, LIMITS, sizes["attention_data_parallel_size"])
+    if at.get("--max-model-len") is not None:
+        length = at.get("--max-model-len")
+        own.put("engine.max_model_len", None if length in ("auto", -1) else length)
+
+
+def _cache(at: Context, own: Translation) -> None:
+    finds = at.get("--enable-prefix-caching")
+    if finds is not None:
+        own.put("caching", "prefix" if finds else "paged")
+    if offloaded := at.get("--kv-offloading-size"):
+        devices = at.get("--tensor-parallel-size", 1) * at.get("--pipeline-parallel-size", 1)
+        own.put("caching", "tiered")
+        own.put("caching.host_gib", offloaded / devices)
+    if at.get("--block-size") is not None:
+        own.put("caching.block_size", at.get("--block-size"))
+
+
+def _order(at: Context, own: Translation) -> None:
+    policy = at.get("--scheduling-policy", "fcfs")
+    if policy not in ("fcfs", "priority"):
+        raise at.wrong("--scheduling-policy", "must be fcfs or priority")
+    if policy == "priority":
+        own.put("scheduling", "priority")
+    if (interval := at.get("--prefill-schedule-interval", 1)) > 1:
+        own.put("batching", "paced_prefills")
+        own.put("batching.prefill_schedule_interval", interval)
+    if at.get("--async-scheduling") is not None:
+        own.put("engine.host.overlapped", at.get("--async-scheduling"))
+
+
+def _kernels(at: Context, own: Translation) -> None:
+    as_chosen = table("vllm")["--attention-backend"].detail
+    if at.get("--moe-backend") == "marlin":
+        own.put("engine.kernels.moe_backend", "marlin")
+    elif at.get("--moe-backend", "auto") != "auto":
+        own.unpriced.append(("--moe-backend", as_chosen))
+    if at.get("--attention-config"):
+        own.unpriced.append(("--attention-config", as_chosen))
+    if at.get("--enable-eplb"):
+        set_eplb(own, at.get("--eplb-config") or {})
+
+
+def _graphs(at: Context, own: Translation) -> None:
+    """Sets which batches run as CUDA graphs."""
+    config = at.get("--compilation-config")
+    config = {"mode": config} if isinstance(config, int) else config
+    config = dict(config) if isinstance(config, Mapping) else {}
+    if _level_without_graphs(at) or _mode_without_graphs(at, config) or at.get("--enforce-eager"):
+        own.put("engine.cuda_graphs.enabled", False)
+    sizes = config.pop("cudagraph_capture_sizes", None)
+    sizes = sizes or at.get("--cudagraph-capture-sizes") or at.get("--cuda-graph-sizes")
+    largest = config.pop("max_cudagraph_capture_size", None)
+    if sizes:
+        try:
+            largest = max(int(size) for size in sizes)
+        except (TypeError, ValueError):
+            raise at.wrong("--cudagraph-capture-sizes", "must be whole numbers") from None
+    if largest is not None:
+        own.put("engine.cuda_graphs.max_capture_size", largest)
+    levels = [config.pop(key) for key in ("level", "mode") if key in config]
+    if any(level in (0, "NONE", "none") for level in levels):
+        own.unpriced.append(("--compilation-config", COMPILED))
+    if config:
+        own.unpriced.append((f"--compilation-config ({', '.join(map(str, config))})", COMPILED))
+
+
+def _level_without_graphs(at: Context) -> bool:
+    level = at.get("--optimization-level")
+    if level is None:
+        return False
+    if str(level) not in ("0", "1", "2", "3"):
+        raise at.wrong("--optimization-level", "must be 0, 1, 2 or 3")
+    if str(level) == "1":
+        raise at.wrong("--optimization-level", "piecewise CUDA graphs alone are not modelled; use 0, 2 or 3")
+    return str(level) == "0"
+
+
+def _mode_without_graphs(at: Context, config: dict[str, Any]) -> bool:
+    """Takes the mode of CUDA graphs from the compilation config; returns whether there are none."""
+    mode, used = config.pop("cudagraph_mode", None), config.pop("use_cudagraph", True)
+    name = {0: "NONE", 1: "PIECEWISE"}.get(mode, str(mode).upper()) if mode is not None else ""
+    if name == "PIECEWISE":
+        raise at.wrong("--compilation-config", "cudagraph_mode PIECEWISE is not modelled; use NONE or FULL")
+    return name == "NONE" or used is False
+
+
+def _drafts(at: Context, own: Translation) -> None:
+    """Sets speculative decoding."""
+    config = at.get("--speculative-config")
+    short = {key: at.get(flag) for key, flag in SHORT.items() if at.get(flag) is not None}
+    if config is None and not short:
+        return
+    if config is not None and not isinstance(config, Mapping):
+        raise at.wrong("--speculative-config", "must be a JSON object")
+    flag = "--spec-method" if config is None else "--speculative-config"
+    given = {**(config or {}), **short}
+    method = _method(given)
+    if method not in METHODS:
+        raise at.wrong(flag, f"method {method} is not modelled; {suggest(method, METHODS)}")
+    own.put("speculation", method)
+    draft = given.pop("model", None)
+    if method == "draft_model":
+        set_draft_model(at, own, draft, flag)
+    elif draft and method in ("eagle", "eagle3", "medusa"):
+        own.put("speculation.model", text_of(draft))
+    if (ranges := given.pop("num_speculative_tokens_per_batch_size", None)) is not None:
+        own.put("draft_length", "by_batch_size")
+        own.put("draft_length.num_speculative_tokens_per_batch_size", str(ranges).replace(" ", ""))
+    for name in [*given]:
+        if name in FIELDS and (name != "draft_tensor_parallel_size" or method == "draft_model"):
+            own.put(FIELDS[name], given.pop(name))
+    if given:
+        own.unpriced.append((f"{flag} ({', '.join(given)})", "the proposer has its usual settings"))
+
+
+def _method(given: dict[str, Any]) -> str:
+    """Takes the method from the fields; without one, the name of the draft tells it, as for vLLM."""
+    method, model = given.pop("method", None), str(given.get("model", "")).lower()
+    if method is None:
+        named = (name for name in ("eagle3", "eagle", "medusa", "ngram", "mtp") if name in model)
+        method = next(named, "draft_model" if model else "")
+    if str(method).endswith("_mtp"):
+        return "mtp"
+    return {"[ngram]": "ngram", "ngram_gpu": "ngram"}.get(str(method), str(method))

@@ -1,0 +1,34 @@
+"""The names that clients give the model, in place of its own: vLLM's `--served-model-name`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from experiments.serve.backend import Backend, BackendLayer, Delta, Generation, ServedModel
+
+
+class ServedNames(BackendLayer):
+    """A back end of one base model, whose names are others. names: the first is that of answers."""
+
+    def __init__(self, backend: Backend, names: Sequence[str]) -> None:
+        super().__init__(backend)
+        self._names = tuple(names)
+        self._own_name = next(model.name for model in backend.models() if model.base is None)
+
+    def models(self) -> Sequence[ServedModel]:
+        found: list[ServedModel] = []
+        for model in super().models():
+            if model.base is None:
+                found += [model._replace(name=name) for name in self._names]
+            else:
+                found.append(model._replace(base=self._names[0]))
+        return found
+
+    def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        return super().generate(replace(generation, model=self._own_name))
+
+
+def with_names(backend: Backend, names: Sequence[str] | None) -> Backend:
+    """Returns a back end whose model has these names; None: its own."""
+    return ServedNames(backend, names) if names else backend

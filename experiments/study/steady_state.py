@@ -1,0 +1,131 @@
+"""Decides whether a run shows the steady state of a service at its rate, so that its figures hold there.
+
+Traffic that ends before a backlog can build up, or sessions that all begin at once, put a load on the service
+that has little to do with the nominal rate: the same 50 requests are met at any rate, however high. A run
+shows a steady state if
+
+- the traffic lasts `ANSWERS` times the p90 of E2E; of sessions only the part counts in which about as many
+  end as begin, which is that behind the p90 of their duration;
+- it has enough requests for the target of the SLO (`MISSES`);
+- latencies have settled (MSER-5, `sim.metrics.one_run`), or at least do not grow: the slope of the means of
+  `PARTS` equal parts is not significantly above 0 (t-test, 95 %).
+"""
+
+from __future__ import annotations
+
+from math import ceil, inf, log2, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from experiments.study.run_length import ANSWERS, MISSES
+from sim.metrics.one_run import SERIES, find_warm_up
+from sim.metrics.quantiles import student_t
+
+PARTS = 8
+LEAST_REQUESTS = 100
+"""Fewest requests from which the end of the warm-up can be told."""
+LONGER = (1.5, 8.0)
+"""Least and largest factor by which the traffic of a run without a steady state is made longer."""
+GROWTH = 0.1
+"""Growth of a latency over the traffic, relative to its mean, that counts as none."""
+
+
+class Lack(NamedTuple):
+    """Why a run does not show a steady state."""
+
+    reason: str
+    times: float
+    """How many times as long the traffic would have to be, as far as the run tells."""
+
+    def requests(self, num_requests: int) -> int:
+        """Returns how many requests to try next, of a run with num_requests.
+
+        They are a power of the square root of two, so that runs of similar rates have the same requests.
+        """
+        least, most = LONGER
+        return stepped(num_requests * min(max(self.times, least), most))
+
+
+class Steady(NamedTuple):
+    """The part of a run whose requests are those of a steady state, if there is one."""
+
+    start_s: float
+    end_s: float
+
+    def holds(self, arrival_s: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Returns which requests arrived in it."""
+        return (arrival_s >= self.start_s) & (arrival_s <= self.end_s)
+
+
+def steady_part(requests: pd.DataFrame, last_begin_s: float, *, has_sessions: bool) -> Steady:
+    """Returns the part of the traffic from the time when sessions also end, to the last begin.
+
+    requests: `request_metrics`; last_begin_s: arrival of the last request, or of the last session's first.
+    """
+    if not has_sessions:
+        return Steady(0.0, last_begin_s)
+    return Steady(min(_session_p90_s(requests), last_begin_s), last_begin_s)
+
+
+def lack_of(requests: pd.DataFrame, last_begin_s: float, *, has_sessions: bool, target: float) -> Lack | None:
+    """Returns why a run does not show a steady state; None if it does.
+
+    requests, last_begin_s: see `steady_part`; target: share of the requests that must meet the SLO.
+    """
+    arrival_s = requests["arrival_s"].to_numpy(np.float64)
+    part = steady_part(requests, last_begin_s, has_sessions=has_sessions)
+    held = requests[part.holds(arrival_s)]
+    known_s = requests["e2e_s"].dropna()
+    e2e_s = float(known_s.quantile(0.9)) if len(known_s) else 0.0
+    session_s = _session_p90_s(requests) if has_sessions else 0.0
+    needed_s = session_s + ANSWERS * e2e_s
+    lasts_s = max(last_begin_s, 1e-9)
+    if last_begin_s < needed_s:
+        what = f"{ANSWERS} times the p90 of E2E ({needed_s:.3g} s)"
+        if has_sessions:
+            what = f"a session and {what}"
+        return Lack(f"its traffic lasts {lasts_s:.3g} s, less than {what}", needed_s / lasts_s)
+    least = max(LEAST_REQUESTS, MISSES / (1 - target) if target < 1 else 0.0)
+    if len(held) < least * 0.999:
+        reason = f"it measures {len(held):,} requests, fewer than the {least:,.0f} that its target needs"
+        return Lack(reason, least / len(held) if len(held) else inf)
+    if find_warm_up(held).evidence["settled"]:
+        return None
+    ordered = held.sort_values("arrival_s", kind="stable")
+    for name in SERIES:
+        if _grows(ordered[f"{name}_s"].to_numpy(np.float64)):
+            return Lack(f"{name.upper()} still grows at its end", 2.0)
+    return None
+
+
+def stepped(number: float) -> int:
+    """Rounds up to a power of the square root of two."""
+    return ceil(2 ** (ceil(2 * log2(number)) / 2))
+
+
+def _session_p90_s(requests: pd.DataFrame) -> float:
+    """Returns the p90 of the time from the first request of a session to the end of its last one."""
+    of_session = requests.groupby("session_id")
+    ends = of_session["finished_s"].max() - of_session["arrival_s"].min()
+    known_s = ends.dropna()
+    return float(known_s.quantile(0.9)) if len(known_s) else 0.0
+
+
+def _grows(values: NDArray[np.float64]) -> bool:
+    """Tests whether the means of equal parts, in order of time, rise significantly and noticeably."""
+    known = values[~np.isnan(values)]
+    length = len(known) // PARTS
+    if not length:
+        return False
+    means = known[len(known) - PARTS * length :].reshape(PARTS, length).mean(axis=1)
+    places = np.arange(PARTS) - (PARTS - 1) / 2
+    spread = float((places**2).sum())
+    slope = float(places @ means) / spread
+    if slope * PARTS <= GROWTH * float(means.mean()):
+        return False
+    rest = means - means.mean() - slope * places
+    error = sqrt(float((rest**2).sum()) / (PARTS - 2) / spread)
+    return slope > student_t(PARTS - 2, 0.95) * error

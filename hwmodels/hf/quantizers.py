@@ -1,0 +1,762 @@
+"""Reads each quantiser's description of a checkpoint: its formats, and the modules that have them.
+
+A description is the quantization_config of a config.json, or a file beside it. Its reader returns a `Plan`;
+whatever names a format that is not known is an error with the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hwmodels.checks import is_whole
+from hwmodels.hf.fields import shown, wrong
+from hwmodels.hf.modules import Modules, listed, modules
+from hwmodels.model.quantization import in_groups
+
+LEFT_OUT = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "exclude_layers",
+    "llm_int8_skip_modules",
+    "linear_weights_not_to_quantize",
+    "skip_modules",
+)
+"""Keys in use for modules that stay unquantised."""
+
+
+class Rule(NamedTuple):
+    """Modules and the format of their weights; None: they are not quantised."""
+
+    modules: Modules
+    stored: str | None
+
+
+class Plan(NamedTuple):
+    """Formats of a checkpoint: those of the first rule that names a module, else `others`."""
+
+    others: str | None
+    rules: tuple[Rule, ...] = ()
+    kv_cache_dtype: str = "auto"
+    """dtype of keys and values; auto: that in which the model computes."""
+    notes: tuple[str, ...] = ()
+
+
+class Description(NamedTuple):
+    """A quantiser's fields, and where they are, for error messages."""
+
+    where: str
+    fields: Mapping[str, Any]
+    experts_dtype: str | None = None
+    """`expert_dtype` of the config.json: fp4 experts beside fp8 (DeepSeek-V4)."""
+
+    def at(self, key: str) -> str:
+        """Returns the name of a key for messages: quantization_config.bits, or quant_config.json: w_bit."""
+        return f"{self.where}{': ' if self.where.endswith('.json') else '.'}{key}"
+
+    def wrong(self, key: str, rule: str) -> ValueError:
+        return wrong(self.at(key), self.fields.get(key), rule)
+
+    def first(self, *keys: str, default: Any = None) -> Any:
+        """Returns the value of the first of these keys that has one."""
+        return next((self.fields[key] for key in keys if self.fields.get(key) is not None), default)
+
+    def inside(self, *keys: str) -> Mapping[str, Any]:
+        """Returns the object of the first of these keys that is set, else an empty one. Raises ValueError."""
+        for key in keys:
+            value = self.fields.get(key)
+            if value is not None:
+                if not isinstance(value, Mapping):
+                    raise self.wrong(key, "must be an object")
+                return value
+        return {}
+
+    def group_size(self, *keys: str, default: int | None = None) -> int | None:
+        """Returns the weights of a group; None: a scale per row (-1, 0 or null). Raises ValueError."""
+        for key in keys or ("group_size",):
+            given = self.fields.get(key)
+            if given is not None:
+                if not is_whole(given) or not (-1 <= given <= 1 << 16):
+                    raise self.wrong(key, "must be a whole number of weights, or -1 for a scale per row")
+                return int(given) if given > 0 else None
+        return default
+
+    def left_out(self) -> Rule:
+        """Returns the rule of the modules that stay unquantised, under any of the keys in use."""
+        names = [name for key in LEFT_OUT for name in listed(self.at(key), self.fields.get(key))]
+        return Rule(modules(self.at(LEFT_OUT[0]), names), None)
+
+    def of(self, key: str, fields: Any) -> Description:
+        """Returns the description inside of this one. Raises ValueError if it is no object."""
+        if not isinstance(fields, Mapping):
+            raise wrong(self.at(key), fields, "must be an object")
+        return Description(self.at(key), fields)
+
+
+# Weights of whole numbers of bits: AWQ, GPTQ, AutoRound, HQQ, AQLM.
+
+WHOLE = {2: "int2_wo", 3: "int3_wo", 4: "int4_wo", 8: "int8_wo"}
+UNQUANTISED_BITS = 16
+
+
+def of_bits(description: Description, allowed: Iterable[int], method: str, *keys: str) -> str:
+    """Returns the weight-only integer format of a number of bits. Raises ValueError."""
+    bits = description.first(*keys)
+    names = [bits for bits in WHOLE if bits in allowed]
+    if not is_whole(bits) or bits not in names:
+        choices = f"{', '.join(map(str, names[:-1]))} or {names[-1]}"
+        key = next((key for key in keys if description.fields.get(key) is not None), keys[0])
+        raise wrong(description.at(key), bits, f"must be {choices} for {method}")
+    return WHOLE[int(bits)]
+
+
+def awq(description: Description) -> Plan:
+    """Reads AutoAWQ: 4 bits, groups of 128 by default; config.json says bits, quant_config.json w_bit."""
+    name = of_bits(description, WHOLE, "awq", "bits", "w_bit")
+    size = description.group_size("group_size", "q_group_size", default=128)
+    return Plan(in_groups(name, size), (description.left_out(),))
+
+
+def gptq(description: Description) -> Plan:
+    """Reads GPTQ; `dynamic` rules of GPTQModel leave modules out (-:) or give them other bits (+:)."""
+    method = "gptq"
+    name = of_bits(description, WHOLE, method, "bits", "w_bit", "wbits")
+    size = description.group_size("group_size", "groupsize", default=128)
+    stored, rules = in_groups(name, size), [description.left_out()]
+    for pattern, given in description.inside("dynamic").items():
+        key = f'dynamic["{pattern}"]'
+        where = description.at(key)
+        named = modules(where, [f"re:{pattern.removeprefix('+:').removeprefix('-:')}"])
+        if pattern.startswith("-:"):
+            rules.append(Rule(named, None))
+            continue
+        own = description.of(key, {**description.fields, "dynamic": None, **dict(given or {})})
+        other = of_bits(own, WHOLE, method, "bits", "w_bit", "wbits")
+        rules.append(Rule(named, in_groups(other, own.group_size("group_size", default=128))))
+    inside = description.fields.get("modules_in_block_to_quantize")
+    others: str | None = stored
+    if inside:
+        given = inside if isinstance(inside, list) else [inside]
+        flat = [name for part in given for name in (part if isinstance(part, list) else [part])]
+        where = description.at("modules_in_block_to_quantize")
+        rules.append(Rule(modules(where, listed(where, flat)), stored))
+        others = None
+    if description.fields.get("lm_head") is True:
+        rules.append(Rule(Modules(frozenset({"lm_head"})), stored))
+    return Plan(others, tuple(rules))
+
+
+def auto_round(description: Description) -> Plan:
+    """Reads Intel AutoRound (and Neural Compressor): a scheme, and `extra_config` for single layers."""
+    rules = [description.left_out()]
+    by_format: dict[str | None, list[str]] = {}
+    for pattern, given in description.inside("extra_config").items():
+        own = description.of(f'extra_config["{pattern}"]', given)
+        merged = Description(own.where, {**description.fields, **own.fields})
+        # A layer may be named as such, or by a regular expression without a mark.
+        regular = any(mark in pattern for mark in ("*", "\\", "(", "["))
+        name = f"re:{pattern}" if regular and not pattern.startswith("re:") else pattern
+        by_format.setdefault(auto_round_format(merged), []).append(name)
+    rules += [
+        Rule(modules(description.at("extra_config"), names), stored) for stored, names in by_format.items()
+    ]
+    return Plan(auto_round_format(description), tuple(rules))
+
+
+def auto_round_format(description: Description) -> str | None:
+    """Returns the format of a scheme of AutoRound. Raises ValueError."""
+    bits: Any = description.fields.get("bits")
+    kind = str(description.first("data_type", default="int")).lower().replace("_", "")
+    activations = description.first("act_bits", default=UNQUANTISED_BITS)
+    size = description.group_size("group_size", default=128)
+    if isinstance(bits, int) and bits >= UNQUANTISED_BITS:
+        return None
+    quantised = is_whole(activations) and activations < UNQUANTISED_BITS
+    if kind.startswith("int"):
+        name = of_bits(description, WHOLE, "auto-round", "bits")
+        if quantised:
+            with_activations = {("int4_wo", 8): "int4_int8", ("int8_wo", 8): "int8"}
+            if (name, activations) not in with_activations:
+                raise description.wrong("act_bits", f"cannot be priced with bits={bits}")
+            name = with_activations[name, activations]
+        return in_groups(name, size)
+    names = {("mxfp", 4): "mxfp4_mxfp4" if activations == 4 else "mxfp4_mxfp8", ("mxfp", 8): "mxfp8"}
+    names["nvfp", 4] = "nvfp4" if quantised else "nvfp4_wo"
+    names["fp", 8] = "fp8" if quantised else "fp8_wo"
+    if not quantised:
+        names["mxfp", 4] = "mxfp4"
+    for start in ("mxfp", "nvfp", "fp"):
+        if kind.startswith(start) and (start, bits) in names:
+            return names[start, bits]
+    known = "known: int, mx_fp, nv_fp, fp"
+    raise description.wrong("data_type", f"cannot be priced with bits={shown(bits)}; {known}")
+
+
+def hqq(description: Description) -> Plan:
+    """Reads HQQ: weight-only, groups of 64 by default; one scheme, or one for each kind of matrix."""
+    inside = description.of("quant_config", description.inside("quant_config"))
+    rules = [description.left_out()]
+    if "weight_quant_params" in inside.fields:
+        return Plan(hqq_format(inside), tuple(rules))
+    if not inside.fields:
+        raise description.wrong("quant_config", "must hold weight_quant_params")
+    for name, given in inside.fields.items():
+        own = inside.of(name, given)
+        rules.append(Rule(modules(own.where, [name]), hqq_format(own)))
+    return Plan(None, tuple(rules))
+
+
+def hqq_format(description: Description) -> str:
+    """Returns the format of an HQQ scheme. Raises ValueError."""
+    own = description.of("weight_quant_params", description.fields.get("weight_quant_params"))
+    return in_groups(of_bits(own, WHOLE, "hqq", "nbits"), own.group_size("group_size", default=64))
+
+
+def aqlm(description: Description) -> Plan:
+    """Reads AQLM: codebooks for groups of weights; one of 2^16 vectors of 8 makes 2 bits per weight."""
+    sizes = [
+        description.first(key, default=1)
+        for key in ("num_codebooks", "nbits_per_codebook", "in_group_size", "out_group_size")
+    ]
+    if not all(is_whole(size) and size > 0 for size in sizes):
+        raise description.wrong("nbits_per_codebook", "must be a whole number >= 1, as must the group sizes")
+    codebooks, bits, of_inputs, of_outputs = sizes
+    per_weight = codebooks * bits / (of_inputs * of_outputs)
+    if per_weight not in WHOLE:
+        raise description.wrong(
+            "nbits_per_codebook", f"makes {per_weight:.3g} bits per weight, which cannot be priced"
+        )
+    note = "AQLM is priced as weight-only integers; its kernels look up codebooks, which takes longer"
+    return Plan(WHOLE[int(per_weight)], (description.left_out(),), notes=(note,))
+
+
+def bitsandbytes(description: Description) -> Plan:
+    """Reads bitsandbytes: NF4 or FP4 in blocks of 64, or LLM.int8() with a scale per row."""
+    eight = bool(description.first("load_in_8bit", "_load_in_8bit"))
+    if bool(description.first("load_in_4bit", "_load_in_4bit")) == eight:
+        raise description.wrong("load_in_4bit", "must be true, or load_in_8bit must, for bitsandbytes")
+    if eight:
+        note = "LLM.int8() is priced as weight-only int8; its product of outliers in 16 bits takes longer"
+        return Plan("int8_wo", (description.left_out(),), notes=(note,))
+    kind = description.first("bnb_4bit_quant_type", default="fp4")
+    if kind not in ("nf4", "fp4"):
+        raise description.wrong("bnb_4bit_quant_type", "must be nf4 or fp4")
+    double = description.first("bnb_4bit_use_double_quant", default=False) is True
+    return Plan("nf4_double" if double else "nf4", (description.left_out(),))
+
+
+# FP8 and its blocks.
+
+
+def fp8(description: Description) -> Plan:
+    """Reads DeepSeek's and transformers' fp8: blocks of weights with a scale, or one for a tensor or row.
+
+    ModelOpt keeps this method for a checkpoint whose experts alone it stores in another format.
+    """
+    stored, notes = blocks_of_fp8(description)
+    left_out, rules = description.left_out(), list[Rule]()
+    if "quantized_layers" in description.fields:
+        # What ModelOpt ignores keeps the format that it had.
+        rules += quantized_layers(description)
+        kept = description.first("modules_to_not_convert", "ignored_layers")
+        left_out = Description(description.where, {"ignored_layers": kept}).left_out()
+    of_experts = {None: None, "fp8": None, "fp4": "mxfp4_mxfp8"}
+    if description.experts_dtype not in of_experts:
+        raise wrong("expert_dtype", description.experts_dtype, "cannot be priced; known: fp4, fp8")
+    if experts := of_experts[description.experts_dtype]:
+        rules.append(Rule(Modules(frozenset({"experts"})), experts))
+    return Plan(stored, (left_out, *rules), notes=notes)
+
+
+def blocks_of_fp8(description: Description) -> tuple[str, tuple[str, ...]]:
+    """Returns the format by weight_block_size, and a note on blocks of another size. Raises ValueError."""
+    block = description.fields.get("weight_block_size")
+    if block is None:
+        return "fp8", ()
+    if not (isinstance(block, list) and len(block) == 2 and all(is_whole(n) and n > 0 for n in block)):
+        raise description.wrong("weight_block_size", "must be two whole numbers, such as [128, 128], or null")
+    rows, columns = block
+    if rows * columns == 32:
+        return "mxfp8", ()
+    if block == [128, 128]:
+        return "fp8_block", ()
+    note = f"scales counted for blocks of 128 x 128 weights, the checkpoint's are {rows} x {columns}"
+    return "fp8_block", (note,)
+
+
+def fixed(name: str, *notes: str) -> Callable[[Description], Plan]:
+    """Returns the reader of a method that has one format."""
+
+    def read(description: Description) -> Plan:
+        return Plan(name, (description.left_out(),), notes=notes)
+
+    return read
+
+
+def experts_in(name: str) -> Callable[[Description], Plan]:
+    """Returns the reader of a method that stores routed experts alone in that format."""
+
+    def read(description: Description) -> Plan:
+        return Plan(None, (Rule(Modules(frozenset({"experts"})), name),))
+
+    return read
+
+
+def w4afp8(description: Description) -> Plan:
+    """Reads SGLang's w4afp8: routed experts in int4 with fp8 activations, all else in fp8."""
+    size = description.group_size("group_size", default=128)
+    experts = Rule(Modules(frozenset({"experts"})), in_groups("int4_fp8", size))
+    stored, notes = blocks_of_fp8(description)
+    return Plan(stored, (description.left_out(), experts), notes=notes)
+
+
+def quanto(description: Description) -> Plan:
+    """Reads Quanto: `weights` names the format."""
+    names = {"int8": "int8_wo", "int4": "int4_wo", "int2": "int2_wo", "float8": "fp8_wo"}
+    given = description.fields.get("weights")
+    if not isinstance(given, str) or given not in names:
+        raise description.wrong("weights", f"cannot be priced; known: {', '.join(names)}")
+    return Plan(names[given], (description.left_out(),))
+
+
+def fp_quant(description: Description) -> Plan:
+    """Reads FP-Quant: weights and activations in 4-bit floats."""
+    names = {"mxfp4": "mxfp4_mxfp4", "nvfp4": "nvfp4"}
+    given = description.first("forward_dtype", default="nvfp4")
+    if not isinstance(given, str) or given not in names:
+        raise description.wrong("forward_dtype", f"cannot be priced; known: {', '.join(names)}")
+    return Plan(names[given], (description.left_out(),))
+
+
+def higgs(description: Description) -> Plan:
+    """Reads HIGGS: vectors of weights on a grid, with a scale for 256 of them."""
+    name = of_bits(description, (2, 3, 4), "higgs", "bits")
+    size = description.group_size("group_size", default=256)
+    note = "HIGGS is priced as weight-only integers; its kernels look up a grid, which takes longer"
+    return Plan(in_groups(name, size), (description.left_out(),), notes=(note,))
+
+
+# NVIDIA Model Optimizer.
+
+MODELOPT = {
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8_block",
+    "FP8_PB_REAL": "fp8_block",
+    "FP8_BLOCK_SCALES": "fp8_block",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "NVFP4_AWQ_LITE": "nvfp4",
+    "W4A16_NVFP4": "nvfp4_wo",
+    "W4A8_NVFP4_FP8": "nvfp4_fp8",
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4_mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4_mxfp8",
+    "W4A8_MXFP4_MXFP8": "mxfp4_mxfp8",
+    "W4A16_MXFP4": "mxfp4",
+    "W4A16_AWQ": "int4_wo",
+    "W4A16_GPTQ": "int4_wo",
+    "W4A16": "int4_wo",
+    "INT4_AWQ": "int4_wo",
+    "W4A8_AWQ": "int4_fp8",
+    "W8A16": "int8_wo",
+    "W8A16_GPTQ": "int8_wo",
+    "INT8": "int8",
+    "INT8_SQ": "int8",
+    "W8A8_SQ_PER_CHANNEL": "int8",
+}
+"""quant_algo of Model Optimizer and TensorRT-LLM -> weight format."""
+
+MIXED = "MIXED_PRECISION"
+
+
+def modelopt(description: Description) -> Plan:
+    """Reads Model Optimizer: one algorithm, or one per layer (MIXED_PRECISION); files may nest it."""
+    inside = description.fields.get("quantization")
+    if isinstance(inside, Mapping):
+        description = Description(description.at("quantization"), inside)
+    algorithm = description.fields.get("quant_algo")
+    if isinstance(algorithm, str) and algorithm.upper() == MIXED:
+        rules = quantized_layers(description)
+        return Plan(None, (description.left_out(), *rules))
+    if algorithm is None and {"quant_algo", "kv_cache_quant_algo"} <= description.fields.keys():
+        return Plan(None)  # keys and values alone are quantised
+    stored = modelopt_format(description)
+    groups = [group for group in description.inside("config_groups").values() if isinstance(group, Mapping)]
+    if stored == "nvfp4" and groups and not any(group.get("input_activations") for group in groups):
+        stored = "nvfp4_wo"
+    return Plan(stored, (description.left_out(),))
+
+
+def modelopt_format(description: Description) -> str:
+    """Returns the format that quant_algo names. Raises ValueError."""
+    algorithm = description.fields.get("quant_algo")
+    name = MODELOPT.get(algorithm.upper()) if isinstance(algorithm, str) else None
+    if name is None:
+        raise description.wrong("quant_algo", f"cannot be priced; known: {', '.join((*MODELOPT, MIXED))}")
+    return in_groups(name, description.group_size("group_size") or None)
+
+
+def quantized_layers(description: Description) -> list[Rule]:
+    """Returns the rules of a format per layer. Raises ValueError if there is none."""
+    layers = description.inside("quantized_layers")
+    if not layers:
+        raise description.wrong(
+            "quantized_layers", f"must name the format of each layer for quant_algo={MIXED}"
+        )
+    by_format: dict[str, list[str]] = {}
+    for name, given in layers.items():
+        own = description.of(f'quantized_layers["{name}"]', given)
+        by_format.setdefault(modelopt_format(own), []).append(name)
+    return [
+        Rule(modules(description.at("quantized_layers"), names), stored)
+        for stored, names in by_format.items()
+    ]
+
+
+# compressed-tensors.
+
+
+def compressed_tensors(description: Description) -> Plan:
+    """Reads llm-compressor: groups of modules with a scheme each, and modules that are ignored."""
+    groups = description.fields.get("config_groups")
+    if not (isinstance(groups, Mapping) and groups and all(isinstance(g, Mapping) for g in groups.values())):
+        raise description.wrong("config_groups", "must hold at least one group")
+    named, others, notes = list[Rule](), list[str](), list[str]()
+    for name, given in groups.items():
+        group = description.of(f"config_groups.{name}", given)
+        if given.get("weights") is None and given.get("output_activations"):
+            continue  # of keys and values
+        stored = group_scheme(group)
+        targets = listed(group.at("targets"), given.get("targets") or ["Linear"])
+        of_classes = [target for target in targets if is_class(target)]
+        if of_classes:
+            if unknown := [target for target in of_classes if target not in LINEAR_CLASSES]:
+                known = ", ".join(LINEAR_CLASSES)
+                raise wrong(group.at("targets"), unknown, f"must be {known}, or names of modules")
+            others.append(stored)
+        if len(of_classes) < len(targets):
+            by_name = [target for target in targets if not is_class(target)]
+            named.append(Rule(modules(group.at("targets"), by_name), stored))
+    if len(set(others)) > 1:
+        raise ValueError(
+            f"{description.at('config_groups')}: {' and '.join(sorted(set(others)))} for the same targets "
+            "cannot be priced"
+        )
+    sparsity = description.inside("sparsity_config")
+    if sparsity.get("sparsity_structure") == "2:4":
+        notes.append("2:4 sparsity of the checkpoint is not counted: its weights are counted as dense")
+    rules = (description.left_out(), *named)
+    return Plan(others[0] if others else None, rules, notes=tuple(notes))
+
+
+LINEAR_CLASSES = ("Linear", "LinearBase", "ColumnParallelLinear", "RowParallelLinear", "FusedMoE")
+"""Classes that stand for all matrices of attention, MLPs and experts."""
+
+
+def is_class(target: str) -> bool:
+    """Returns whether a target of compressed-tensors is the name of a class."""
+    return target.isidentifier() and target[0].isupper()
+
+
+def group_scheme(group: Description) -> str:
+    """Returns the weight format of a group of compressed-tensors; raises ValueError."""
+    weights, beside = group.of("weights", group.fields.get("weights")), ""
+    inputs = group.fields.get("input_activations")
+    activations = group.of("input_activations", inputs).fields if inputs else {}
+    kind, bits = weights.first("type", default="int"), weights.fields.get("num_bits")
+    strategy, symmetric = weights.fields.get("strategy"), weights.fields.get("symmetric", True) is not False
+    act_kind, act_bits = activations.get("type"), activations.get("num_bits", 8)
+    if activations and act_kind is None:  # Kind and bits of activations are those of weights unless given.
+        act_kind = kind
+    size = weights.group_size("group_size")
+    match kind, bits, act_kind, act_bits:
+        case "float", 8, None, _:
+            return "mxfp8" if size == 32 else "fp8_wo"
+        case "float", 8, _, _:
+            return "mxfp8" if size == 32 else "fp8_block" if strategy == "block" else "fp8"
+        case "float", 4, None, _:
+            return "mxfp4" if size == 32 else "nvfp4_wo"
+        case "float", 4, _, 8:
+            return "mxfp4_mxfp8" if size == 32 else "nvfp4_fp8"
+        case "float", 4, _, _:
+            return "mxfp4_mxfp4" if size == 32 else "nvfp4"
+        case "int", 8, "int", 8:
+            return "int8"
+        case "int", (2 | 3 | 4 | 8), None, _:
+            return in_groups(WHOLE[bits], None if strategy == "channel" else size, symmetric=symmetric)
+        case "int", 4, "int", 8:
+            return in_groups("int4_int8", size)
+        case "int", 4, "float", 8:
+            return in_groups("int4_fp8", size)
+    if activations:
+        beside = f" with activations of type={shown(act_kind)}, num_bits={shown(act_bits)}"
+    raise ValueError(
+        f"{group.where}: type={shown(kind)}, num_bits={shown(bits)}{beside} cannot be priced; known: "
+        "float 8 (FP8, MXFP8), float 4 (NVFP4, MXFP4), int 8 (W8A8, W8A16), int 4 (W4A16, W4A8), int 3, int 2"
+    )
+
+
+# AMD Quark.
+
+
+def quark(description: Description) -> Plan:
+    """Reads AMD Quark: a global scheme, and others for layers by name; exclude leaves modules out."""
+    rules = [description.left_out()]
+    for name, given in description.inside("layer_quant_config").items():
+        own = description.of(f'layer_quant_config["{name}"]', given)
+        rules.append(Rule(modules(own.where, [name]), quark_format(own)))
+    by_class = description.inside("layer_type_quant_config")
+    scheme = description.fields.get("global_quant_config")
+    key = "global_quant_config"
+    if scheme is None and "Linear" in by_class:
+        key, scheme = 'layer_type_quant_config["Linear"]', by_class["Linear"]
+    if scheme is None:
+        if len(rules) == 1:
+            raise description.wrong("global_quant_config", "must be an object")
+        return Plan(None, tuple(rules))
+    return Plan(quark_format(description.of(key, scheme)), tuple(rules))
+
+
+def quark_format(description: Description) -> str | None:
+    """Returns the format of a scheme of Quark. Raises ValueError."""
+    specs = description.fields.get("weight")
+    if specs is None:
+        return None
+    weights = [description.of("weight", one) for one in (specs if isinstance(specs, list) else [specs])]
+    inputs = description.fields.get("input_tensors")
+    last = inputs[-1] if isinstance(inputs, list) and inputs else inputs
+    activations = "" if not last else str(description.of("input_tensors", last).fields.get("dtype"))
+    own = weights[-1]
+    kind, size = str(own.fields.get("dtype")).lower(), own.group_size("group_size")
+    if kind in ("bfloat16", "float16"):
+        return None
+    if kind.startswith("fp8"):
+        return "fp8" if activations else "fp8_wo"
+    if kind.startswith(("fp4", "mxfp4")) or (kind == "mx" and own.fields.get("mx_element_dtype") == "fp4"):
+        if size == 16:
+            return "nvfp4" if activations else "nvfp4_wo"
+        return f"mxfp4_mxfp{'8' if 'fp8' in activations else '4'}" if activations else "mxfp4"
+    if kind.startswith("fp6"):
+        return "mxfp6"
+    names = {"int8": ("int8_wo", "int8"), "int4": ("int4_wo", "int4_int8")}
+    if "fp8" in activations:
+        names["int4"] = ("int4_wo", "int4_fp8")
+    if (name := kind.removeprefix("u")) in names:
+        return in_groups(names[name][bool(activations)], size)
+    raise own.wrong("dtype", f"cannot be priced; known: fp8_e4m3, fp4, fp6_e2m3, {', '.join(names)}")
+
+
+# torchao.
+
+TORCHAO = {
+    "int4weightonly": "int4_wo",
+    "int8weightonly": "int8_wo",
+    "float8weightonly": "fp8_wo",
+    "int8dynamicactivationint8weight": "int8",
+    "int8dynamicactivationint4weight": "int4_int8",
+    "float8dynamicactivationint4weight": "int4_fp8",
+    "float8dynamicactivationfloat8weight": "fp8",
+    "nvfp4dynamicactivationnvfp4weight": "nvfp4",
+    "nvfp4weightonly": "nvfp4_wo",
+    "nvfp4inference": "nvfp4",
+}
+"""Schemes of torchao, in lower case without underscores and "Config" -> weight format."""
+
+
+def torchao(description: Description) -> Plan:
+    """Reads torchao: quant_type is a name, or a class with its fields, for all modules or by name."""
+    given = description.fields.get("quant_type")
+    rules = [description.left_out()]
+    if isinstance(given, Mapping) and isinstance(given.get("default"), Mapping):
+        given = given["default"]
+    if isinstance(given, str):
+        kwargs = description.inside("quant_type_kwargs")
+        return Plan(torchao_format(description, given, kwargs), tuple(rules))
+    if not isinstance(given, Mapping):
+        raise description.wrong("quant_type", "must be the name of a scheme, or an object with a _type")
+    kind, data = str(given.get("_type")), given.get("_data")
+    fields: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    by_name = fields.get("fqn_to_config") or fields.get("module_fqn_to_config")
+    if not isinstance(by_name, Mapping):
+        return Plan(torchao_format(description, kind, fields), tuple(rules))
+    others = None
+    for name, own in by_name.items():
+        stored = None
+        if isinstance(own, Mapping):
+            inner = own.get("_data")
+            data = inner if isinstance(inner, Mapping) else {}
+            stored = torchao_format(description, str(own.get("_type")), data)
+        if name == "_default":
+            others = stored
+        else:
+            rules.append(Rule(modules(description.at("quant_type"), [name]), stored))
+    return Plan(others, tuple(rules))
+
+
+def torchao_format(description: Description, kind: str, fields: Mapping[str, Any]) -> str:
+    """Returns the format of a scheme of torchao. Raises ValueError."""
+    name = TORCHAO.get(kind.replace("_", "").lower().removesuffix("config"))
+    if name is None:
+        raise wrong(description.at("quant_type"), kind, f"cannot be priced; known: {', '.join(TORCHAO)}")
+    size = Description(description.at("quant_type"), fields).group_size("group_size", default=128)
+    return in_groups(name, size if name == "int4_wo" else None)
+
+
+READERS: Mapping[str, Callable[[Description], Plan]] = {
+    "awq": awq,
+    "awq_marlin": awq,
+    "auto_awq": awq,
+    "gptq": gptq,
+    "gptq_marlin": gptq,
+    "auto_gptq": gptq,
+    "gptqmodel": gptq,
+    "auto-round": auto_round,
+    "intel/auto-round": auto_round,
+    "inc": auto_round,
+    "fp8": fp8,
+    "finegrained_fp8": fp8,
+    "deepseek_v4_fp8": fp8,
+    "fbgemm_fp8": fixed("fp8"),
+    "w8a8_fp8": fixed("fp8"),
+    "w8a8_int8": fixed("int8"),
+    "blockwise_int8": fixed("int8"),
+    "w4afp8": w4afp8,
+    "qqq": fixed("int4_int8"),
+    "experts_int8": experts_in("int8_wo"),
+    "compressed-tensors": compressed_tensors,
+    "mxfp4": experts_in("mxfp4"),
+    "gpt_oss_mxfp4": experts_in("mxfp4"),
+    "mxfp8": fixed("mxfp8"),
+    "modelopt": modelopt,
+    "modelopt_fp8": modelopt,
+    "modelopt_fp4": modelopt,
+    "modelopt_mxfp8": modelopt,
+    "modelopt_mixed": modelopt,
+    "petit_nvfp4": modelopt,
+    "bitsandbytes": bitsandbytes,
+    "quark": quark,
+    "torchao": torchao,
+    "hqq": hqq,
+    "eetq": fixed("int8_wo"),
+    "quanto": quanto,
+    "aqlm": aqlm,
+    "higgs": higgs,
+    "bitnet": fixed("ternary"),
+    "fp_quant": fp_quant,
+}
+"""quant_method -> its reader."""
+
+NOT_PRICED = {
+    "vptq": "its weights are looked up in codebooks of several sizes per layer",
+    "spqr": "its outliers are stored apart, a number of them per layer",
+    "quip": "its weights are looked up in lattices",
+    "squeezellm": "its weights are looked up in a table per row, and engines no longer serve it",
+    "gguf": "the types of its tensors are in the GGUF file; give that file's model by model.weights",
+    "deepspeedfp": "engines no longer serve it",
+    "marlin": "engines no longer serve it",
+    "gptq_marlin_24": "engines no longer serve 2:4 sparse weights in 4 bits",
+}
+"""quant_method -> why it is refused."""
+
+
+def method_of(fields: Mapping[str, Any]) -> str | None:
+    """Returns quant_method, or the one that the other fields tell; None if nothing does.
+
+    ModelOpt's descriptions say producer or quant_algo, AutoAWQ's file w_bit, AutoGPTQ's file desc_act.
+    """
+    method = fields.get("quant_method")
+    if isinstance(method, str) and method:
+        return method.lower().replace("compressed_tensors", "compressed-tensors")
+    producer, inside = fields.get("producer"), fields.get("quantization")
+    if (
+        (isinstance(producer, Mapping) and producer.get("name") == "modelopt")
+        or "quant_algo" in fields
+        or (isinstance(inside, Mapping) and "quant_algo" in inside)
+    ):
+        return "modelopt"
+    signs = (
+        (("config_groups",), "compressed-tensors"),
+        (("global_quant_config",), "quark"),
+        (("w_bit",), "awq"),
+        (("q_group_size",), "awq"),
+        (("bits", "desc_act"), "gptq"),
+        (("bits", "group_size", "sym"), "gptq"),
+        (("bits", "group_size", "zero_point"), "awq"),
+        (("load_in_4bit",), "bitsandbytes"),
+        (("load_in_8bit",), "bitsandbytes"),
+        (("weight_block_size",), "fp8"),
+    )
+    return next((name for keys, name in signs if all(key in fields for key in keys)), None)
+
+
+# Keys and values.
+
+KV_ALGORITHMS = {
+    "FP8": "fp8",
+    "FP8_CAST": "fp8",
+    "FP8_AFFINE": "fp8",
+    "INT8": "int8",
+    "NVFP4": "nvfp4",
+    "NVFP4_CAST": "nvfp4",
+    "NVFP4_ROTATE": "nvfp4",
+    "BF16": "auto",
+    "FP16": "auto",
+    "AUTO": "auto",
+    "NONE": "auto",
+    "NO_QUANT": "auto",
+}
+"""kv_cache_quant_algo -> kv_cache_dtype."""
+
+KV_SCHEMES = {("float", 8): "fp8", ("int", 8): "int8", ("float", 4): "nvfp4", ("int", 4): "int4"}
+"""type and num_bits of a kv_cache_scheme -> kv_cache_dtype."""
+
+
+def kv_cache(description: Description) -> str:
+    """Returns kv_cache_dtype. Raises ValueError for a format that is not known.
+
+    Model Optimizer names a kv_cache_quant_algo, in older files one level down; compressed-tensors and newer
+    files describe a kv_cache_scheme; Quark describes the outputs of the projections of keys and values.
+    """
+    inside = description.fields.get("quantization")
+    if isinstance(inside, Mapping):
+        description = Description(description.at("quantization"), inside)
+    given = description.first("kv_cache_quant_algo", "kv_cache_scheme")
+    key = "kv_cache_quant_algo" if description.fields.get("kv_cache_quant_algo") else "kv_cache_scheme"
+    if isinstance(given, str) and given:
+        if given.upper() not in KV_ALGORITHMS:
+            known = ", ".join(KV_ALGORITHMS)
+            raise description.wrong(key, f"is not known; set kv_cache_dtype; known: {known}")
+        return KV_ALGORITHMS[given.upper()]
+    if given:
+        return kv_scheme(description, key, given)
+    for name, group in description.inside("config_groups").items():
+        if isinstance(group, Mapping) and group.get("weights") is None and group.get("output_activations"):
+            outputs = group["output_activations"]
+            return kv_scheme(description, f"config_groups.{name}.output_activations", outputs)
+    for name, scheme in description.inside("kv_cache_quant_config").items():
+        outputs = scheme.get("output_tensors") if isinstance(scheme, Mapping) else None
+        kind = str(outputs.get("dtype")) if isinstance(outputs, Mapping) else None
+        if kind is not None:
+            found = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int8": "int8", "bfloat16": "auto"}.get(kind)
+            if found is None:
+                raise wrong(
+                    description.at(f'kv_cache_quant_config["{name}"].output_tensors.dtype'),
+                    kind,
+                    "is not known; set kv_cache_dtype",
+                )
+            return found
+    return "auto"
+
+
+def kv_scheme(description: Description, key: str, given: Any) -> str:
+    """Returns kv_cache_dtype by type and number of bits. Raises ValueError."""
+    scheme = description.of(key, given).fields
+    bits: Any = scheme.get("num_bits")
+    found = KV_SCHEMES.get((str(scheme.get("type")), bits if is_whole(bits) else 0))
+    if found is None:
+        raise wrong(description.at(key), given, "is not known; set kv_cache_dtype")
+    return found

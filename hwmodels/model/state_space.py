@@ -1,0 +1,402 @@
+"""State-space layers, and the other recurrent layers that are not gated delta nets.
+
+    Mamba1              d_inner x d_state numbers; a scan outside the tensor cores (Gu and Dao, 2023)
+    Mamba2              a matrix per head, groups of heads share B and C (SSD: Dao and Gu, 2024)
+    KimiDeltaAttention  the delta rule with a decay per channel (Kimi Linear, 2025)
+    LightningAttention  linear attention with a fixed decay per head (MiniMax-01, 2025)
+    ShortConvolution    a gated convolution over a few tokens, without another state (LFM2, 2025)
+    BesideAttention     a recurrent layer and softmax attention side by side, summed (Falcon-H1)
+
+States are per sequence and layer; FLOPs count a multiplication and an addition as two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from hwmodels.checks import check_whole
+from hwmodels.model.attention import GroupedQueryAttention
+from hwmodels.model.linear_attention import SCAN_CHUNK, RecurrentLayer, check_state_dtype
+from hwmodels.model.matrices import Matrix, Role, share_of
+from hwmodels.model.quantization import KV_BYTES
+
+VECTOR_SLOWDOWN = 15
+"""FLOP/s of the tensor cores in bf16 over those of the vector units in fp32: 989 / 67 on an H100."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2(RecurrentLayer):
+    """Mamba-2: one projection to x, z, B, C and dt, a convolution over x, B and C, a gated norm."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int = 1
+    """Groups of heads with a common B and C."""
+    conv_kernel: int = 4
+    proj_bias: bool = False
+    conv_bias: bool = True
+    norm: bool = True
+    """Gated norm before the output projection (Falcon-H1: none)."""
+    state_dtype: str = "fp32"
+
+    scan_name: ClassVar[str] = "state_space_scan"
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "head_dim", "state_size", "num_groups", "conv_kernel"):
+            check_whole(name, getattr(self, name))
+        if self.num_heads % self.num_groups:
+            raise ValueError(f"num_groups={self.num_groups}: must divide num_heads={self.num_heads}")
+        check_state_dtype(self.state_dtype)
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"divide the {self.num_heads} heads of the state-space layers"
+
+    def heads_per_rank(self, tensor_parallel_size: int = 1) -> int:
+        return share_of(self.num_heads, tensor_parallel_size)
+
+    def groups_per_rank(self, tensor_parallel_size: int = 1) -> int:
+        """Returns the groups of a rank; they are replicated if there are fewer than ranks."""
+        return max(1, self.num_groups // tensor_parallel_size)
+
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        return self.heads_per_rank(tensor_parallel_size) * self.head_dim
+
+    def conv_width(self, tensor_parallel_size: int = 1) -> int:
+        groups = self.groups_per_rank(tensor_parallel_size)
+        return self.value_width(tensor_parallel_size) + 2 * groups * self.state_size
+
+    @property
+    def conv_history(self) -> int:
+        return self.conv_kernel - 1
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        """Returns one rank's matrices: x, B, C, z and dt; output."""
+        values, heads = self.value_width(tensor_parallel_size), self.heads_per_rank(tensor_parallel_size)
+        return (
+            Matrix("in_proj", hidden_size, self.conv_width(tensor_parallel_size) + values + heads),
+            Matrix("out_proj", values, hidden_size),
+        )
+
+    def vector_elements(self, hidden_size: int) -> int:
+        """Returns the elements of the convolution, of A, D and the bias of dt per head, norm and biases."""
+        width, values = self.conv_width(), self.value_width()
+        biases = self.proj_bias * (width + values + self.num_heads + hidden_size)
+        convolution = width * (self.conv_kernel + self.conv_bias)
+        return convolution + 3 * self.num_heads + self.norm * values + biases
+
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns heads x head_dim x state_size elements."""
+        return self.value_width(tensor_parallel_size) * self.state_size * KV_BYTES[self.state_dtype]
+
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 5 heads head_dim state_size: decay, add the input's outer product, read the state."""
+        return 5.0 * self.value_width(tensor_parallel_size) * self.state_size
+
+    def chunk_token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns, in chunks of C: 4 heads p n for the state, 2 C (heads p + groups n) among the tokens."""
+        values, groups = self.value_width(tensor_parallel_size), self.groups_per_rank(tensor_parallel_size)
+        return 4.0 * values * self.state_size + 2.0 * SCAN_CHUNK * (values + groups * self.state_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba1(RecurrentLayer):
+    """Mamba-1: every one of d_inner channels has a state of its own, scanned one token after the other."""
+
+    inner_size: int
+    state_size: int
+    dt_rank: int
+    conv_kernel: int = 4
+    proj_bias: bool = False
+    conv_bias: bool = True
+    norms: bool = False
+    """Norms of dt, B and C (Jamba, Falcon-Mamba)."""
+    state_dtype: str = "fp32"
+
+    scan_name: ClassVar[str] = "state_space_scan"
+
+    def __post_init__(self) -> None:
+        for name in ("inner_size", "state_size", "dt_rank", "conv_kernel"):
+            check_whole(name, getattr(self, name))
+        check_state_dtype(self.state_dtype)
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.inner_size
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"divide the {self.inner_size} channels of the state-space layers"
+
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        return share_of(self.inner_size, tensor_parallel_size)
+
+    def conv_width(self, tensor_parallel_size: int = 1) -> int:
+        return self.value_width(tensor_parallel_size)
+
+    @property
+    def conv_history(self) -> int:
+        return self.conv_kernel - 1
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        """Returns one rank's matrices: x and z; dt's low rank, B and C; dt; output."""
+        inner = self.value_width(tensor_parallel_size)
+        return (
+            Matrix("in_proj", hidden_size, 2 * inner),
+            Matrix("x_proj", inner, self.dt_rank + 2 * self.state_size),
+            Matrix("dt_proj", self.dt_rank, inner),
+            Matrix("out_proj", inner, hidden_size),
+        )
+
+    def vector_elements(self, hidden_size: int) -> int:
+        """Returns the elements of the convolution, of A, of D and the bias of dt, norms and biases."""
+        convolution = self.inner_size * (self.conv_kernel + self.conv_bias)
+        biases = self.proj_bias * (2 * self.inner_size + hidden_size)
+        norms = self.norms * (self.dt_rank + 2 * self.state_size)
+        return convolution + self.inner_size * (self.state_size + 2) + norms + biases
+
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        return self.value_width(tensor_parallel_size) * self.state_size * KV_BYTES[self.state_dtype]
+
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 9 d_inner d_state operations of the vector units, as FLOPs of the tensor cores' time."""
+        return 9.0 * VECTOR_SLOWDOWN * self.value_width(tensor_parallel_size) * self.state_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KimiDeltaAttention(RecurrentLayer):
+    """Kimi delta attention: a gated delta net whose decay differs by channel; queries, keys, values alike."""
+
+    num_heads: int
+    head_dim: int
+    conv_kernel: int = 4
+    full_rank_gate: bool = False
+    """Whether the output gate is one matrix (Kimi-K3); else it goes through head_dim numbers."""
+
+    scan_name: ClassVar[str] = "delta_rule"
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "head_dim", "conv_kernel"):
+            check_whole(name, getattr(self, name))
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"divide the {self.num_heads} heads of the linear attention"
+
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        return share_of(self.num_heads, tensor_parallel_size) * self.head_dim
+
+    def conv_width(self, tensor_parallel_size: int = 1) -> int:
+        return 3 * self.value_width(tensor_parallel_size)
+
+    @property
+    def conv_history(self) -> int:
+        return self.conv_kernel - 1
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        """Returns one rank's matrices: Q, K, V; write gate; decay's two, output gate's one or two; output."""
+        width, rank = self.value_width(tensor_parallel_size), self.head_dim
+        heads = share_of(self.num_heads, tensor_parallel_size)
+        gate = (
+            (Matrix("gate_proj", hidden_size, width),)
+            if self.full_rank_gate
+            else (Matrix("gate_a_proj", hidden_size, rank), Matrix("gate_b_proj", rank, width))
+        )
+        return (
+            Matrix("in_proj_qkv", hidden_size, 3 * width),
+            Matrix("in_proj_b", hidden_size, heads, role=Role.plain),
+            Matrix("decay_a_proj", hidden_size, rank),
+            Matrix("decay_b_proj", rank, width),
+            *gate,
+            Matrix("out_proj", width, hidden_size),
+        )
+
+    def vector_elements(self, hidden_size: int) -> int:
+        """Returns the elements of the convolution, of the decay and its bias, of the output norm."""
+        width = self.value_width()
+        return self.conv_width() * self.conv_kernel + self.num_heads + width + self.head_dim
+
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns heads x head_dim x head_dim elements in fp32."""
+        return self.value_width(tensor_parallel_size) * self.head_dim * KV_BYTES["fp32"]
+
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 6 heads d d, as a gated delta net."""
+        return 6.0 * self.value_width(tensor_parallel_size) * self.head_dim
+
+    def chunk_token_flops(self, tensor_parallel_size: int = 1) -> float:
+        among = 2.0 * SCAN_CHUNK * 3 * self.value_width(tensor_parallel_size)
+        return self.token_flops(tensor_parallel_size) + among
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LightningAttention(RecurrentLayer):
+    """Lightning attention: a matrix per head that decays at a fixed rate, with a gate on the output."""
+
+    num_heads: int
+    head_dim: int
+    state_dtype: str = "bf16"
+    """dtype of the state; vLLM keeps it in the model's."""
+
+    scan_name: ClassVar[str] = "linear_scan"
+
+    def __post_init__(self) -> None:
+        check_whole("num_heads", self.num_heads)
+        check_whole("head_dim", self.head_dim)
+        check_state_dtype(self.state_dtype)
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"divide the {self.num_heads} heads of the linear attention"
+
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        return share_of(self.num_heads, tensor_parallel_size) * self.head_dim
+
+    def conv_width(self, tensor_parallel_size: int = 1) -> int:
+        return 0
+
+    @property
+    def conv_history(self) -> int:
+        return 0
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        """Returns one rank's matrices: Q, K, V; gate; output."""
+        width = self.value_width(tensor_parallel_size)
+        return (
+            Matrix("qkv_proj", hidden_size, 3 * width),
+            Matrix("gate_proj", hidden_size, width),
+            Matrix("out_proj", width, hidden_size),
+        )
+
+    def vector_elements(self, hidden_size: int) -> int:
+        """Returns the elements of the output norm."""
+        return self.value_width()
+
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        """Returns heads x head_dim x head_dim elements."""
+        return self.value_width(tensor_parallel_size) * self.head_dim * KV_BYTES[self.state_dtype]
+
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 5 heads d d: decay, add the outer product of key and value, read the state."""
+        return 5.0 * self.value_width(tensor_parallel_size) * self.head_dim
+
+    def chunk_token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 4 heads d d for the state, 4 C heads d for the products among a chunk's tokens."""
+        width = self.value_width(tensor_parallel_size)
+        return 4.0 * width * self.head_dim + 4.0 * SCAN_CHUNK * width
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConvolution(RecurrentLayer):
+    """Gated short convolution: B, C and x from one projection, B x through the convolution, times C."""
+
+    width: int
+    """Channels: the hidden size."""
+    conv_kernel: int = 3
+    bias: bool = False
+
+    scan_name: ClassVar[str] = "short_convolution"
+
+    def __post_init__(self) -> None:
+        check_whole("width", self.width)
+        check_whole("conv_kernel", self.conv_kernel)
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.width
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"divide the {self.width} channels of the convolution"
+
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        return share_of(self.width, tensor_parallel_size)
+
+    def conv_width(self, tensor_parallel_size: int = 1) -> int:
+        return self.value_width(tensor_parallel_size)
+
+    @property
+    def conv_history(self) -> int:
+        return self.conv_kernel - 1
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        width = self.value_width(tensor_parallel_size)
+        return (Matrix("in_proj", hidden_size, 3 * width), Matrix("out_proj", width, hidden_size))
+
+    def vector_elements(self, hidden_size: int) -> int:
+        return self.width * (self.conv_kernel + self.bias) + self.bias * 4 * self.width
+
+    def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
+        return 0.0
+
+    def token_flops(self, tensor_parallel_size: int = 1) -> float:
+        """Returns 2 (kernel + 1) width operations of the vector units, in FLOPs of the tensor cores' time."""
+        return 2.0 * VECTOR_SLOWDOWN * (self.conv_kernel + 1) * self.value_width(tensor_parallel_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BesideAttention:
+    """Softmax attention and a recurrent layer side by side in one layer; the sum of both goes on."""
+
+    attention: GroupedQueryAttention
+    recurrent: RecurrentLayer
+
+    @property
+    def window(self) -> int | None:
+        return self.attention.window
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.attention.num_query_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.attention.num_kv_heads
+
+    @property
+    def kv_is_latent(self) -> bool:
+        return False
+
+    @property
+    def max_tensor_parallel_size(self) -> int:
+        return min(self.attention.max_tensor_parallel_size, self.recurrent.max_tensor_parallel_size)
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"{self.attention.cutting_rule}; {self.recurrent.cutting_rule}"
+
+    def divides(self, tensor_parallel_size: int) -> bool:
+        return self.attention.divides(tensor_parallel_size) and self.recurrent.divides(tensor_parallel_size)
+
+    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
+        of_attention = self.attention.matrices(hidden_size, tensor_parallel_size)
+        return (*of_attention, *self.recurrent.matrices(hidden_size, tensor_parallel_size))
+
+    def vector_elements(self, hidden_size: int) -> int:
+        return self.attention.vector_elements(hidden_size) + self.recurrent.vector_elements(hidden_size)
+
+    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
+        return self.attention.kv_bytes_per_token(kv_dtype, tensor_parallel_size)
+
+    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
+        return self.recurrent.state_bytes(dtype, tensor_parallel_size)
+
+    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
+        return self.attention.least_pair_flops(tensor_parallel_size)
+
+    def with_fewer_heads(self, share: float) -> Self:
+        raise ValueError(f"heads={share}: layers with two mixers cannot be pruned by heads; must be 1")

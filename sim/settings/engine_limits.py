@@ -1,0 +1,201 @@
+"""Limits of an engine that are null in a config: those that the engine itself chooses for the device.
+
+`engine.default_limits` names the rule. Sources, read in the code of each version:
+
+- vllm, vllm_offline: vLLM 0.32, `EngineArgs.get_batch_defaults` and `_set_cudagraph_sizes`, behind its API
+  server and for its class `LLM`. The device's name counts, not only its memory: an A100 with 80 GB gets the
+  limits of smaller devices, an A800 does not.
+- sglang: SGLang 0.5.23, `handle_gpu_memory_settings`; running requests are between 2,048 and 4,096, of which
+  the lower bound holds unless the KV cache has room for more than four whole contexts, and 48 with drafts.
+- tensorrt_llm: the defaults of `trtllm-serve`, the same on every device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+
+from sim.settings.errors import ConfigError, suggest
+
+GIB, MIB = 2**30, 2**20
+KEYS = ("max_num_seqs", "max_num_batched_tokens", "max_capture_size")
+"""Limits that a rule gives, in the order in which they follow from each other."""
+
+_TPU = re.compile(r"\bv(5e|5p|6e)\b", re.I)
+_TPU_TOKENS = {"6e": (1024, 2048), "5e": (512, 1024), "5p": (256, 512)}
+"""TPU -> budget of vLLM behind its API server, and of its class `LLM`."""
+_DATA_CENTRE_BLACKWELL = re.compile(r"\bG?B[23]00\b")
+_CPU = re.compile(r"\b(Xeon|EPYC|CPU)\b", re.I)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Circumstances:
+    """The device and the settings that a rule reads."""
+
+    device: str
+    """Name of the device."""
+    memory_bytes: float
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    attention_data_parallel_size: int = 1
+    """Ranks of data-parallel attention; limits here are of the replica, the sum over its ranks."""
+    max_model_len: int | None = None
+    """Longest sequence; None: unknown."""
+    whole_prompts: bool = False
+    """Whether prompts are not cut (enable_chunked_prefill=false)."""
+    drafts: bool = False
+    """Whether a proposer drafts tokens."""
+    max_num_seqs: int | None = None
+    """The limits that are set; None: not set."""
+    max_num_batched_tokens: int | None = None
+
+
+def vllm(at: Circumstances, *, offline: bool = False) -> dict[str, int]:
+    """Returns the limits of vLLM behind its API server, or of its class `LLM` (offline)."""
+    world_size = at.tensor_parallel_size * at.pipeline_parallel_size
+    if at.memory_bytes >= 160 * GIB:
+        seqs, tokens = 1024, (16384, 16384)
+    elif at.memory_bytes >= 70 * GIB and "a100" not in at.device.lower():
+        seqs, tokens = 1024, (8192, 16384)
+    else:
+        seqs, tokens = 256, (2048, 8192)
+    if "tpu" in at.device.lower() and (chip := _TPU.search(at.device)):
+        tokens = _TPU_TOKENS[chip[1].lower()]
+    elif _CPU.search(at.device):
+        seqs, tokens = (256 if offline else 128) * world_size, (2048 * world_size, 4096 * world_size)
+    ranks = at.attention_data_parallel_size  # each has the limits for itself
+    seqs, budget = seqs * ranks, at.max_num_batched_tokens
+    if budget is None:
+        budget = tokens[1 if offline else 0] * ranks
+        if at.max_model_len is not None:
+            if at.whole_prompts:
+                budget = max(budget, at.max_model_len * ranks)
+            budget = min(budget, (at.max_num_seqs or seqs) * at.max_model_len)
+    return {
+        "max_num_seqs": min(seqs, budget),
+        "max_num_batched_tokens": budget,
+        "max_capture_size": 1024 if _DATA_CENTRE_BLACKWELL.search(at.device) else 512,
+    }
+
+
+def vllm_offline(at: Circumstances) -> dict[str, int]:
+    """Returns the limits of vLLM's class `LLM`."""
+    return vllm(at, offline=True)
+
+
+def sglang(at: Circumstances) -> dict[str, int]:
+    """Returns the limits of SGLang's server."""
+    memory, few_devices = at.memory_bytes / MIB, at.tensor_parallel_size < 4
+    if memory < 20 * 1024:
+        chunk, graphs = 2048, 8
+    elif memory < 35 * 1024:
+        chunk, graphs = 4096, 48 if few_devices else 160
+    elif memory < 60 * 1024:
+        chunk, graphs = 4096, 32 if few_devices else 160
+    elif memory < 160 * 1024:
+        chunk, graphs = 8192, 256 if few_devices else 512
+    else:
+        chunk, graphs = 16384, 512
+    return {
+        "max_num_seqs": 48 if at.drafts else 2048,
+        "max_num_batched_tokens": chunk,
+        "max_capture_size": min(graphs, at.max_num_seqs or graphs),
+    }
+
+
+def tensorrt_llm(at: Circumstances) -> dict[str, int]:
+    """Returns the limits of `trtllm-serve`; its CUDA graphs are set by its users."""
+    ranks = at.attention_data_parallel_size  # each has the limits for itself
+    return {"max_num_seqs": 2048 * ranks, "max_num_batched_tokens": 8192 * ranks}
+
+
+RULES: Mapping[str, Callable[[Circumstances], dict[str, int]]] = {
+    "vllm": vllm,
+    "vllm_offline": vllm_offline,
+    "sglang": sglang,
+    "tensorrt_llm": tensorrt_llm,
+}
+"""Value of `engine.default_limits` -> the rule."""
+
+
+def complete(cfg: DictConfig | dict[str, Any], device: Any = None) -> None:
+    """Sets the limits of `cfg.engine` that are null by the rule that it names.
+
+    Does nothing without an engine, or without a device: that of a command which has several is completed with
+    each of them.
+
+    cfg: a composed config, or the same as dicts. device: a `Device` that replaces the node `hardware`. Raises
+    ConfigError for an unknown rule, and for a limit for which there is none.
+    """
+    engine = cfg.get("engine")
+    if not isinstance(engine, DictConfig | dict) or "default_limits" not in engine:
+        return
+    if device is None and "hardware" not in cfg:
+        return
+    missing = [key for key in KEYS if _holder(engine, key) is not None and _at(engine, key) is None]
+    if not missing:
+        return
+    found = default_limits(cfg, device)
+    for key in missing:
+        where = "cuda_graphs." if key == "max_capture_size" else ""
+        if key not in found:
+            raise ConfigError(
+                f"engine.{where}{key}=null: must be a number, as engine.default_limits="
+                f"{engine['default_limits'] or 'null'} has no rule for it"
+            )
+        _holder(engine, key)[key] = found[key]
+
+
+def default_limits(config: Mapping[str, Any], device: Any = None) -> dict[str, int]:
+    """Returns the limits that the rule of a composed config gives; empty without a rule or a device.
+
+    config: a DictConfig, or the same as dicts. device: see `complete`. Raises ConfigError.
+    """
+    engine = config.get("engine") or {}
+    rule = engine.get("default_limits")
+    if rule is None:
+        return {}
+    if rule not in RULES:
+        raise ConfigError(f"engine.default_limits={rule}: no such rule; {suggest(str(rule), RULES)}")
+    hardware = config.get("hardware") or {}
+    name = hardware.get("name") if device is None else device.name
+    memory = hardware.get("memory_bytes") if device is None else device.memory_bytes
+    try:
+        memory_bytes = float(memory)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return {}  # `build` says what is wrong with the device
+    model, batching = config.get("model") or {}, config.get("batching") or {}
+    published = model.get("config") or {}
+    length = engine.get("max_model_len") or published.get("max_position_embeddings")
+    at = Circumstances(
+        device=str(name),
+        memory_bytes=memory_bytes,
+        tensor_parallel_size=_plain(config.get("tensor_parallel_size")) or 1,
+        pipeline_parallel_size=_plain(config.get("pipeline_parallel_size")) or 1,
+        attention_data_parallel_size=_plain(config.get("attention_data_parallel_size")) or 1,
+        max_model_len=_plain(length),
+        whole_prompts=batching.get("enable_chunked_prefill") is False,
+        drafts=bool(config.get("speculation")),
+        max_num_seqs=_plain(engine.get("max_num_seqs")),
+        max_num_batched_tokens=_plain(engine.get("max_num_batched_tokens")),
+    )
+    return RULES[str(rule)](at)
+
+
+def _plain(value: Any) -> int | None:
+    """Returns a positive whole number; None for anything else, of which `build` says what is wrong."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _holder(engine: Any, key: str) -> Any:
+    """Returns the node of `engine` that has this limit; None if there is none."""
+    node = engine.get("cuda_graphs") if key == "max_capture_size" else engine
+    return node if isinstance(node, Mapping | DictConfig) and key in node else None
+
+
+def _at(engine: Any, key: str) -> Any:
+    return _holder(engine, key)[key]

@@ -1,0 +1,93 @@
+"""The tables of flags, and how the values of flags are read."""
+
+import pytest
+
+from experiments.app.launch_lines.flags import ENGINES, parse, table, without_effect
+from sim.settings.errors import ConfigError
+
+KINDS = {"text", "int", "float", "count", "bool", "switch", "list", "optional", "json", "bool?"}
+VLLM = "tensor-parallel-size pipeline-parallel-size data-parallel-size enable-expert-parallel max-num-seqs"
+NUMBERS = {"vllm": 316, "sglang": 531, "tensorrt_llm": 40}
+"""Flags that the pinned versions have, at least."""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_flag_has_a_kind_and_an_effect_and_every_effect_a_reason(engine):
+    rows = table(engine)
+    assert len(rows) >= NUMBERS[engine]
+    for row in rows.values():
+        assert row.flag.startswith("--"), row
+        assert row.kind in KINDS, row
+        assert row.effect in ("setting", "none", "unpriced", "refused"), row
+        assert row.detail or row.effect == "setting", row
+    names = [name for row in rows.values() for name in (row.flag, *row.aliases)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "value"),
+    [
+        ("--max-model-len 32k", "--max-model-len", 32_000),
+        ("--max-model-len 32K", "--max-model-len", 32_768),
+        ("--max-model-len=25.6k", "--max-model-len", 25_600),
+        ("--max-model-len auto", "--max-model-len", "auto"),
+        ("--max-model-len -1", "--max-model-len", -1),
+        ("--max_num_seqs=256", "--max-num-seqs", 256),
+        ("-tp 4", "--tensor-parallel-size", 4),
+        ("-tp=4", "--tensor-parallel-size", 4),
+        ("--tensor-parallel 4", "--tensor-parallel-size", 4),
+        ("--no-enable-prefix-caching", "--enable-prefix-caching", False),
+        ("--enable-prefix-caching", "--enable-prefix-caching", True),
+        ("-O3", "--optimization-level", "3"),
+        ("-O 0", "--optimization-level", "0"),
+        ("-O=2", "--optimization-level", "2"),
+        ("--gpu-memory-utilization .85", "--gpu-memory-utilization", 0.85),
+        ("--cudagraph-capture-sizes 1 2 4 --port 1", "--cudagraph-capture-sizes", ["1", "2", "4"]),
+        ('--compilation-config {"mode":3}', "--compilation-config", {"mode": 3}),
+        ("-cc.cudagraph_mode NONE", "--compilation-config", {"cudagraph_mode": "NONE"}),
+        ("-sc.method ngram -sc.num_speculative_tokens=3", "--speculative-config",
+         {"method": "ngram", "num_speculative_tokens": 3}),
+    ],
+)  # fmt: skip
+def test_values_are_read_as_vllm_reads_them(words, flag, value):
+    assert parse("vllm", words.split()).values[flag] == value
+
+
+def test_the_last_of_two_values_counts_and_other_words_are_the_model():
+    found = parse("vllm", ["some/model", "-tp", "2", "--tensor-parallel-size", "8"])
+    assert found.values == {"--tensor-parallel-size": 8}
+    assert found.positional == ["some/model"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "message"),
+    [
+        ("vllm", "--tensor-paralel-size 2", "vLLM 0.32 has no such flag; nearest: --tensor-parallel-size"),
+        ("sglang", "--mem-fraction 0.8 --max-num-seqs 4", "SGLang 0.5.23 has no such flag; nearest: --"),
+        ("tensorrt_llm", "--max_batchsize 2", "trtllm-serve has no such flag; nearest: --max-batch-size"),
+        ("vllm", "-tp two", "-tp two: must be a whole number"),
+        ("vllm", "--max-model-len 32q", "must be a whole number, such as 8192 or 32k"),
+        ("vllm", "--max-num-seqs", "--max-num-seqs: needs a value"),
+        ("vllm", "--max-num-seqs --port 1", "--max-num-seqs: needs a value"),
+        ("vllm", "--enforce-eager=3", "takes no value"),
+        ("vllm", "--speculative-config {method:ngram}", "must be JSON"),
+        ("vllm", "-tp $TP", "the variable has no value in the text"),
+        ("vllm", "--no-max-num-seqs", "has no such flag"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_what_is_allowed(engine, words, message):
+    with pytest.raises(ConfigError, match=r"^--from: ") as error:
+        parse(engine, words.split())
+    assert message in str(error.value)
+
+
+def test_flags_without_effect_are_named_and_those_that_would_change_the_result_refused():
+    found = parse("vllm", ["--port", "$PORT", "--attention-backend", "FLASHINFER", "--no-enable-dbo"])
+    none, unpriced = without_effect(found)
+    assert none == ["--port", "--enable-dbo"]
+    assert unpriced == [("--attention-backend", "kernels are priced as the engine's own choice")]
+    with pytest.raises(ConfigError, match="--enable-dbo: overlapped micro-batches"):
+        without_effect(parse("vllm", ["--enable-dbo"]))
+    with pytest.raises(ConfigError, match="--disaggregation-mode prefill: prefill and decode"):
+        without_effect(parse("sglang", ["--disaggregation-mode", "prefill"]))
+    assert without_effect(parse("sglang", ["--disaggregation-mode", "null"])) == ([], [])

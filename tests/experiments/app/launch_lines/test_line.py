@@ -1,0 +1,178 @@
+"""--from: what a command line becomes, and how it stands beside settings."""
+
+import pytest
+
+from experiments.app.cli import main
+from experiments.app.launch_lines.commands import command_in
+from experiments.app.launch_lines.engines import translated
+from experiments.app.launch_lines.line import with_launch_line
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_scenario
+
+LLAMA = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+SGLANG = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B"
+
+
+def settings(command, *beside):
+    return translated(command_in(command), [CONFIG_DIR], beside).settings
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (LLAMA, {"engine": "vllm", "model": "llama3_1_8b", "tensor_parallel_size": "1"}),
+        (f"{LLAMA} -tp 4 -pp=2", {"tensor_parallel_size": "4", "pipeline_parallel_size": "2"}),
+        (f"{LLAMA} -dp 3", {"replicas": "3", "routing": "least_outstanding"}),
+        (f"{LLAMA} --kv-cache-dtype fp8_e4m3", {"model.kv_cache_dtype": "fp8"}),
+        (f"{LLAMA} --quantization fp8 --dtype half", {"model.weights": "fp8", "model.dtype": "fp16"}),
+        (f"{LLAMA} --max-model-len 32K", {"engine.max_model_len": "32768"}),
+        (f"{LLAMA} --no-enable-prefix-caching --block-size 32",
+         {"caching": "paged", "caching.block_size": "32"}),
+        (f"{LLAMA} --no-enable-chunked-prefill", {"batching.enable_chunked_prefill": "false"}),
+        (f"{LLAMA} --scheduling-policy priority", {"scheduling": "priority"}),
+        (f"{LLAMA} --no-async-scheduling --enforce-eager",
+         {"engine.host.overlapped": "false", "engine.cuda_graphs.enabled": "false"}),
+        (f"{LLAMA} -O0", {"engine.cuda_graphs.enabled": "false"}),
+        (f"{LLAMA} --num-gpu-blocks-override 999 --cpu-offload-gb 8",
+         {"engine.num_kv_blocks": "999", "engine.offload.cpu_offload_gb": "8.0"}),
+        (f"{LLAMA} --compilation-config '{{\"cudagraph_capture_sizes\": [1, 64]}}'",
+         {"engine.cuda_graphs.max_capture_size": "64"}),
+        (f"{LLAMA} --prefill-schedule-interval 4",
+         {"batching": "paced_prefills", "batching.prefill_schedule_interval": "4"}),
+        (f"{LLAMA} --speculative-config '{{\"method\": \"eagle3\", \"model\": \"a/b\","
+         " \"num_speculative_tokens\": 5}'",
+         {"speculation": "eagle3", "speculation.model": "a/b", "speculation.num_speculative_tokens": "5"}),
+        ("vllm serve deepseek-ai/DeepSeek-R1 -tp 2 -dp 8 -ep --max-num-seqs 100",
+         {"tensor_parallel_size": "2", "attention_data_parallel_size": "8", "expert_parallel_size": "16",
+          "engine.max_num_seqs": "800"}),
+        ("vllm serve Qwen/Qwen3-32B-AWQ --quantization awq_marlin", {"model.weights": "int4_wo"}),
+        (f"{SGLANG} --tp 2 --mem-fraction-static 0.85 --chunked-prefill-size 4096",
+         {"engine": "sglang", "tensor_parallel_size": "2", "engine.gpu_memory_utilization": "0.85",
+          "engine.max_num_batched_tokens": "4096"}),
+        ("sglang serve --model-path Qwen/Qwen3-235B-A22B --tp 8 --dp 4 --enable-dp-attention --ep 8",
+         {"tensor_parallel_size": "2", "attention_data_parallel_size": "4", "expert_parallel_size": "8"}),
+        (f"{SGLANG} --dp 2 --disable-radix-cache --schedule-policy lpm",
+         {"replicas": "2", "caching": "paged"}),
+        (f"{SGLANG} --schedule-policy lpm", {"scheduling": "longest_prefix"}),
+        (f"{SGLANG} --ep-size 2 --tp 2", {"tensor_parallel_size": "2"}),
+        (f"{SGLANG} --chunked-prefill-size -1 --cuda-graph-max-bs 64",
+         {"batching.enable_chunked_prefill": "false", "engine.cuda_graphs.max_capture_size": "64"}),
+        ("trtllm-serve openai/gpt-oss-120b --tp_size 4 --max_batch_size 256",
+         {"engine": "tensorrt_llm", "batching": "inflight", "batching.enable_chunked_context": "false",
+          "caching": "prefix", "engine.max_num_seqs": "256", "tensor_parallel_size": "4"}),
+    ],
+)  # fmt: skip
+def test_a_command_means_these_settings_and_they_build(command, expected):
+    found = settings(command)
+    assert expected.items() <= found.items()
+    build_scenario(
+        composed(
+            ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]),
+            [f"{key}={value}" for key, value in found.items()],
+        )
+    )
+
+
+def test_the_yaml_file_of_trtllm_wins_over_its_flags(tmp_path):
+    (tmp_path / "extra.yml").write_text(
+        "enable_attention_dp: true\nkv_cache_config: {dtype: fp8, free_gpu_memory_fraction: 0.85}\n"
+        "cuda_graph_config: {max_batch_size: 512}\nmax_batch_size: 16\nprint_iter_log: true\n"
+        "moe_config: {backend: TRTLLM}\nscheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}\n"
+    )
+    file = f"--extra_llm_api_options {tmp_path}/extra.yml"
+    command = f"trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --max_batch_size 64 {file}"
+    found = translated(command_in(command), [CONFIG_DIR])
+    assert {
+        "tensor_parallel_size": "1",
+        "attention_data_parallel_size": "8",
+        "engine.max_num_seqs": "128",
+        "engine.gpu_memory_utilization": "0.85",
+        "model.kv_cache_dtype": "fp8",
+        "engine.cuda_graphs.max_capture_size": "512",
+        "batching": "inflight_max_utilization",
+    }.items() <= found.settings.items()
+    assert found.without_effect == ["print_iter_log", "--max_batch_size"]
+    assert [name for name, _ in found.unpriced] == ["moe_config"]
+    (tmp_path / "extra.yml").write_text("max_batchsize: 3\n")
+    with pytest.raises(ConfigError, match="max_batchsize: trtllm-serve has no such key; nearest: max_batch"):
+        translated(command_in(command), [CONFIG_DIR])
+
+
+def test_a_config_file_of_vllm_gives_flags_and_the_command_wins(tmp_path):
+    (tmp_path / "c.yaml").write_text("model: Qwen/Qwen3-8B\nmax-model-len: 16k\ntensor_parallel_size: 2\n")
+    found = settings(f"vllm serve --config {tmp_path}/c.yaml -tp 4")
+    assert found["model"] == "qwen3_8b"
+    assert found["engine.max_model_len"] == "16000"
+    assert found["tensor_parallel_size"] == "4"
+    with pytest.raises(ConfigError, match=r"--config nosuch.yaml: no such file"):
+        settings("vllm serve a/b --config nosuch.yaml")
+
+
+def test_a_local_folder_is_a_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    found = settings(f"vllm serve {tmp_path}")
+    assert (found["model"], found["model.path"]) == ("hf", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            "vllm serve Qwen/Qwen9-8B",
+            "model Qwen/Qwen9-8B: there is no preset of this name (nearest: qwen3_8b",
+        ),
+        ("vllm serve -tp 2", "names no model; add it to the command (--model MODEL)"),
+        (f"{LLAMA} another", "another: is neither a flag nor the model"),
+        (f"{LLAMA} -O1", "piecewise CUDA graphs alone are not modelled"),
+        (f"{LLAMA} --kv-cache-dtype nvfp4", "this format of KV is not modelled"),
+        (f"{LLAMA} --quantization torchao", "the checkpoint states its format"),
+        (f"{LLAMA} --quantization nosuch", "this method is not modelled; "),
+        (f"{LLAMA} --runner pooling", "only generation is modelled"),
+        (f"{LLAMA} --enable-lora", "LoRA is set by the group adapters"),
+        (f"{LLAMA} --hf-overrides '{{\"num_experts\": 4}}'", "num_experts may change the costs"),
+        (f"VLLM_USE_V1=0 {LLAMA}", "the v0 engine is another one"),
+        (f"{LLAMA} --performance-mode throughput", "doubles the limits"),
+        (f"{SGLANG} --speculative-algorithm DFLASH", "is not modelled; "),
+        (f"{SGLANG} --enable-hierarchical-cache", "give --hicache-size GB"),
+        ("trtllm-serve openai/gpt-oss-20b --backend tensorrt", "only the PyTorch backend is modelled"),
+    ],
+)
+def test_what_would_give_a_wrong_result_is_refused_with_the_reason(command, message):
+    with pytest.raises(ConfigError, match=r"^--from: ") as error:
+        settings(command)
+    assert message in str(error.value)
+
+
+def test_settings_beside_a_command_win(capsys):
+    line = f"{LLAMA} -tp 4 --max-num-seqs 64 --long-prefill-token-threshold 100 --port 1 --seed 7"
+    words = ["--from", line, "tp=2", "hardware=l40s", "batching=prefill_first"]
+    found = with_launch_line(words, "simulate")
+    assert found == ["engine=vllm", "model=llama3_1_8b", "engine.max_num_seqs=64", *words[2:]]
+    errors = capsys.readouterr().err
+    assert "windtunnel: --from: engine=vllm model=llama3_1_8b engine.max_num_seqs=64\n" in errors
+    assert "windtunnel: --from: without effect on time: --port, --seed" in errors
+    assert with_launch_line([f"--from={line}", "model=qwen3_8b"], "simulate")[:1] == ["engine=vllm"]
+
+
+def test_capacity_tries_the_sizes_of_the_command_alone():
+    found = with_launch_line(["--from", f"{LLAMA} -tp 4 -pp 2"], "capacity")
+    assert "capacity.tensor_parallel_sizes=[4]" in found
+    assert "capacity.pipeline_parallel_sizes=[2]" in found
+
+
+def test_flags_at_their_defaults_are_named_as_without_effect():
+    found = translated(command_in(f"{LLAMA} --dtype auto -O3 --scheduling-policy fcfs"), [CONFIG_DIR])
+    assert found.without_effect == ["--dtype", "--optimization-level", "--scheduling-policy"]
+
+
+def test_the_command_line_simulates_a_posted_command(capsys, tmp_path):
+    small = ["workload=poisson", "workload.num_requests=5", f"hydra.run.dir={tmp_path}/run"]
+    assert main(["simulate", "--from", f"{LLAMA} --max-num-seqs 32", *small]) == 0
+    assert "engine.max_num_seqs=32" in capsys.readouterr().err
+    assert main(["simulate", "--from"]) == 2
+    assert "--from: needs a command line in quotation marks, or a file" in capsys.readouterr().err
+    assert main(["compare", "--from", LLAMA]) == 2
+    assert "--from: compare does not take it; it is for simulate" in capsys.readouterr().err

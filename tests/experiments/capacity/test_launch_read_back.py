@@ -1,0 +1,87 @@
+"""The launch commands that `capacity` prints are read back by --from as the settings that they came from."""
+
+import pytest
+
+from experiments.app.launch_lines.commands import command_in
+from experiments.app.launch_lines.engines import translated
+from experiments.capacity.candidates import build_candidates
+from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
+from experiments.capacity.settings import CapacitySettings
+from policies.caching.prefix import PrefixCaching
+from policies.caching.radix import Radix
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.hydra_errors import composed
+from sim.settings.scenario import build_scenario
+from sim.settings.variants import Variants
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+LAUNCHES = {"vllm": vllm_launch, "sglang": sglang_launch, "tensorrt_llm": tensorrt_llm_launch}
+FINDING = (PrefixCaching, Radix)
+"""Caches that find prefixes: SGLang has one kind, a radix tree."""
+MOE = ("model=deepseek_r1", "hardware=h200_sxm", "attention_data_parallel_size=8", "expert_parallel_size=8")
+
+
+def read_back(launch, overrides):
+    """Returns the scenario that a candidate's command means."""
+    settings = CapacitySettings(hardware=(), tensor_parallel_sizes=(), quantisations=(None,))
+    candidate = build_candidates(settings, Variants(SOURCE, overrides))[0][0]
+    found = translated(command_in(launch(candidate).command), [CONFIG_DIR])
+    assert found.unpriced == []
+    hardware = [text for text in overrides if text.startswith("hardware=")]
+    return candidate.scenario, build_scenario(composed(SOURCE, [*found.overrides, *hardware]))
+
+
+@pytest.mark.parametrize("engine", LAUNCHES)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=llama3_1_8b",),
+        ("model=qwen3_32b", "tensor_parallel_size=2", "engine.max_num_seqs=77", "engine.max_model_len=9000"),
+        (
+            "model=llama3_1_70b",
+            "tensor_parallel_size=4",
+            "pipeline_parallel_size=2",
+            "hardware=a100_80gb_sxm",
+        ),
+        ("model=llama3_1_8b", "engine.cuda_graphs.enabled=false", "engine.num_kv_blocks=5000"),
+        ("model=llama3_1_8b", "engine.host.overlapped=false", "engine.max_num_batched_tokens=3000"),
+        ("model=llama3_1_8b", "caching=prefix", "caching.block_size=32", "model.kv_cache_dtype=fp8"),
+        (*MOE, "engine.max_num_seqs=2048", "engine.max_num_batched_tokens=32768"),
+    ],
+    ids=str,
+)
+def test_a_printed_command_means_the_settings_of_its_candidate(engine, overrides):
+    ours, theirs = read_back(LAUNCHES[engine], (f"engine={engine}", *overrides))
+    assert theirs.layout == ours.layout
+    assert theirs.model.name == ours.model.name
+    assert theirs.kv_bytes_per_token == ours.kv_bytes_per_token
+    assert theirs.engine.max_num_seqs == ours.engine.max_num_seqs
+    assert theirs.max_num_batched_tokens == ours.max_num_batched_tokens
+    assert theirs.max_model_len == ours.max_model_len
+    assert theirs.engine.num_kv_blocks == ours.engine.num_kv_blocks
+    assert theirs.engine.gpu_memory_utilization == pytest.approx(ours.engine.gpu_memory_utilization, abs=1e-3)
+    assert theirs.engine.cuda_graphs.enabled == ours.engine.cuda_graphs.enabled
+    assert theirs.host.overlapped == ours.host.overlapped
+    assert type(theirs.batching) is type(ours.batching)
+    assert isinstance(theirs.caching, FINDING) == isinstance(ours.caching, FINDING)
+    assert theirs.caching.block_size == ours.caching.block_size
+    assert type(theirs.scheduling) is type(ours.scheduling)
+
+
+def test_decode_context_parallelism_shares_the_devices_of_vllms_tensor_parallelism():
+    sizes = ("tensor_parallel_size=2", "context_parallel_size=4")
+    ours, theirs = read_back(vllm_launch, ("engine=vllm", "model=llama3_1_8b", *sizes))
+    assert (theirs.tensor_parallel_size, theirs.context_parallel_size) == (2, 4)
+    assert theirs.layout.num_devices == ours.layout.num_devices == 8
+
+
+def test_formats_and_drafts_of_a_command_are_read_back():
+    given = ("engine=vllm", "model=llama3_1_8b", "model.weights=fp8", "speculation=ngram")
+    settings = CapacitySettings(hardware=(), tensor_parallel_sizes=(), quantisations=("fp8",))
+    candidate = build_candidates(settings, Variants(SOURCE, given))[0][0]
+    found = translated(command_in(vllm_launch(candidate).command), [CONFIG_DIR])
+    theirs = build_scenario(composed(SOURCE, found.overrides))
+    assert theirs.model.weights == "fp8"
+    assert theirs.speculation.num_speculative_tokens == candidate.scenario.speculation.num_speculative_tokens
+    assert theirs.speculation.min_ngram == candidate.scenario.speculation.min_ngram

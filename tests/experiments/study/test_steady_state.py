@@ -1,0 +1,58 @@
+"""A run counts only if it lasts, has enough requests, and does not get slower and slower."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.study.steady_state import lack_of, steady_part
+
+RNG = np.random.default_rng(0)
+
+
+def requests(count, lasts_s, *, e2e_s=1.0, ttft_s=None, sessions=None):
+    arrival_s = np.linspace(0.0, lasts_s, count)
+    ttft_s = RNG.exponential(0.1, count) if ttft_s is None else ttft_s
+    table = pd.DataFrame({"arrival_s": arrival_s, "ttft_s": ttft_s, "tpot_s": RNG.normal(0.01, 1e-3, count)})
+    table["e2e_s"], table["finished_s"], table["status"] = e2e_s, arrival_s + e2e_s, "finished"
+    table["session_id"] = range(count) if sessions is None else sessions
+    return table
+
+
+def lack(table, last_s, *, has_sessions=False, target=0.9):
+    return lack_of(table, last_s, has_sessions=has_sessions, target=target)
+
+
+def test_traffic_that_lasts_shows_a_steady_state():
+    assert lack(requests(1000, 100.0), 100.0) is None
+
+
+def test_a_burst_does_not_and_says_how_much_more_is_needed():
+    found = lack(requests(50, 0.1), 0.1)
+    assert "its traffic lasts 0.1 s, less than 10 times the p90 of E2E" in found.reason
+    assert found.times == pytest.approx(100)
+    assert found.requests(50) == 512  # eight times at most, a power of the root of two
+
+
+def test_too_few_requests_for_the_target_decide_nothing():
+    assert (
+        "measures 300 requests, fewer than the 1,000" in lack(requests(300, 100.0), 100.0, target=0.99).reason
+    )
+    assert lack(requests(1000, 100.0), 100.0, target=0.99) is None
+
+
+def test_latencies_that_grow_to_the_end_are_no_steady_state():
+    growing = np.linspace(0.1, 20.0, 1000) + RNG.exponential(0.1, 1000)
+    assert lack(requests(1000, 400.0, ttft_s=growing), 400.0).reason == "TTFT still grows at its end"
+    assert lack(requests(1000, 400.0, ttft_s=growing[::-1].copy()), 400.0) is None
+
+
+def test_of_sessions_only_the_time_counts_in_which_as_many_end_as_begin():
+    """100 sessions of ten requests each, which all begin in 1 s and last 90 s: a burst of sessions."""
+    begin_s = np.linspace(0.0, 1.0, 100)
+    arrival_s = np.concatenate([begin_s + 10.0 * turn for turn in range(10)])
+    table = requests(1000, 1.0, sessions=np.tile(np.arange(100), 10))
+    table["arrival_s"], table["finished_s"] = arrival_s, arrival_s + 1.0
+    found = lack(table, 1.0, has_sessions=True)
+    assert "less than a session and 10 times the p90 of E2E" in found.reason
+    assert steady_part(table, 1.0, has_sessions=True) == (1.0, 1.0)
+    assert steady_part(table, 500.0, has_sessions=True).start_s == pytest.approx(91, abs=1)

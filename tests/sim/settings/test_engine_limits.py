@@ -1,0 +1,142 @@
+"""Limits that are null are those that the engine chooses for the device."""
+
+import pytest
+
+from hwmodels.devices.device import Device
+from sim import simulate
+from sim.settings.build import build
+from sim.settings.compose import ConfigSource
+from sim.settings.config_groups import CONFIG_DIR
+from sim.settings.engine_limits import complete
+from sim.settings.errors import ConfigError
+from sim.settings.hydra_errors import composed
+from sim.settings.resolve import resolved
+from sim.settings.scenario import build_scenario
+from sim.settings.variants import Variants
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+
+
+def limits(*overrides):
+    """Returns max_num_seqs, max_num_batched_tokens (of the batching policy) and the largest CUDA graph."""
+    scenario = build_scenario(composed(SOURCE, list(overrides)))
+    engine = scenario.engine
+    return engine.max_num_seqs, scenario.max_num_batched_tokens, engine.cuda_graphs.max_capture_size
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), (1024, 8192, 512)),
+        (("hardware=h200_sxm",), (1024, 8192, 512)),
+        (("hardware=rtx_pro_6000_server",), (1024, 8192, 512)),
+        (("hardware=b200_sxm",), (1024, 16384, 1024)),
+        (("hardware=gb300",), (1024, 16384, 1024)),
+        (("hardware=mi300x",), (1024, 16384, 512)),
+        (("hardware=a100_80gb_sxm",), (256, 2048, 512)),
+        (("hardware=a100_pcie",), (256, 2048, 512)),
+        (("hardware=l40s",), (256, 2048, 512)),
+        (("hardware=l4",), (256, 2048, 512)),
+        (("hardware=tpu_v6e",), (256, 1024, 512)),
+        (("hardware=tpu_v5p",), (256, 256, 512)),
+        (("hardware=xeon_8480",), (128, 2048, 512)),
+        (("engine.default_limits=vllm_offline",), (1024, 16384, 512)),
+        (("engine.default_limits=vllm_offline", "hardware=a100_80gb_sxm"), (256, 8192, 512)),
+        (("engine=vllm_sync", "hardware=a10g"), (256, 2048, 512)),
+    ],
+)
+def test_vllm_chooses_by_memory_and_name_of_the_device(overrides, expected):
+    """The table of get_batch_defaults in vLLM 0.32; an A100 of 80 GB counts as a smaller device."""
+    assert limits(*overrides) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), (2048, 8192, 256)),
+        (("tensor_parallel_size=4",), (2048, 8192, 512)),
+        (("hardware=a100_80gb_sxm",), (2048, 8192, 256)),
+        (("hardware=t4",), (2048, 2048, 8)),
+        (("hardware=rtx_4090",), (2048, 4096, 48)),
+        (("hardware=l40s",), (2048, 4096, 32)),
+        (("hardware=l40s", "tensor_parallel_size=4"), (2048, 4096, 160)),
+        (("hardware=b200_sxm",), (2048, 16384, 512)),
+        (("engine.max_num_seqs=20",), (20, 8192, 20)),
+        (("speculation=ngram", "acceptance=iid"), (48, 8192, 256)),
+    ],
+)
+def test_sglang_chooses_by_memory_and_tensor_parallel_size(overrides, expected):
+    assert limits("engine=sglang", *overrides) == expected
+
+
+def test_ranks_of_the_attention_have_the_limits_of_vllm_and_trtllm_each_and_share_those_of_sglang():
+    ranks = ("model=deepseek_r1", "hardware=h200_sxm", "attention_data_parallel_size=8")
+    assert limits(*ranks) == (8192, 65536, 512)
+    assert limits(*ranks, "engine=tensorrt_llm") == (16384, 65536, 512)
+    assert limits(*ranks, "engine=sglang")[:2] == (2048, 8192)
+
+
+def test_a_limit_that_is_set_stays_and_bounds_the_others():
+    assert limits("engine.max_num_seqs=64") == (64, 8192, 512)
+    assert limits("engine.max_num_batched_tokens=512") == (512, 512, 512)
+    assert limits("hardware=a100_80gb_sxm", "engine.max_num_batched_tokens=8192") == (256, 8192, 512)
+    assert limits("batching.max_num_batched_tokens=2048") == (1024, 2048, 512)
+
+
+def test_whole_prompts_raise_the_budget_to_the_longest_sequence():
+    whole = ("batching.enable_chunked_prefill=false", "hardware=a100_80gb_sxm")
+    assert limits(*whole, "engine.max_model_len=4096")[1] == 4096
+    assert limits(*whole, "engine.max_model_len=1024")[1] == 2048
+    assert limits("engine.max_num_seqs=2", "engine.max_model_len=1000")[1] == 2000
+
+
+@pytest.mark.parametrize("engine", ["static", "hf_static", "tgi", "llama_cpp", "vllm_v0", "tensorrt_llm"])
+def test_other_profiles_have_the_same_limits_on_every_device(engine):
+    assert limits(f"engine={engine}") == limits(f"engine={engine}", "hardware=a100_80gb_sxm")
+
+
+def test_pools_have_the_limits_of_their_own_devices():
+    cfg = composed(SOURCE, ["++pools.big.hardware=b200_sxm", "++pools.small.hardware=l40s"])
+    pools = build_scenario(cfg).pools_by_name
+    assert {name: pool.max_num_batched_tokens for name, pool in pools.items()} == {
+        "big": 16384,
+        "small": 2048,
+    }
+
+
+def test_variants_follow_the_settings_that_are_changed_after_composing():
+    """A study sets keys in a composed config; the limits are those of the same overrides composed."""
+    for base, changes in (
+        (("engine=sglang",), ("tensor_parallel_size=4",)),
+        ((), ("hardware.memory_bytes=2e10",)),
+        ((), ("engine.max_num_batched_tokens=512",)),
+        (("hardware=b200_sxm",), ("engine.max_num_seqs=7",)),
+        (("hardware=l40s", "engine.max_num_seqs=7"), ("engine.max_num_seqs=null",)),
+    ):
+        scenario = build_scenario(resolved(Variants(SOURCE, base).config(changes)))
+        found = scenario.engine.max_num_seqs, scenario.max_num_batched_tokens
+        assert found == limits(*base, *changes)[:2]
+
+
+def test_an_object_in_place_of_the_hardware_decides():
+    device: Device = build(composed(SOURCE, ["hardware=a100_80gb_sxm"]).hardware, "hardware")
+    result = simulate("workload.num_requests=5", hardware=device)
+    assert result.config["engine"]["max_num_seqs"] == 256
+    assert result.config["batching"]["max_num_batched_tokens"] == 2048
+
+
+def test_an_unknown_rule_and_a_limit_without_one_are_named():
+    with pytest.raises(ConfigError, match=r"engine.default_limits=vlm: no such rule; nearest: vllm"):
+        composed(SOURCE, ["engine.default_limits=vlm"])
+    with pytest.raises(
+        ConfigError, match=r"engine.max_num_seqs=null: must be a number, as engine.default_li"
+    ):
+        composed(SOURCE, ["engine=tgi", "engine.max_num_seqs=null"])
+    with pytest.raises(ConfigError, match=r"engine.cuda_graphs.max_capture_size=null: must be a number"):
+        composed(SOURCE, ["engine=tensorrt_llm", "engine.cuda_graphs.max_capture_size=null"])
+
+
+def test_a_config_without_a_device_is_left_as_it_is():
+    config = {"engine": {"default_limits": "vllm", "max_num_seqs": None}}
+    complete(config)
+    assert config["engine"]["max_num_seqs"] is None
