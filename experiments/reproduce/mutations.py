@@ -29,6 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments.papers import distserve_prices, splitwise_prices
+from experiments.papers.speculation import speedup
 from experiments.reproduce.claims import FAMILIES, decoding, speculation
 from experiments.reproduce.command import chosen
 from experiments.reproduce.findings import FILE, LEAST_FACTOR, Finding, known
@@ -47,6 +48,7 @@ from sim.settings import build as building
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance import rates
+from sim.speculation.acceptance.draws import uniforms
 
 FACTORS = (LEAST_FACTOR, 1.25, 1.5, 2.0)
 LEAST_MOVE = 0.01
@@ -152,16 +154,14 @@ def _kv_bytes(factor: float) -> list[Patch]:
 
 
 def _acceptance(factor: float) -> list[Patch]:
-    drawn = rates.uniforms  # a token is accepted if a uniform number is below its rate
-
     def rarer(*args: Any, **more: Any) -> Any:
-        return factor * drawn(*args, **more)
+        # A token is accepted if its number, uniform between 0 and 1, is below its rate.
+        return factor * uniforms(*args, **more)
 
     def priced(comparison: Any, row: Any) -> float:
         fewer = replace(row, tokens=1 + (row.tokens - 1) / factor)
         return float(speedup(comparison, fewer))
 
-    speedup = speculation.speedup
     return [
         (rates, "uniforms", rarer),
         (speculation, "speedup", priced),

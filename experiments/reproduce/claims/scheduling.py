@@ -169,7 +169,7 @@ FAMILY = Family(
         ),
         Row(
             name="vtc",
-            kind=Kind.SIMULATED,
+            kind=Kind.COMPUTED,
             claim="VTC: service of a tenant that sends twice as much as another, over that of the other",
             published=(1, 1),
             unit="times",
@@ -189,7 +189,7 @@ FAMILY = Family(
         ),
         Row(
             name="dejavu",
-            kind=Kind.SIMULATED,
+            kind=Kind.COMPUTED,
             claim="DejaVu: latency of requests without copies of the KV over that with, one failure",
             published=(1.54, 1.54),
             unit="times",
