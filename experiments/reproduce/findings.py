@@ -12,7 +12,7 @@ LEAST_FACTOR = 1.1
 
 
 class Finding(NamedTuple):
-    """What one mutation does to one row: a line of `mutations.csv`."""
+    """Holds what one mutation does to one row: a line of `mutations.csv`."""
 
     row: str
     mutation: str
