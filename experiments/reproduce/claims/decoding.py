@@ -299,7 +299,7 @@ FAMILY = Family(
         ),
         Row(
             name="tp_prompt_4",
-            kind=Kind.SIMULATED,
+            kind=Kind.COMPUTED,
             claim="tensor parallelism: TTFT of a 7B model on four A100 40GB over one",
             published=(0.56, 0.56),
             unit="times",
@@ -309,7 +309,7 @@ FAMILY = Family(
         ),
         Row(
             name="tp_prompt_70b",
-            kind=Kind.SIMULATED,
+            kind=Kind.COMPUTED,
             claim="tensor parallelism: TTFT of Llama-2-70B on eight A100 40GB over four",
             published=(0.74, 0.74),
             unit="times",
