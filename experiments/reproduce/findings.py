@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,8 @@ class Finding(NamedTuple):
     row: str
     mutation: str
     change: float
-    """Ours with a factor of 1.1 over ours without, less 1; NaN: the settings no longer run."""
+    """Ours with a factor of 1.1 over ours without, less 1; NaN: the settings no longer run; inf: ours is a ratio
+    to nothing."""
     falls_at: float | None
     """Smallest factor with which the row falls out of its band; None: none that was tried."""
     tried: float
@@ -46,6 +48,8 @@ def broken_by(row: str) -> str:
         return f"Falls out with {', '.join(words)}."
     if not found:
         return ""
+    if any(math.isinf(finding.change) for finding in found):
+        return f"Has no finite figure with a change of x {LEAST_FACTOR:g}."
     most = max(found, key=lambda finding: (finding.tried, abs(finding.change)))
     return (
         f"Still holds with {most.mutation} x {most.tried:g}; x {LEAST_FACTOR:g} moves it by "

@@ -34,7 +34,7 @@ from experiments.reproduce.claims import FAMILIES, decoding, speculation
 from experiments.reproduce.command import chosen
 from experiments.reproduce.findings import FILE, LEAST_FACTOR, Finding, known
 from experiments.reproduce.rows import Kind, Row
-from experiments.reproduce.tasks import planned, result_of
+from experiments.reproduce.tasks import VALUE, planned, result_of
 from experiments.reproduce.verdicts import State, Verdict
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostShare
@@ -203,7 +203,8 @@ MUTATIONS: Mapping[str, Mutation] = {
 
 
 def figures_under(mutation: str | None, factor: float, names: Sequence[str]) -> dict[str, float]:
-    """Returns ours of rows under a mutation, by name; NaN for a row whose settings no longer run.
+    """Returns ours of rows under a mutation, by name; NaN for a row whose settings no longer run, inf for a
+    ratio to nothing.
 
     mutation: None for none. All tasks run in this process, with one seed.
     """
@@ -218,6 +219,8 @@ def figures_under(mutation: str | None, factor: float, names: Sequence[str]) -> 
                 results[key] = result_of(work)
             except (ConfigError, ValueError):  # such as KV that no longer fits
                 results[key] = {}
+            except ZeroDivisionError:  # the other system meets its limits at no rate
+                results[key] = {VALUE: math.inf}
         return {row.name: plan.interval(row, results).mean for row in rows}
 
 

@@ -256,7 +256,7 @@ FAMILY = Family(
         ),
         Row(
             name="waste_contiguous",
-            kind=Kind.SIMULATED,
+            kind=Kind.COMPUTED,
             claim="KV memory that contiguous reservations waste",
             published=(60, 80),
             unit="%",
@@ -268,7 +268,7 @@ FAMILY = Family(
         ),
         Row(
             name="waste_paged",
-            kind=Kind.SIMULATED,
+            kind=Kind.COMPUTED,
             claim="KV memory that paging wastes",
             published=(0, 4),
             unit="%",
