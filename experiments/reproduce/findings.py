@@ -18,8 +18,7 @@ class Finding(NamedTuple):
     row: str
     mutation: str
     change: float
-    """Ours with a factor of 1.1 over ours without, less 1; NaN: the settings no longer run; inf: ours is a ratio
-    to nothing."""
+    """Ours with a factor of 1.1 over ours without, less 1; infinite: ours is a ratio to nothing."""
     falls_at: float | None
     """Smallest factor with which the row falls out of its band; None: none that was tried."""
     tried: float

@@ -203,9 +203,9 @@ MUTATIONS: Mapping[str, Mutation] = {
 
 
 def figures_under(mutation: str | None, factor: float, names: Sequence[str]) -> dict[str, float]:
-    """Returns ours of rows under a mutation, by name; NaN for a row whose settings no longer run, inf for a
-    ratio to nothing.
+    """Returns ours of rows under a mutation, by name.
 
+    It is NaN for a row whose settings no longer run, and infinite for a ratio to nothing.
     mutation: None for none. All tasks run in this process, with one seed.
     """
     rows = _rows(names)
