@@ -38,8 +38,11 @@ def known() -> dict[str, tuple[Finding, ...]]:
     return {row: tuple(lines) for row, lines in found.items()}
 
 
-def broken_by(row: str) -> str:
-    """Returns a sentence on the changes that break a row, or that do not; empty if none is known."""
+def broken_by(row: str, *, differs: bool = False) -> str:
+    """Returns a sentence on the changes that break a row, or that do not; empty if none is known.
+
+    differs: whether the row does not hold without any change.
+    """
     found = known().get(row, ())
     falls = sorted((finding.falls_at, finding.mutation) for finding in found if finding.falls_at is not None)
     if falls:
@@ -50,6 +53,9 @@ def broken_by(row: str) -> str:
     if any(math.isinf(finding.change) for finding in found):
         return f"Has no finite figure with a change of x {LEAST_FACTOR:g}."
     most = max(found, key=lambda finding: (finding.tried, abs(finding.change)))
+    if differs:
+        strongest = max(found, key=lambda finding: abs(finding.change))
+        return f"Moves by {100 * strongest.change:+.1f} % with {strongest.mutation} x {LEAST_FACTOR:g}."
     return (
         f"Still holds with {most.mutation} x {most.tried:g}; x {LEAST_FACTOR:g} moves it by "
         f"{100 * most.change:+.1f} %."

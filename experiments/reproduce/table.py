@@ -58,7 +58,7 @@ def count_line(judged: Sequence[Judged]) -> str:
 
 def notes(row: Row) -> list[str]:
     """Returns the sentence on a row's difference, and the one on the changes that break it, if there are."""
-    return [words for words in (row.why, broken_by(row.name)) if words]
+    return [words for words in (row.why, broken_by(row.name, differs=row.differs)) if words]
 
 
 def source_text(source: Source) -> str:

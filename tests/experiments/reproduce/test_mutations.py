@@ -118,6 +118,8 @@ def test_the_sentence_on_what_breaks_a_row(lines, said, tmp_path, monkeypatch):
     known.cache_clear()
     try:
         assert broken_by("toy") == said
+        if lines and "Still" in said:
+            assert broken_by("toy", differs=True) == "Moves by +3.0 % with bandwidth x 1.1."
         with file.open() as written:
             assert len(list(csv.reader(written))) == 1 + len(lines)
     finally:
