@@ -10,7 +10,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from experiments.reproduce.rows import Row
-from experiments.reproduce.table import count_line, source_text
+from experiments.reproduce.table import count_line, notes, source_text
 from experiments.reproduce.verdicts import Judged, State, Verdict
 from experiments.study.verdicts import LEVEL
 from sim.report.look import GREEN, GREY, ORANGE, RED, log_axis, styled
@@ -29,7 +29,9 @@ def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) ->
         simulated = "those of runs with every seed have one seed, and none either"
     introduction = (
         f"{count_line(judged)} A row holds if our figure is at most 25 % outside of the published one (2 % "
-        "for plain arithmetic), or in the band that the row states. Computed figures have no interval; "
+        "for plain arithmetic), or in the band that the row states. Only simulated rows could be broken by "
+        "the simulator: no change of it moves computed ones, such as formulas, and fitted ones have a "
+        "constant or a setting that was chosen by the published figure. Figures of one run have no interval; "
         f"{simulated}. Figures whose source was not read "
         "here are marked. In the drawings, bars are the published values and dots ours, relative to the "
         "middle of what was published."
@@ -40,13 +42,14 @@ def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) ->
 
 
 def _section(part: Judged) -> str:
-    rows = [["claim", "published", "ours", "ratio", ""]]
+    rows = [["claim", "kind", "published", "ours", "ratio", ""]]
     for verdict in part.verdicts:
         row = verdict.row
         claim = f"{row.claim} [{row.name}]"
-        rows.append([claim, row.published_text, verdict.ours_text, verdict.ratio_text, verdict.state.value])
-    notes = "".join(f"<li>{_note(verdict.row)}</li>" for verdict in part.verdicts)
-    return f"{drawn(figure(part.verdicts))}{table(rows)}<ul>{notes}</ul>"
+        cells = [claim, row.kind.value, row.published_text, verdict.ours_text, verdict.ratio_text]
+        rows.append([*cells, verdict.state.value])
+    items = "".join(f"<li>{_note(verdict.row)}</li>" for verdict in part.verdicts)
+    return f"{drawn(figure(part.verdicts))}{table(rows)}<ul>{items}</ul>"
 
 
 def _note(row: Row) -> str:
@@ -54,7 +57,8 @@ def _note(row: Row) -> str:
     source = html.escape(source_text(row.source))
     if row.source.url:
         source = f'<a href="{html.escape(row.source.url)}" rel="noreferrer">{source}</a>'
-    return f"{row.name}: {html.escape(row.setting)}. From: {source}. {html.escape(row.why)}".rstrip()
+    said = html.escape(" ".join(notes(row)))
+    return f"{row.name}: {html.escape(row.setting)}. From: {source}. {said}".rstrip()
 
 
 def figure(verdicts: Sequence[Verdict]) -> go.Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from sim.report.numbers import number
@@ -15,6 +16,17 @@ EXACT = 0.02
 """The same for rows that are plain arithmetic: published figures are rounded to two or three digits."""
 
 Shown = Literal["value", "percent", "times", "times less", "% less"]
+
+
+class Kind(Enum):
+    """Says what a row that holds is evidence of. Only rows of the first kind are advertised."""
+
+    SIMULATED = "simulated"
+    """The simulator could break it: a change of its models moves ours (`mutations.csv`)."""
+    COMPUTED = "computed"
+    """A formula of this tool, figures that were put in, or a ratio that no mutation moves by 1 %."""
+    FITTED = "fitted"
+    """A constant or a setting was chosen by the published figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +41,8 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Computed:
-    """Obtains our figure from a function that needs no simulation."""
+class Direct:
+    """Obtains our figure from a function that takes milliseconds: a formula, or prices of iterations."""
 
     function: Callable[[], float]
 
@@ -71,7 +83,7 @@ class Compared:
             raise ValueError(f"over={self.over}: shown={self.shown} needs the opposite")
 
 
-Ours = Computed | Searched | Sampled | Compared
+Ours = Direct | Searched | Sampled | Compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +92,7 @@ class Row:
 
     name: str
     """Name on the command line, different from those of all other rows and families."""
+    kind: Kind
     claim: str
     published: tuple[float, float]
     """Least and largest published value; the bounds may be 0 and infinite."""

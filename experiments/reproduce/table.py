@@ -10,12 +10,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from experiments.app.terminal import plain_table
-from experiments.reproduce.rows import Source
-from experiments.reproduce.verdicts import Judged, State, Verdict, of_state, without_reason
+from experiments.reproduce.findings import broken_by
+from experiments.reproduce.rows import Kind, Row, Source
+from experiments.reproduce.verdicts import Judged, State, Verdict, without_reason
 from sim.metrics.summary import plain_json
 from sim.report.wording import plural
 
-HEADINGS = ("", "published", "ours", "ratio", "")
+HEADINGS = ("", "kind", "published", "ours", "ratio", "")
 PLURALS = {State.HOLDS: "hold", State.DIFFERS: "differ"}
 COLOURS = {State.HOLDS: "green", State.DIFFERS: "yellow", State.FELL_OUT: "bold red", State.MISSING: "dim"}
 
@@ -25,12 +26,12 @@ def print_gallery(judged: Sequence[Judged], console: Console) -> None:
     for part in judged:
         console.print(Text(part.family.title, style="bold"))
         console.print(
-            plain_table([HEADINGS, *(_cells(verdict) for verdict in part.verdicts)], label_columns=(0, 4))
+            plain_table([HEADINGS, *(_cells(verdict) for verdict in part.verdicts)], label_columns=(0, 1, 5))
         )
         for verdict in part.verdicts:
             row = verdict.row
             text = Text.assemble(f"{row.name}: ", (f"{row.setting}. From: {source_text(row.source)}.", "dim"))
-            console.print(Padding(text.append(f" {row.why}" if row.why else ""), (0, 0, 0, 2)))
+            console.print(Padding(text.append("".join(f" {words}" for words in notes(row))), (0, 0, 0, 2)))
         console.print()
     console.print(Text(count_line(judged)))
     if left := without_reason(judged):
@@ -39,14 +40,25 @@ def print_gallery(judged: Sequence[Judged], console: Console) -> None:
 
 
 def count_line(judged: Sequence[Judged]) -> str:
-    """Returns the numbers of rows by state, as a sentence."""
-    counts = {state: len(of_state(judged, state)) for state in State}
-    words = [
-        f"{count} {state.value if count == 1 else PLURALS.get(state, state.value)}"
-        for state, count in counts.items()
-        if count
-    ]
-    return f"{plural(sum(counts.values()), 'row')}: {', '.join(words)}."
+    """Returns the numbers of rows by state, as sentences: first those that the simulator could break."""
+    verdicts = [verdict for part in judged for verdict in part.verdicts]
+    sentences = []
+    for kind in Kind:
+        of_kind = [verdict for verdict in verdicts if verdict.row.kind is kind]
+        counts = {state: sum(verdict.state is state for verdict in of_kind) for state in State}
+        words = [
+            f"{count} {state.value if count == 1 else PLURALS.get(state, state.value)}"
+            for state, count in counts.items()
+            if count
+        ]
+        if words:
+            sentences.append(f"{plural(len(of_kind), f'{kind.value} row')}: {', '.join(words)}.")
+    return " ".join(sentences)
+
+
+def notes(row: Row) -> list[str]:
+    """Returns the sentence on a row's difference, and the one on the changes that break it, if there are."""
+    return [words for words in (row.why, broken_by(row.name, differs=row.differs)) if words]
 
 
 def source_text(source: Source) -> str:
@@ -61,6 +73,7 @@ def records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
             {
                 "family": part.family.name,
                 "row": verdict.row.name,
+                "kind": verdict.row.kind.value,
                 "claim": verdict.row.claim,
                 "published": list(verdict.row.published),
                 "unit": verdict.row.unit,
@@ -84,6 +97,7 @@ def _cells(verdict: Verdict) -> list[str]:
     state = verdict.state
     return [
         f"{verdict.row.claim} [{verdict.row.name}]".replace("[", r"\["),
+        verdict.row.kind.value,
         verdict.row.published_text,
         verdict.ours_text,
         verdict.ratio_text,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from experiments.app.output_file import file_errors_reported
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
-from experiments.reproduce.rows import Compared, Computed, Row, Sampled, Searched
+from experiments.reproduce.rows import Compared, Direct, Row, Sampled, Searched
 from experiments.study.code import code_version
 from experiments.study.figures import as_text, figures
 from experiments.study.runs import Point
@@ -77,7 +77,7 @@ class Plan:
     def interval(self, row: Row, results: Mapping[tuple[str, ...], Mapping[str, float]]) -> Interval:
         """Returns our figure of a row; NaN if a task of it has no result."""
         ours = row.ours
-        if isinstance(ours, Computed):
+        if isinstance(ours, Direct):
             return mean_interval([ours.function()])
         if isinstance(ours, Searched):
             return mean_interval([results.get((row.name,), {}).get(VALUE, NAN)])
@@ -136,7 +136,7 @@ def done(
         with file_errors_reported(cache, CURE):
             cache.mkdir(parents=True, exist_ok=True)  # before the runs, which take minutes
     with ctrl_c_noted() as interrupt:
-        outcomes = in_turn(_result, [tasks[key] for key in left], max(min(jobs, len(left)), 1), interrupt)
+        outcomes = in_turn(result_of, [tasks[key] for key in left], max(min(jobs, len(left)), 1), interrupt)
         for index, result in outcomes:
             key = left[index]
             results[key] = result
@@ -147,8 +147,8 @@ def done(
         return results, interrupt.noted and len(results) < len(tasks)
 
 
-def _result(work: Work) -> dict[str, float]:
-    """Runs one task in a worker."""
+def result_of(work: Work) -> dict[str, float]:
+    """Runs one task."""
     if work.function is not None:
         return {VALUE: float(work.function())}
     assert work.config is not None

@@ -7,12 +7,22 @@ from typing import Any
 
 from experiments.papers.speculation import deployment_of
 from hwmodels.devices.device import Device
-from hwmodels.iterations.operating_point import OperatingPoint, decode_shape, operating_point
+from hwmodels.iterations.operating_point import OperatingPoint, decode_shape, operating_point, prefill_shape
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.tariff import Tariff
 from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
+
+PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values
+    "model=llama2_70b",
+    "model.config.num_hidden_layers=118",
+    "model.config.hidden_size=18432",
+    "model.config.num_attention_heads=48",
+    "model.config.num_key_value_heads=48",
+    "+model.config.head_dim=128",
+    "model.config.intermediate_size=73728",
+)
 
 
 @cache
@@ -37,6 +47,11 @@ def tariff(name: str) -> Tariff:
 def decode(*settings: str, batch: int = 1, context: int) -> OperatingPoint:
     """Returns the operating point of a decode iteration with these settings of `windtunnel simulate`."""
     return operating_point(deployment_of(settings).iteration_model(), decode_shape(batch, context))
+
+
+def prefill(*settings: str, batch: int = 1, prompt: int) -> OperatingPoint:
+    """Returns the operating point of an iteration of whole prompts with these settings."""
+    return operating_point(deployment_of(settings).iteration_model(), prefill_shape(batch, prompt))
 
 
 def device(*overrides: str) -> Device:

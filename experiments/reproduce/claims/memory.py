@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.reproduce.claims.built import decode, model
-from experiments.reproduce.claims.sources import BOOK, PAGED_ATTENTION, VLLM_BLOG
-from experiments.reproduce.rows import EXACT, Compared, Computed, Family, Row, Source
+from experiments.reproduce.claims.built import PALM, decode, model
+from experiments.reproduce.claims.sources import BOOK, PAGED_ATTENTION, POPE, VLLM_BLOG
+from experiments.reproduce.rows import EXACT, Compared, Direct, Family, Kind, Row, Source
 
 INF = float("inf")
 ATTENTION = Source(
@@ -29,15 +29,6 @@ TINY_CHAT = Source(
     "mit-han-lab/llm-awq, tinychat/README.md, table of the RTX 4090 (July 2025)",
     "https://github.com/mit-han-lab/llm-awq",
     was_read=True,
-)
-PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values
-    "model=llama2_70b",
-    "model.config.num_hidden_layers=118",
-    "model.config.hidden_size=18432",
-    "model.config.num_attention_heads=48",
-    "model.config.num_key_value_heads=48",
-    "+model.config.head_dim=128",
-    "model.config.intermediate_size=73728",
 )
 LATENT = ("model=deepseek_r1", "model.config.num_hidden_layers=60")  # the attention of DeepSeek-V2
 EXPANDED = (  # the same 128 heads of 128 with keys and values of their own
@@ -79,12 +70,13 @@ AWQ_SETTING = "engine=vllm, RTX 4090, one sequence, 200 tokens (assumed)"
 def _awq(name: str, weights: str, published: float, is_quantised: bool) -> Row:
     return Row(
         name=name,
+        kind=Kind.SIMULATED,
         claim=f"a token of Llama-2-7B with {weights}, RTX 4090",
         published=(published, published),
         unit="ms",
         source=TINY_CHAT,
         setting=AWQ_SETTING,
-        ours=Computed(function=partial(awq_ms, is_quantised)),
+        ours=Direct(function=partial(awq_ms, is_quantised)),
     )
 
 
@@ -94,57 +86,58 @@ FAMILY = Family(
     rows=(
         Row(
             name="kv_token",
+            kind=Kind.COMPUTED,
             claim="KV of a token of Llama-2-7B",
             published=(524288, 524288),
             unit="bytes",
             source=Source("2 x 32 layers x 32 heads x 128 x 2 bytes, in many introductions"),
             setting="model=llama2_7b",
             tolerance=EXACT,
-            ours=Computed(function=lambda: kv_bytes("model=llama2_7b")),
+            ours=Direct(function=lambda: kv_bytes("model=llama2_7b")),
         ),
         Row(
             name="kv_13b",
+            kind=Kind.COMPUTED,
             claim="KV of 32 sequences of 2,048 tokens, Llama-2-13B",
             published=(54, 54),
             unit="GB",
             source=BOOK,
             setting="model=llama2_13b",
             tolerance=EXACT,
-            ours=Computed(function=lambda: kv_bytes("model=llama2_13b") * 32 * 2048 / 1e9),
+            ours=Direct(function=lambda: kv_bytes("model=llama2_13b") * 32 * 2048 / 1e9),
         ),
         Row(
             name="kv_70b",
+            kind=Kind.COMPUTED,
             claim="KV of 64 sequences of 1,024 tokens, Llama-2-70B",
             published=(20, 20),
             unit="GiB",
             source=DATABRICKS,
             setting="model=llama2_70b",
             tolerance=EXACT,
-            ours=Computed(function=lambda: kv_bytes("model=llama2_70b") * 64 * 1024 / 2**30),
+            ours=Direct(function=lambda: kv_bytes("model=llama2_70b") * 64 * 1024 / 2**30),
         ),
         Row(
             name="kv_palm",
+            kind=Kind.COMPUTED,
             claim="KV of 512 sequences of 2,048 tokens, multi-head model with 500 B parameters",
             published=(3, 3),
             unit="TB",
-            source=Source(
-                "Pope et al., Efficiently scaling transformer inference, MLSys 2023, page 3",
-                "https://arxiv.org/abs/2211.05102",
-                was_read=True,
-            ),
+            source=POPE,
             setting="PaLM 540B with 48 KV heads",
             tolerance=EXACT,
-            ours=Computed(function=lambda: kv_bytes(*PALM) * 512 * 2048 / 1e12),
+            ours=Direct(function=lambda: kv_bytes(*PALM) * 512 * 2048 / 1e12),
         ),
         Row(
             name="gqa_llama3_8b",
+            kind=Kind.COMPUTED,
             claim="grouped-query attention: KV of all heads over KV of 8 heads, Llama-3-8B",
             published=(4, 4),
             unit="times",
             source=ATTENTION,
             setting="32 KV heads against 8",
             tolerance=EXACT,
-            ours=Computed(
+            ours=Direct(
                 function=lambda: kv_ratio(
                     ("model=llama3_8b", "model.config.num_key_value_heads=32"), ("model=llama3_8b",)
                 )
@@ -152,13 +145,14 @@ FAMILY = Family(
         ),
         Row(
             name="gqa_llama2_70b",
+            kind=Kind.COMPUTED,
             claim="grouped-query attention: KV of all heads over KV of 8 heads, Llama-2-70B",
             published=(8, 8),
             unit="times",
             source=ATTENTION,
             setting="64 KV heads against 8",
             tolerance=EXACT,
-            ours=Computed(
+            ours=Direct(
                 function=lambda: kv_ratio(
                     ("model=llama2_70b", "model.config.num_key_value_heads=64"), ("model=llama2_70b",)
                 )
@@ -166,13 +160,14 @@ FAMILY = Family(
         ),
         Row(
             name="mqa",
+            kind=Kind.COMPUTED,
             claim="multi-query attention: KV of 32 heads over KV of one",
             published=(32, 32),
             unit="times",
             source=ATTENTION,
             setting="32 KV heads against one, Llama-2-7B",
             tolerance=EXACT,
-            ours=Computed(
+            ours=Direct(
                 function=lambda: kv_ratio(
                     ("model=llama2_7b",), ("model=llama2_7b", "model.config.num_key_value_heads=1")
                 )
@@ -180,43 +175,47 @@ FAMILY = Family(
         ),
         Row(
             name="mha_4096",
+            kind=Kind.COMPUTED,
             claim="KV of 4,096 tokens, 128 heads with their own keys and values in 60 layers",
             published=(16.1, 16.1),
             unit="GB",
             source=MLA,
             setting="DeepSeek-V2's heads as multi-head attention",
             tolerance=EXACT,
-            ours=Computed(function=lambda: model(*EXPANDED).kv_bytes_of_sequence(CONTEXT) / 1e9),
+            ours=Direct(function=lambda: model(*EXPANDED).kv_bytes_of_sequence(CONTEXT) / 1e9),
         ),
         Row(
             name="mla_4096",
+            kind=Kind.COMPUTED,
             claim="KV of 4,096 tokens with latent attention (MLA) in 60 layers",
             published=(0.28, 0.28),
             unit="GB",
             source=MLA,
             setting="512 + 64 values per token and layer",
             tolerance=EXACT,
-            ours=Computed(function=lambda: model(*LATENT).kv_bytes_of_sequence(CONTEXT) / 1e9),
+            ours=Direct(function=lambda: model(*LATENT).kv_bytes_of_sequence(CONTEXT) / 1e9),
         ),
         Row(
             name="mla_ratio",
+            kind=Kind.COMPUTED,
             claim="KV of 128 heads with their own keys and values over KV of MLA",
             published=(57, 57),
             unit="times",
             source=MLA,
             setting="DeepSeek-V2, 4,096 tokens",
             tolerance=EXACT,
-            ours=Computed(function=lambda: kv_ratio(EXPANDED, LATENT)),
+            ours=Direct(function=lambda: kv_ratio(EXPANDED, LATENT)),
         ),
         Row(
             name="window",
+            kind=Kind.COMPUTED,
             claim="window of 1,000 tokens in a context of 10,000",
             published=(10, 10),
             unit="times",
             source=BOOK,
             setting="all layers of Llama-2-7B",
             tolerance=EXACT,
-            ours=Computed(
+            ours=Direct(
                 function=lambda: kv_ratio(
                     WHOLE,
                     (
@@ -230,17 +229,17 @@ FAMILY = Family(
         ),
         Row(
             name="shared_layers",
+            kind=Kind.COMPUTED,
             claim="one cache for three layers",
             published=(3, 3),
             unit="times",
             source=BOOK,
             setting="Llama-3.1-8B: 11 caches for 32 layers",
-            ours=Computed(
-                function=lambda: kv_ratio(("model=llama3_1_8b",), ("model=llama3_1_8b", *SHARED_KV))
-            ),
+            ours=Direct(function=lambda: kv_ratio(("model=llama3_1_8b",), ("model=llama3_1_8b", *SHARED_KV))),
         ),
         Row(
             name="window_shared_mqa",
+            kind=Kind.COMPUTED,
             claim="multi-query attention, windows in most layers and shared caches together",
             published=(20, INF),
             unit="times",
@@ -250,13 +249,14 @@ FAMILY = Family(
                 was_read=True,
             ),
             setting="model=character_ai_like_8b against Llama-3.1-8B, 10,240 tokens",
-            ours=Computed(
+            ours=Direct(
                 function=lambda: kv_ratio(("model=llama3_1_8b",), ("model=character_ai_like_8b",), 10_240)
             ),
             why="The published figure is a lower bound; windows save the more, the longer the context is.",
         ),
         Row(
             name="waste_contiguous",
+            kind=Kind.COMPUTED,
             claim="KV memory that contiguous reservations waste",
             published=(60, 80),
             unit="%",
@@ -268,6 +268,7 @@ FAMILY = Family(
         ),
         Row(
             name="waste_paged",
+            kind=Kind.COMPUTED,
             claim="KV memory that paging wastes",
             published=(0, 4),
             unit="%",
@@ -279,6 +280,7 @@ FAMILY = Family(
         ),
         Row(
             name="paged_throughput",
+            kind=Kind.SIMULATED,
             claim="throughput with paging over Orca (Max)",
             published=(2, 4),
             unit="times",
@@ -293,12 +295,13 @@ FAMILY = Family(
         ),
         Row(
             name="awq_memory",
+            kind=Kind.COMPUTED,
             claim="weights in fp16 over weights in int4 (AWQ)",
             published=(4, 4),
             unit="times",
             source=AWQ,
             setting="Llama-2-7B, a scale and a zero point for 128 weights, tables in fp16",
-            ours=Computed(
+            ours=Direct(
                 function=lambda: (
                     weight_bytes("model=llama2_7b") / weight_bytes("model=llama2_7b", "model.weights=int4_wo")
                 )
@@ -308,12 +311,13 @@ FAMILY = Family(
         _awq("awq_int4", "int4 weights (AWQ)", 5.28, True),
         Row(
             name="awq_speed",
+            kind=Kind.SIMULATED,
             claim="speed of decodes with int4 weights over fp16, Llama-2-7B",
             published=(2.94, 2.94),
             unit="times",
             source=TINY_CHAT,
             setting=AWQ_SETTING,
-            ours=Computed(function=lambda: awq_ms(False) / awq_ms(True)),
+            ours=Direct(function=lambda: awq_ms(False) / awq_ms(True)),
         ),
     ),
 )

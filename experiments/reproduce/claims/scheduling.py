@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.reproduce.claims.shipped import run_result, run_summary, summary
-from experiments.reproduce.rows import Compared, Family, Row, Sampled, Searched, Source
+from experiments.reproduce.rows import Compared, Family, Kind, Row, Sampled, Searched, Source
 
 E2E = "e2e.mean_s"
 SHAREGPT = (  # as in FastServe's artifact; means of vLLM's benchmark, which has the same filter; cv assumed
@@ -139,6 +139,7 @@ FAMILY = Family(
     rows=(
         Row(
             name="fastserve",
+            kind=Kind.SIMULATED,
             claim="FastServe: rate within a mean of 0.3 s per output token over first come, first served",
             published=(2, 4),
             unit="times",
@@ -158,6 +159,7 @@ FAMILY = Family(
         ),
         Row(
             name="s3",
+            kind=Kind.SIMULATED,
             claim="S3: regions of the predicted length over regions of the longest possible one",
             published=(6.49, 6.49),
             unit="times",
@@ -167,6 +169,7 @@ FAMILY = Family(
         ),
         Row(
             name="vtc",
+            kind=Kind.COMPUTED,
             claim="VTC: service of a tenant that sends twice as much as another, over that of the other",
             published=(1, 1),
             unit="times",
@@ -176,6 +179,7 @@ FAMILY = Family(
         ),
         Row(
             name="vtc_fcfs",
+            kind=Kind.SIMULATED,
             claim="FCFS: service of a tenant that sends twice as much as another, over that of the other",
             published=(2, 2),
             unit="times",
@@ -185,6 +189,7 @@ FAMILY = Family(
         ),
         Row(
             name="dejavu",
+            kind=Kind.COMPUTED,
             claim="DejaVu: latency of requests without copies of the KV over that with, one failure",
             published=(1.54, 1.54),
             unit="times",
@@ -201,6 +206,7 @@ FAMILY = Family(
         ),
         Row(
             name="llumnix",
+            kind=Kind.SIMULATED,
             claim="Llumnix: P99 TTFT lower than with its dispatch alone, by migration of running requests",
             published=(14.8, 14.8),
             unit="times",
@@ -217,12 +223,12 @@ FAMILY = Family(
             why=(
                 "The paper states the best of its loads; ours is one load, below saturation. About 1 % of "
                 "the requests wait long without migration, so the P99 of a run is that of the waiting ones "
-                "or of the others: the gain of single seeds is 1.3 to 39 times, and 5.9 (1.3 to 26) times "
-                "over five of them."
+                "or of the others: the gains of single seeds differ by orders of magnitude."
             ),
         ),
         Row(
             name="llumnix_mean",
+            kind=Kind.SIMULATED,
             claim="Llumnix: mean TTFT lower than with its dispatch alone, by migration of running requests",
             published=(7.7, 7.7),
             unit="times",

@@ -21,3 +21,28 @@ PROMPT_CACHING = Source(
     "https://www.anthropic.com/news/prompt-caching",
     was_read=True,
 )
+ANYSCALE_METRICS = Source(
+    "Anyscale, Reproducible Performance Metrics for LLM inference, November 2023, summary",
+    "https://www.anyscale.com/blog/reproducible-performance-metrics-for-llm-inference",
+    was_read=True,
+)
+FLASH_DECODING_PP = Source(
+    "Hong et al., FlashDecoding++, MLSys 2024, abstract (copies were read)",
+    "https://arxiv.org/abs/2311.01282",
+    was_read=True,
+)
+PALM = Source(
+    "Chowdhery et al., PaLM, 2022, section 4.1 (copies were read)",
+    "https://arxiv.org/abs/2204.02311",
+    was_read=True,
+)
+FLASH = Source(
+    "Dao et al., FlashAttention, NeurIPS 2022, figure 1 (copies were read)",
+    "https://arxiv.org/abs/2205.14135",
+    was_read=True,
+)
+POPE = Source(
+    "Pope et al., Efficiently scaling transformer inference, MLSys 2023, abstract and page 3",
+    "https://arxiv.org/abs/2211.05102",
+    was_read=True,
+)

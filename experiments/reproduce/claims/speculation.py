@@ -11,7 +11,7 @@ from experiments.papers.speculation import simulated, speedup
 from experiments.papers.speculation_rows import CHINCHILLA, LEVIATHAN, MEDUSA, SPEC_BENCH
 from experiments.reproduce.claims.built import decode
 from experiments.reproduce.claims.sources import BOOK
-from experiments.reproduce.rows import EXACT, Computed, Family, Row, Sampled, Source
+from experiments.reproduce.rows import EXACT, Direct, Family, Kind, Row, Sampled, Source
 
 FORMULA = Source(
     "Leviathan et al., Fast inference from transformers via speculative decoding, ICML 2023, theorem 3.8",
@@ -89,6 +89,7 @@ def _alpha(rate: float, *, in_runs: bool = False) -> Row:
     published = round(improvement(rate), 2)
     return Row(
         name=f"alpha_{round(100 * rate):03}{'_run' * in_runs}",
+        kind=Kind.SIMULATED if in_runs else Kind.COMPUTED,
         claim=f"four draft tokens at a tenth of a pass each, acceptance {rate}{', simulated' * in_runs}",
         published=(published, published),
         unit="times",
@@ -96,9 +97,7 @@ def _alpha(rate: float, *, in_runs: bool = False) -> Row:
         setting="eight requests of 10,000 tokens, one at a time" if in_runs else "prices in units of a pass",
         tolerance=EXACT,
         ours=(
-            Sampled(function=partial(by_run, rate))
-            if in_runs
-            else Computed(function=partial(by_formula, rate))
+            Sampled(function=partial(by_run, rate)) if in_runs else Direct(function=partial(by_formula, rate))
         ),
     )
 
@@ -111,6 +110,7 @@ FAMILY = Family(
         *(_alpha(rate, in_runs=True) for rate in ALPHAS),
         Row(
             name="usual",
+            kind=Kind.SIMULATED,
             claim="usual speed-up of speculative decoding",
             published=(2, 3),
             unit="times",
@@ -119,70 +119,77 @@ FAMILY = Family(
                 was_read=True,
             ),
             setting="EAGLE on Vicuna-7B, A100, tokens per pass of Spec-Bench",
-            ours=Computed(function=partial(by_row, SPEC_BENCH, "7B, EAGLE")),
+            ours=Direct(function=partial(by_row, SPEC_BENCH, "7B, EAGLE")),
         ),
         Row(
             name="chinchilla_pass",
+            kind=Kind.SIMULATED,
             claim="a token of Chinchilla-70B",
             published=(14.1, 14.1),
             unit="ms",
             source=DEEPMIND,
             setting="16 TPU v4",
-            ours=Computed(function=partial(milliseconds, "chinchilla_70b")),
+            ours=Direct(function=partial(milliseconds, "chinchilla_70b")),
         ),
         Row(
             name="chinchilla_draft",
+            kind=Kind.SIMULATED,
             claim="a token of its draft of 4 B parameters",
             published=(1.8, 1.8),
             unit="ms",
             source=DEEPMIND,
             setting="16 TPU v4",
-            ours=Computed(function=partial(milliseconds, "chinchilla_4b")),
+            ours=Direct(function=partial(milliseconds, "chinchilla_4b")),
         ),
         Row(
             name="chinchilla",
+            kind=Kind.COMPUTED,
             claim="speed-up of Chinchilla-70B",
             published=(1.92, 2.46),
             unit="times",
             source=DEEPMIND,
             setting="published times, acceptance 0.8 (assumed)",
-            ours=Computed(function=partial(by_row, CHINCHILLA, "XSum, greedy")),
+            ours=Direct(function=partial(by_row, CHINCHILLA, "XSum, greedy")),
         ),
         Row(
             name="t5_translation",
+            kind=Kind.COMPUTED,
             claim="speed-up of T5-XXL, translation, drafts of T5-small",
             published=(3.4, 3.4),
             unit="times",
             source=T5,
             setting="published acceptance and price",
-            ours=Computed(function=partial(by_row, LEVIATHAN, "translation, T5-small, K=7")),
+            ours=Direct(function=partial(by_row, LEVIATHAN, "translation, T5-small, K=7")),
         ),
         Row(
             name="t5_summaries",
+            kind=Kind.COMPUTED,
             claim="speed-up of T5-XXL, summaries, drafts of T5-small",
             published=(3.1, 3.1),
             unit="times",
             source=T5,
             setting="published acceptance and price",
-            ours=Computed(function=partial(by_row, LEVIATHAN, "summaries, T5-small, K=5")),
+            ours=Direct(function=partial(by_row, LEVIATHAN, "summaries, T5-small, K=5")),
         ),
         Row(
             name="reference",
+            kind=Kind.COMPUTED,
             claim="inference with reference, where answers copy from the prompt",
             published=(2, 2),
             unit="times",
             source=BOOK,
             setting=f"prompt lookup on Vicuna-7B, {RAG_TOKENS} tokens per pass (Spec-Bench, retrieval)",
-            ours=Computed(function=with_reference),
+            ours=Direct(function=with_reference),
         ),
         Row(
             name="medusa",
+            kind=Kind.SIMULATED,
             claim="Medusa on Llama-3.1-405B, eight H200",
             published=(1.9, 1.9),
             unit="times",
             source=NVIDIA,
             setting="NVIDIA's tree of 64 nodes, two-shot all-reduces, 2.32 tokens per pass (Spec-Bench)",
-            ours=Computed(function=partial(by_row, MEDUSA, "Llama-3.1-405B")),
+            ours=Direct(function=partial(by_row, MEDUSA, "Llama-3.1-405B")),
             why=(
                 "Its tokens per pass are not published: 2.62 would give 1.9. Without two-shot all-reduces, "
                 "which the tables of TensorRT-LLM 1.x do not have, it would be 1.36."

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
 from experiments.app.cli import main
 from experiments.reproduce import command, tasks
 from experiments.reproduce.claims import FAMILIES
-from experiments.reproduce.rows import Compared, Computed, Family, Row, Sampled, Searched, Source
+from experiments.reproduce.rows import Compared, Direct, Family, Kind, Row, Sampled, Searched, Source
 from experiments.reproduce.tasks import planned
 from experiments.reproduce.verdicts import State, Verdict
 from sim.metrics.paired import mean_interval
@@ -29,7 +28,8 @@ def make_row(value=10.0, **given) -> Row:
         "unit": "times",
         "source": Source("Toy et al., 2024"),
         "setting": "none",
-        "ours": Computed(function=lambda: value),
+        "kind": Kind.SIMULATED,
+        "ours": Direct(function=lambda: value),
     }
     return Row(**{**default, **given})
 
@@ -43,7 +43,7 @@ def reproduce(tmp_path, *arguments: str) -> int:
     return main(["reproduce", *arguments, folder, f"cache={tmp_path}/kept", "progress=false"])
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if isinstance(row.ours, Computed)])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if isinstance(row.ours, Direct)])
 def test_a_computed_row_is_in_the_state_that_it_claims(name):
     row = ROWS[name]
     verdict = verdict_of(row)
@@ -159,7 +159,7 @@ def test_a_row_that_falls_out_of_its_band_gives_exit_code_3(tmp_path, monkeypatc
     assert reproduce(tmp_path) == 3
     printed = capsys.readouterr()
     assert printed.err == "windtunnel: 1 row fell out of the band: toy\n"
-    assert "2 rows: 1 holds, 1 fell out." in printed.out
+    assert "2 simulated rows: 1 holds, 1 fell out." in printed.out
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
     assert [row["state"] for row in rows] == ["fell out", "holds"]
     assert "Toy et al., 2024 (not read here)" in (tmp_path / "out" / "gallery.html").read_text()
@@ -189,7 +189,8 @@ def test_the_page_has_setting_source_and_reason_of_each_row(tmp_path, monkeypatc
     link = '<a href="https://toy.example/?a=1&amp;b=2" rel="noreferrer">Toy et al., 2024</a>'
     page = (tmp_path / "out" / "gallery.html").read_text()
     assert f"<li>toy: none. From: {link}. A &amp; B.</li>" in page
-    assert "<th>a toy [toy]</th><td>10 times</td><td>13 times</td><td>1.30</td><td>differs</td>" in page
+    cells = ("simulated", "10 times", "13 times", "1.30", "differs")
+    assert "<th>a toy [toy]</th>" + "".join(f"<td>{cell}</td>" for cell in cells) in page
 
 
 def test_a_row_without_a_known_cause_is_named(tmp_path, monkeypatch, capsys):
@@ -242,12 +243,14 @@ def test_a_cache_that_cannot_be_made_is_reported_before_the_runs(tmp_path, monke
 
 
 def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path, monkeypatch, capsys):
-    cut_short = SimpleNamespace(summary={"interrupted": True, "kv": {"wasted_share": 0.5}})
-    monkeypatch.setattr(tasks, "simulate_config", lambda config: cut_short)
+    def cut_short(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "simulate_config", cut_short)
     ours = Compared(experiment="contiguous_vs_paged", metric="kv.wasted_share", arm="paged", shown="percent")
     use(monkeypatch, make_row(ours=ours))
     assert reproduce(tmp_path, "report=false", "seeds=[0]", "jobs=1") == 130
-    assert "1 row: 1 not run." in capsys.readouterr().out
+    assert "1 simulated row: 1 not run." in capsys.readouterr().out
     assert not any((tmp_path / "kept").iterdir())
 
 
@@ -263,7 +266,10 @@ def test_a_damaged_kept_result_is_computed_again(tmp_path, monkeypatch):
 def test_rows_are_chosen_by_name(tmp_path, capsys):
     assert reproduce(tmp_path, "kernels", "kv_token", "report=false") == 0
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
-    assert [row["row"] for row in rows] == ["kv_token", "flash_1", "flash_2", "flash_2_over_1", "flash_3"]
+    assert [row["row"] for row in rows] == [
+        "kv_token",
+        *(name for name in ROWS if name.startswith("flash_") and "decoding" not in name),
+    ]
 
 
 @pytest.mark.parametrize(
