@@ -13,7 +13,6 @@ from math import inf, nextafter
 from typing import Any, NamedTuple, Protocol
 
 from policies.adapters.registry import Adapter
-from policies.batching.static import check_traffic_ends
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
@@ -90,8 +89,6 @@ class LiveSimulation(Simulation):
         listener: Listener,
         attach: Callable[[Replica], None] | None = None,
     ) -> None:
-        for pool in pools:
-            check_traffic_ends(pool.batching, "a server")
         self._listener = listener
         self._attach_own = attach
         self._due: list[TokenFeed] = []  # feeds of the replicas that end an iteration with the present event

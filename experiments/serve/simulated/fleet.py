@@ -20,6 +20,7 @@ from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.lengths import OutputLengths
 from experiments.serve.simulated.output import FAILED, Output, deltas, finish_reason
 from experiments.serve.simulated.record_limit import RecordLimit
+from policies.batching.static import check_traffic_ends
 from policies.core.policy_names import name_of
 from policies.core.request import Prompt, Request
 from sim.cluster.live import Ended, LiveSimulation
@@ -54,6 +55,8 @@ class SimulatedFleet:
         self._answers = answers
         self._lengths = lengths
         pools = scenario.pools_by_name.values()
+        for pool in pools:
+            check_traffic_ends(pool.batching, "a server")
         self._bases = _base_models(scenario, tokens_per_image)
         self._adapters = ServedAdapters(scenario)
         self._has_priorities = any(name_of(pool.scheduling) != "fcfs" for pool in pools)

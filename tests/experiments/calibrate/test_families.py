@@ -16,12 +16,28 @@ from hwmodels.hf.config import from_hf_fields
 MODELS = Path(__file__).parents[3] / "configs" / "model"
 SIMULATED_ONLY = {
     "character_ai_like_8b": "does not support transformed models",
+    "deepseek_v4_flash": "does not support DeepseekV4ForCausalLM",
+    "deepseek_v4_pro": "does not support DeepseekV4ForCausalLM",
     "gemma3n_e4b": "does not support Gemma3nForCausalLM",
+    "gemma4_26b_a4b": "does not support Gemma4ForCausalLM",
+    "gemma4_31b": "does not support Gemma4ForCausalLM",
     "glm_5": "does not support GlmMoeDsaForCausalLM",
+    "glm_5_2": "does not support GlmMoeDsaForCausalLM",
     "kimi_k2_5": "supported: type float with num_bits 8",
+    "kimi_k3": "does not support KimiLinearForCausalLM",
     "llama4_scout": "does not support Llama4ForCausalLM",
+    "mimo_v2_flash": "does not support MiMoV2FlashForCausalLM",
     "minimax_m2_5": "does not support MiniMaxM2ForCausalLM",
+    "minimax_m3": "does not support MiniMaxM3ForCausalLM",
+    "nemotron_3_nano_30b_a3b": "does not support NemotronHForCausalLM",
+    "nemotron_3_super_120b_a12b": "does not support NemotronHForCausalLM",
+    "nemotron_super_49b": "does not support DeciLMForCausalLM",
+    "qwen3_5_27b": "does not support Qwen3_5ForCausalLM",
+    "qwen3_5_35b_a3b": "does not support Qwen3_5MoeForCausalLM",
     "qwen3_5_397b_a17b": "does not support Qwen3_5MoeForCausalLM",
+    "qwen3_next_80b_a3b": "does not support Qwen3NextForCausalLM",
+    "qwen3_vl_8b": "head_dim: missing",
+    "step_3_7_flash": "does not support Step3p7FlashForCausalLM",
 }
 
 

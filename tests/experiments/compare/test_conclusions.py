@@ -70,7 +70,7 @@ def test_noise_is_said_to_be_noise():
 def test_figures_that_reach_zero_are_compared_by_difference():
     experiment = make_experiment(metrics=(Metric(key="preemptions", better="lower"),))
     (sentence,) = verdicts(evaluated(experiment, a=[10, 11, 12], b=[0, 0, 0]))
-    assert sentence == "b beats a: preemptions −11.0 (95 % interval −13.5 to −8.52, 3 paired seeds)"
+    assert sentence == "b beats a: preemptions −11.0 (95 % interval −13.5 to −8.5, 3 paired seeds)"
 
 
 def test_one_seed_gives_means_but_no_verdict():
@@ -170,8 +170,8 @@ def test_latencies_are_shown_in_milliseconds_and_shares_in_percent():
     heading, *rows = metric_rows(found, metrics[0])
     assert heading == ["arm", "mean", "±", "over a", "95 % interval", "seeds", "verdict"]
     assert rows == [
-        ["a", "100", "0", "", "", "3", ""],
-        ["b", "200", "0", "×2.00", "2.00 to 2.00", "3", "worse"],
+        ["a", "100", "–", "", "", "3", ""],
+        ["b", "200", "–", "×2.00", "–", "3", "worse"],
     ]
     assert metric_rows(found, metrics[1])[1][:2] == ["a", "50.0"]
 

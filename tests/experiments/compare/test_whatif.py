@@ -111,8 +111,8 @@ def test_a_change_of_the_workload_is_reported_as_one():
     [
         (["whatif.changes=['lod=2']"], r"^whatif.changes\[0\]: lod=2: lod: no such"),
         (
-            ["whatif.changes=['gpu: hardware=h20']"],
-            r"^whatif.changes\[0\]: gpu: hardware=h20: no such choice",
+            ["whatif.changes=['gpu: hardware=h2000']"],
+            r"^whatif.changes\[0\]: gpu: hardware=h2000: no such choice",
         ),
         (["whatif.changes=['huge: model=llama3_1_405b']"], r"^whatif.changes\[0\]: huge: "),
         (["seed=5"], r"^seed=5: must not be set here; whatif.seeds sets the seeds, .*whatif.seeds=\[5\]$"),

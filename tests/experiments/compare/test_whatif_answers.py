@@ -160,7 +160,7 @@ def test_tables_have_the_baselines_figures_and_the_changes_of_them():
     first, second = tables(answers_of(TWICE))
     assert first == [
         ["", "SLO attainment, %", "TTFT p99, ms", "limited by"],
-        ["baseline", "98.0 ±2.5", "200 ±248", "memory bandwidth"],
+        ["baseline", "98.0 ±2.5", "200 ±250", "memory bandwidth"],
         ["twice", "−20.0 -", "×3.00 -", "compute"],
     ]
     assert second == [["", "$/hour"], ["baseline", "2.00"], ["twice", "="]]
@@ -173,8 +173,8 @@ def test_tables_have_the_baselines_figures_and_the_changes_of_them():
         ([0.5, 1.0, 1.5], "−50.0"),
         ([0.25, 0.5, 0.75], "×0.25"),
         ([1.0, 2.0, 3.0], "="),
-        ([1.1, 2.0, 3.0], "+3.2 ±15.1"),  # geometric mean 1.1^(1/3), its bounds exp(ln 1.1/3 ± 4.303 s/√3)
-        ([0.0, 2.0, 3.0], "−333.3 ±1,434.2"),  # no ratio of nothing: ms
+        ([1.1, 2.0, 3.0], "+3 ±15"),  # geometric mean 1.1^(1/3), its bounds exp(ln 1.1/3 ± 4.303 s/√3)
+        ([0.0, 2.0, 3.0], "−300 ±1,400"),  # no ratio of nothing: ms
     ],
 )
 def test_a_change_is_shown_in_percent_as_a_factor_or_as_a_difference(values, text):
@@ -182,7 +182,7 @@ def test_a_change_is_shown_in_percent_as_a_factor_or_as_a_difference(values, tex
 
 
 def test_a_share_changes_in_points_and_one_seed_has_no_interval():
-    assert delta_text(compared([0.5, 0.6], [0.9, 0.9], SHARE)) == "−35.0 ±63.5"
+    assert delta_text(compared([0.5, 0.6], [0.9, 0.9], SHARE)) == "−40 ±60"
     assert delta_text(compared([2.2], [1.0])) == "×2.20"
     assert value_text(compared([0.119], [0.1])) == "119"
     assert delta_text(compared([float("nan")], [1.0])) == "–"
