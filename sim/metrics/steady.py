@@ -58,6 +58,7 @@ MIN_BATCHES = BATCHES[-1]
 MIN_PER_BATCH = 10
 MIN_INDEPENDENT = 50  # smallest effective sample size
 MIN_BEYOND = 3  # of the effective sample size, values beyond a percentile
+ROUNDING = 1e-13  # of a sum of squares, what rounding leaves of a difference that is 0
 _MEMORY_GROUPS = 4096  # the autocorrelation is computed from at most so many averages, hundreds per batch
 NORMAL_5_PERCENT = -1.6448536269514729
 """Quantile 0.05 of the standard normal distribution; 0.05 is the probability of a false "autocorrelated"."""
@@ -129,7 +130,9 @@ def warm_up(values: Values) -> WarmUp:
     centred = groups - groups.mean()
     left = np.arange(num_groups, 0, -1)
     sums, squares = (np.cumsum(part[::-1])[::-1] for part in (centred, centred**2))
-    spread = np.maximum(squares - sums**2 / left, 0.0) / left.astype(np.float64) ** 2
+    deviation = squares - sums**2 / left
+    deviation[deviation <= ROUNDING * squares] = 0.0  # equal values, up to the last bits of the sums
+    spread = deviation / left.astype(np.float64) ** 2
     last = num_groups // 2
     best = int(np.argmin(spread[: last + 1]))
     is_known = ~np.isnan(values)
