@@ -185,7 +185,7 @@ def test_torch_is_not_imported():
 )
 def test_two_measured_runs_of_vllm(run, settings, most, tmp_path, capsys):
     """Measured 2026-11-22: errors of means +2.5, +2.1, +2.4 %, and -7.1, -2.6, -3.8 %."""
-    known = ("engine.max_num_batched_tokens=2048",)
+    known = ("engine.max_num_batched_tokens=2048", "engine.gpu_memory_utilization=0.9")
     if run.startswith("rtx4090"):
         known += ("engine.max_model_len=32768", "engine.num_kv_blocks=2588")
     against = f"against={RUNS / 'requests.csv.gz'}"
