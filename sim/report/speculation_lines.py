@@ -29,6 +29,8 @@ def speculation_lines(summary: dict[str, Any]) -> list[str]:
         f"Draft tokens: {use['draft_tokens']:,} verified, {use['kept_tokens']:,} kept; in vain "
         f"{wasted['rejected']:,} rejected, {wasted['discarded']:,} behind the end of an answer, "
         f"{wasted['unused']:,} unused, and {percent(use['flops']['wasted_share'])} of all FLOPs",
+        "ITL is the gap between bursts, as the tokens of a pass come together: about TPOT times the tokens "
+        "per pass.",
     ]
 
 

@@ -109,6 +109,8 @@ def test_lines_say_what_was_accepted_and_what_was_in_vain():
         "70.0 %, by place 80.0 %, 60.0 %",
         "Draft tokens: 2,000 verified, 1,390 kept; in vain 600 rejected, 10 behind the end of an answer, "
         "8 unused, and 12.5 % of all FLOPs",
+        "ITL is the gap between bursts, as the tokens of a pass come together: about TPOT times the tokens "
+        "per pass.",
     ]
     assert speculation_lines({"speculation": {"drafts": 0}}) == ["Speculation: nothing was drafted"]
     assert speculation_lines({}) == []
