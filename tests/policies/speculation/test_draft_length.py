@@ -21,7 +21,7 @@ from sim.settings.errors import ConfigError
 
 CHOICES = sorted((CONFIG_DIR / "draft_length").glob("*.yaml"))
 LARGEST_BATCH = 1024
-MAX_CALL_S = 20e-6
+MAX_CALL_S = 60e-6
 
 
 def view(num_seqs=3, max_draft_tokens=5, **state):
@@ -49,7 +49,7 @@ def test_every_choice_is_a_policy_of_that_name(path):
 
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: path.stem)
-def test_every_choice_decides_for_the_largest_batch_within_20_us(path):
+def test_every_choice_decides_for_the_largest_batch_within_60_us(path):
     policy = shipped(path)
     state = view(LARGEST_BATCH, tpot_s=0.02, now=1.0, num_output_tokens=list(range(1, LARGEST_BATCH + 1)))
     calls = 200
