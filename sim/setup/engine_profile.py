@@ -12,6 +12,9 @@ from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
 
+MAX_SLOTS = 1_000_000
+"""Most sequences of an engine that run at once."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProfile:
@@ -57,6 +60,10 @@ class EngineProfile:
         for name in ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.max_num_seqs > MAX_SLOTS:
+            raise ValueError(
+                f"max_num_seqs={self.max_num_seqs}: must be <= {MAX_SLOTS:,}, as each slot is in memory"
+            )
         if self.gpu_memory_utilization is None:
             if self.memory_profile != "sglang":
                 raise ValueError(
