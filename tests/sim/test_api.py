@@ -111,7 +111,7 @@ def test_an_object_keeps_nothing_from_one_run_to_the_next():
     ("wrong", "message"),
     [
         ({"wrkload": "poisson"}, "wrkload: no such group or setting; nearest: workload"),
-        ({"hardware": "h200x"}, "hardware=h200x: no such choice; nearest: h200_sxm"),
+        ({"hardware": "h200x"}, "hardware=h200x: no such choice; nearest: h20, gh200, h200_sxm"),
         ({"policy": "nope"}, "engine=nope: no such choice"),
         (
             {"policy": "chunked"},
