@@ -148,7 +148,7 @@ def done(
 
 
 def result_of(work: Work) -> dict[str, float]:
-    """Runs one task."""
+    """Runs one simulation of the gallery and returns its result."""
     if work.function is not None:
         return {VALUE: float(work.function())}
     assert work.config is not None

@@ -38,7 +38,7 @@ class Window(NamedTuple):
     duration_s: float | None
     max_requests: int | None
     later_s: float = 0.0
-    """What is added to the start, for the window of a seed."""
+    """Seconds that the window of a seed adds to the start."""
 
 
 class OutOfOrderError(ValueError):

@@ -180,7 +180,7 @@ def _mode_without_graphs(at: Context, config: dict[str, Any]) -> bool:
 
 
 def _drafts(at: Context, own: Translation) -> None:
-    """Sets speculative decoding."""
+    """Adds the settings that `--speculative-config` means."""
     config = at.get("--speculative-config")
     short = {key: at.get(flag) for key, flag in SHORT.items() if at.get(flag) is not None}
     if config is None and not short:

@@ -27,7 +27,7 @@ class EmbeddingFields(CommonFields):
     """The body of /v1/embeddings."""
 
     input: str | list[Any]
-    """As `prompt` of a completion."""
+    """Texts or token ids, in the forms of `prompt` of a completion."""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     n: Literal[1] = 1

@@ -18,7 +18,7 @@ MAX_HEAD_CHARS = 1000
 MAX_TAIL_CHARS = 100
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\S)')
 _TAIL = re.compile(r"\}?\s*(?:<[/a-z_]*)?$")
-"""What may be the end of the arguments, and is not theirs."""
+"""Text that may end the arguments of a call without being part of them."""
 
 
 class ToolCallParser:

@@ -112,7 +112,7 @@ def test_formats_per_layer_of_model_optimizer():
 
 
 def test_a_single_expert_may_be_named():
-    """As in MiniMax-M3-NVFP4, which names each expert's matrices."""
+    """The list of MiniMax-M3-NVFP4 names each expert's matrices."""
     layers = {
         f"model.layers.{n}.mlp.experts.{expert}.{name}_proj": {"quant_algo": "NVFP4", "group_size": 16}
         for n in range(QWEN2_MOE["num_hidden_layers"])
