@@ -97,6 +97,7 @@ def test_a_figure_that_the_measurements_do_not_determine_has_its_range_beside_it
     profile = EngineProfile(
         max_num_seqs=1,
         max_num_batched_tokens=64,
+        max_model_len=512,
         host=host,
         cuda_graphs=CudaGraphs(enabled=False),
         draft_host=drafts,
