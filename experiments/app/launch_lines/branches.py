@@ -62,7 +62,7 @@ class Branches:
 
     @property
     def run(self) -> bool | None:
-        """Whether a line here is run; None: the text does not tell."""
+        """Tells whether a line here is run; None: the text does not say."""
         states = [now for _, now in self.open]
         return False if False in states else None if None in states else True
 
