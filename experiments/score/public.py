@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.score.engine_versions import engine_of
+from experiments.score.engine_versions import WITH_ASYNC_SCHEDULING, engine_of
 from experiments.score.layouts import layout_of
 from experiments.score.length_shapes import capped_lognormal
 from experiments.score.silicon import OWN_FORMATS, checkpoint_format
@@ -92,6 +92,10 @@ CHOICES = {
     "arrivals": ("all_at_once", "closed_loop", "poisson", "constant"),
     "lengths": ("fixed", "uniform", "lognormal"),
 }
+IN_PROCESS = "in_process"
+"""Value of the column `client` if it called the engine without HTTP; an empty cell: over HTTP."""
+SWITCHES = ("async_scheduling", "cuda_graphs")
+"""Columns of true and false; an empty cell: the engine's default."""
 NEEDED = {
     "all_at_once": ("num_requests",),
     "closed_loop": ("concurrency",),
@@ -122,6 +126,11 @@ def wrong_value(row: dict[str, Any]) -> str | None:
     for name, allowed in CHOICES.items():
         if row[name] not in allowed:
             return f"{name}={row[name]}: must be one of {', '.join(allowed)}"
+    for name in SWITCHES:
+        if pd.notna(row.get(name)) and str(row[name]).lower() not in ("true", "false"):
+            return f"{name}={row[name]}: must be true, false or empty"
+    if pd.notna(client := row.get("client")) and client != IN_PROCESS:
+        return f"client={client}: must be {IN_PROCESS} or empty"
     for name in NEEDED[row["arrivals"]]:
         if pd.isna(row[name]):
             return f"{name} is missing: arrivals={row['arrivals']} needs it"
@@ -137,10 +146,17 @@ def wrong_value(row: dict[str, Any]) -> str | None:
 def architecture(row: dict[str, Any]) -> str:
     """Returns moe or dense, or unknown for a model without a preset."""
     try:
-        has_experts = base_scenario(row["model"], row["gpu"], engine_of(row)).model.has_experts
+        has_experts = base_scenario(row["model"], row["gpu"], profile_of(row)).model.has_experts
     except NotSimulatedError:
         return "unknown"
     return "moe" if has_experts else "dense"
+
+
+def profile_of(row: dict[str, Any]) -> str:
+    """Returns the engine profile of the row's version, with asynchronous scheduling if it was switched on."""
+    profile = engine_of({**row, "measured_date": row["date"]})
+    switched = str(row.get("async_scheduling")).lower() == "true"
+    return WITH_ASYNC_SCHEDULING.get(profile, profile) if switched else profile
 
 
 def stated(row: dict[str, Any], names: tuple[str, ...]) -> str:
@@ -181,7 +197,7 @@ def figures_of(scenario: Scenario) -> dict[str, float]:
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a row. Raises NotSimulatedError, or ValueError for a layout that cannot be."""
-    base = base_scenario(row["model"], row["gpu"], engine_of({**row, "measured_date": row["date"]}))
+    base = base_scenario(row["model"], row["gpu"], profile_of(row))
     layout, devices = layout_of({**row, "moe_tp_size": expert_cut(row)}, base)
     gpus = devices if pd.isna(row["gpus"]) else whole(row, "gpus")
     if gpus % devices:
@@ -192,6 +208,11 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     limits |= {name: share * whole(row, name) for name in LIMITS if pd.notna(row.get(name))}
     if pd.notna(fraction := row.get("memory_fraction")):
         limits["gpu_memory_utilization"] = float(fraction)
+    if pd.notna(switched := row.get("cuda_graphs")):
+        enabled = str(switched).lower() == "true"
+        limits["cuda_graphs"] = replace(base.engine.cuda_graphs, enabled=enabled)
+    if row.get("client") == IN_PROCESS:
+        limits["frontend_s"] = 0.0
     batching: Any = base.batching
     if hasattr(batching, "max_num_batched_tokens"):
         batching = replace(batching, max_num_batched_tokens=limits["max_num_batched_tokens"])

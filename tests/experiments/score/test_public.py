@@ -142,12 +142,32 @@ def test_limits_and_layout_of_a_row_are_simulated():
     assert scenario.engine.gpu_memory_utilization == 0.8
 
 
+def test_the_engine_is_that_of_the_version_and_its_switches():
+    assert public.profile_of({**ROW, "backend_version": "0.7.3"}) == "vllm_v0"
+    assert public.profile_of({**ROW, "backend_version": np.nan, "date": "2025-11"}) == "vllm_sync"
+    switched = {**ROW, "backend_version": "0.11.0", "async_scheduling": True}
+    assert public.profile_of(switched) == "vllm_0_10_async"
+    assert public.scenario_of(ROW, Spec()).engine.cuda_graphs.enabled
+    assert not public.scenario_of({**ROW, "cuda_graphs": False}, Spec()).engine.cuda_graphs.enabled
+
+
+def test_a_client_in_the_process_of_the_engine_has_no_frontend():
+    over_http, inside = (
+        public.predict({**ROW, "concurrency": 1, "client": client}, Spec())["ttft_ms"]
+        for client in (np.nan, "in_process")
+    )
+    frontend_s = public.scenario_of(ROW, Spec()).engine.frontend_s
+    assert over_http - inside == pytest.approx(1e3 * frontend_s, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"part": "both"}, "measured.csv: id=row-0: part=both: must be one of fit, test"),
         ({"arrivals": "posson"}, "id=row-0: arrivals=posson: must be one of all_at_once, .*poisson"),
         ({"lengths": "normal"}, "id=row-0: lengths=normal: must be one of fixed, uniform, lognormal"),
+        ({"cuda_graphs": "off"}, "id=row-0: cuda_graphs=off: must be true, false or empty"),
+        ({"client": "http"}, "id=row-0: client=http: must be in_process or empty"),
         ({"arrivals": "poisson"}, "id=row-0: rate_per_s is missing: arrivals=poisson needs it"),
         ({"concurrency": np.nan}, "id=row-0: concurrency is missing: arrivals=closed_loop needs it"),
         (
