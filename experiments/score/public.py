@@ -74,6 +74,7 @@ POSITIVE = (
     *MEASURED,
     *SIZES,
     *LIMITS,
+    "max_model_len",
     "memory_fraction",
     "moe_ep_size",
     "gpus",
@@ -206,6 +207,8 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     share = layout.attention_data_parallel_size
     limits: dict[str, Any] = {name: share * getattr(base.engine, name) for name in LIMITS}
     limits |= {name: share * whole(row, name) for name in LIMITS if pd.notna(row.get(name))}
+    if pd.notna(row.get("max_model_len")):
+        limits["max_model_len"] = whole(row, "max_model_len")
     if pd.notna(fraction := row.get("memory_fraction")):
         limits["gpu_memory_utilization"] = float(fraction)
     if pd.notna(switched := row.get("cuda_graphs")):
@@ -274,7 +277,7 @@ def workload_of(row: dict[str, Any]) -> Synthetic:
 
 def distribution(shape: str, mean: float, most: Any) -> Distribution:
     """Returns the distribution of a length with this mean."""
-    if shape == "fixed" or round(mean) == most:
+    if shape == "fixed":
         return Fixed(value=round(mean))
     if shape == "uniform":
         return Uniform(low=max(1, round(2 * mean - most)), high=round(most))

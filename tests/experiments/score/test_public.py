@@ -135,11 +135,12 @@ def test_limits_and_layout_of_a_row_are_simulated():
         "gpus": 8,
     }
     row |= {"moe_ep_size": 4, "max_num_seqs": 64, "max_num_batched_tokens": 4096, "memory_fraction": 0.8}
+    row |= {"max_model_len": 2048}
     scenario = public.scenario_of(row, Calibrated())
     assert (scenario.layout.num_devices, scenario.replicas) == (4, 2)
     assert scenario.layout.expert_parallel_size == 4
     assert (scenario.engine.max_num_seqs, scenario.batching.max_num_batched_tokens) == (256, 16_384)
-    assert scenario.engine.gpu_memory_utilization == 0.8
+    assert (scenario.engine.gpu_memory_utilization, scenario.engine.max_model_len) == (0.8, 2048)
 
 
 def test_the_engine_is_that_of_the_version_and_its_switches():
