@@ -10,7 +10,8 @@ does not exceed with a given probability.
   rows that err alike count once, unrelated ones each. Beyond n / (n + 1) the band continues as a power law,
   with the exponent between the median and the largest error, at most `STEEPEST`.
 - A cell below a family has the band of the cell above it, moved towards that of its own K groups by the
-  exponent K / (K + FEW). One of fewer than `FEW` groups is widened by their medians only: never narrower.
+  exponent K / (K + FEW); the p90 half as the median, as that of few groups is little more than their largest
+  error. A cell of fewer than `FEW` groups is widened by their medians only: it is never narrower.
 - The bands of a family of cells are corrected by one factor each for the median and the p90: the quantile of
   error / band over rows whose group is left out, within `MOST_CORRECTED`.
 """
@@ -25,7 +26,7 @@ import numpy as np
 
 FEW = 5
 """Number of groups from which a cell has a band of its own."""
-FAMILY = 2
+FAMILY = 4
 """Depth of the families: cells with bands of their own, corrected together with those below them."""
 SHARES = (0.5, 0.9)
 """Shares of the rows of a new group that are within the two figures of a band."""
@@ -68,7 +69,8 @@ class Band(NamedTuple):
     def scaled(self, factors: Any) -> Band:
         """Returns the band with its two limits multiplied; the p90 is at least the median."""
         median = float(self.median_percent * factors[0])
-        return self._replace(median_percent=median, p90_percent=max(median, self.p90_percent * factors[1]))
+        p90 = float(self.p90_percent * factors[1])
+        return self._replace(median_percent=median, p90_percent=max(median, p90))
 
 
 class Coverage(NamedTuple):
@@ -150,7 +152,7 @@ class Tree:
                 cell = one.cell[:depth]
                 self._errors[cell][one.group].append(abs(one.percent))
                 self._rows[cell][one.group].add(one.row)
-        self._left_out: dict[Cell, list[_LeftOut]] = {}
+        self._left_out: dict[tuple[Cell, Hashable], list[_LeftOut]] = {}
 
     @property
     def cells(self) -> list[Cell]:
@@ -166,13 +168,13 @@ class Tree:
 
         without: a group that is left out.
         """
-        found = self._uncorrected(cell, without)
+        found = self._uncorrected(cell, (without,))
         return None if found is None else found.scaled(self._correction(self._family(cell), without))
 
     def coverage(self, cell: Cell) -> Coverage | None:
         """Returns the shares of a cell's rows within the bands of all other groups; None: no such bands."""
         family = self._family(cell)
-        parts = [one for one in self._parts(family) if one.cell[: len(cell)] == cell]
+        parts = [one for one in self._parts(family, None) if one.cell[: len(cell)] == cell]
         if not parts:
             return None
         inside = [one.ratios <= self._correction(family, one.group) for one in parts]
@@ -182,48 +184,49 @@ class Tree:
         rows = sum(len(self._rows[one.cell][one.group]) for one in parts)
         return Coverage(rows, groups, (of_rows[0], of_rows[1]), (of_groups[0], of_groups[1]))
 
-    def _uncorrected(self, cell: Cell, without: Hashable) -> Band | None:
-        found: Band | None = None
+    def _uncorrected(self, cell: Cell, without: tuple[Hashable, ...]) -> Band | None:
+        levels = []
         for depth in range(1, len(cell) + 1):
-            at = cell[:depth]
-            own = {group: one for group, one in self._errors.get(at, {}).items() if group != without}
-            if not own:
-                break
-            rows = sum(len(self._rows[at][group]) for group in own)
-            arrays = [np.array(errors) for errors in own.values()]
-            limits = np.array([bound(arrays, share) for share in SHARES])
-            if found is None or (len(own) >= FEW and depth <= FAMILY):
-                found = Band(float(limits[0]), float(limits[1]), rows, len(own), len(own))
-                continue
-            weight = len(own) / (len(own) + FEW)
-            if len(own) < FEW:
-                found = found.scaled([_excess(arrays, found.median_percent) ** weight] * 2)
-            else:
-                found = found.scaled((limits / found[:2]) ** weight)._replace(basis_groups=len(own))
-            found = found._replace(rows=rows, groups=len(own))
+            at = self._errors.get(cell[:depth], {})
+            if own := {group: np.array(one) for group, one in at.items() if group not in without}:
+                levels.append(own)
+        if not levels:
+            return None
+        depths = range(min(FAMILY, len(levels)), 0, -1)
+        first = next((depth for depth in depths if len(levels[depth - 1]) >= FEW), 1)
+        arrays = list(levels[first - 1].values())
+        median, p90 = (bound(arrays, share) for share in SHARES)
+        found = Band(median, p90, self._num_rows(cell[:first], levels[first - 1]), len(arrays), len(arrays))
+        for depth, own in enumerate(levels[first:], start=first + 1):
+            found = _moved(found, list(own.values()))._replace(rows=self._num_rows(cell[:depth], own))
         return found
+
+    def _num_rows(self, cell: Cell, groups: Iterable[Hashable]) -> int:
+        return sum(len(self._rows[cell][group]) for group in groups)
 
     def _family(self, cell: Cell) -> Cell:
         """Returns the cell whose groups determine the correction of a cell."""
-        return cell[:FAMILY] if self.groups(cell[:FAMILY]) >= FEW else cell[:1]
+        depths = (depth for depth in range(FAMILY, 0, -1) if self.groups(cell[:depth]) >= FEW)
+        return cell[: next(depths, 1)]
 
-    def _parts(self, family: Cell) -> list[_LeftOut]:
-        if family not in self._left_out:
-            self._left_out[family] = list(self._each_left_out(family))
-        return self._left_out[family]
+    def _parts(self, family: Cell, without: Hashable) -> list[_LeftOut]:
+        """Returns the ratios of a family's groups, of which one is left out of all bands, too."""
+        if (family, without) not in self._left_out:
+            self._left_out[family, without] = list(self._each_left_out(family, without))
+        return self._left_out[family, without]
 
-    def _each_left_out(self, family: Cell) -> Iterator[_LeftOut]:
+    def _each_left_out(self, family: Cell, without: Hashable) -> Iterator[_LeftOut]:
         for (cell, group), errors in self._own.items():
-            if cell[: len(family)] != family:
+            if cell[: len(family)] != family or group == without:
                 continue
-            band = self._uncorrected(cell, group)
+            band = self._uncorrected(cell, (group, without))
             if band is not None:
                 limits = np.array([band.median_percent, band.p90_percent])
                 yield _LeftOut(cell, group, np.maximum(errors, LEAST_PERCENT)[:, None] / limits)
 
     def _correction(self, family: Cell, without: Hashable) -> Any:
         """Returns the factors of the median and the p90 of a family; 1 where it has few groups."""
-        parts = [one.ratios for one in self._parts(family) if one.group != without]
+        parts = [one.ratios for one in self._parts(family, without)]
         if len(parts) < FEW:
             return np.ones(2)
         factors = []
@@ -232,6 +235,18 @@ class Tree:
             reached = (np.cumsum(weights) - weights / 2) / weights.sum()
             factors.append(np.interp(share, reached, ratios))
         return np.clip(factors, 1 / MOST_CORRECTED, MOST_CORRECTED)
+
+
+def _moved(band: Band, groups: Sequence[Any]) -> Band:
+    """Returns the band of a cell's groups, given the band of the cell above it."""
+    weight = len(groups) / (len(groups) + FEW)
+    if len(groups) < FEW:
+        factor = _excess(groups, band.median_percent) ** weight
+        return band.scaled((factor, factor))._replace(groups=len(groups))
+    limits = np.array([bound(groups, share) for share in SHARES])
+    median, p90 = (limits / band[:2]) ** weight
+    moved = band.scaled((median, np.sqrt(median * p90)))
+    return moved._replace(groups=len(groups), basis_groups=len(groups))
 
 
 def _excess(groups: Sequence[Any], median: float) -> float:

@@ -14,7 +14,7 @@ from experiments.app.output_file import file_errors_reported
 from experiments.app.run_folder import print_path
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.score.prediction_file import PredictionFile
-from experiments.score.trust.bands import FEW
+from experiments.score.trust.bands import FAMILY, FEW
 from experiments.score.trust.cases import Case, read_cases
 from experiments.score.trust.left_out import (
     Fitted,
@@ -124,7 +124,7 @@ def print_outcome(found: Sequence[Outcome], rows: Rows, console: Console) -> Non
     console.print("Absolute percentage errors of rows that were left out of the fit (median / p90, bias)")
     print_tables([error_lines(found)], console)
     console.print(
-        "Percentage of rows within the bands (median / p90) of all other groups: of all rows, mean of the groups"
+        "Percentage within the bands (median / p90) of all other groups: of all rows, mean of the groups"
     )
     print_tables([coverage_lines(found)], console)
     console.print("Constants fitted to all rows, and those of the engine profiles and calibrations")
@@ -164,7 +164,7 @@ def coverage_lines(found: Sequence[Outcome]) -> list[list[str]]:
         ["traffic", "figure", "GPU", "models", "engine", "groups", "rows", "by row", "by group", "tests"]
     ]
     for cell in sorted(tree.cells):
-        if not 2 <= len(cell) <= 3 or tree.groups(cell) < FEW:
+        if not FAMILY <= len(cell) <= FAMILY + 1 or tree.groups(cell) < FEW:
             continue
         inside = tree.coverage(cell)
         if inside is None:
@@ -172,9 +172,9 @@ def coverage_lines(found: Sequence[Outcome]) -> list[list[str]]:
         own = np.array(tests[cell])
         tested = f"{_shares(own.mean(axis=0))} of {len(own)}" if len(own) else ""
         counts = [f"{inside.groups:,}", f"{inside.rows:,}"]
-        engine = cell[2] if len(cell) == 3 else table.ALL_ENGINES
+        _, level, figure, models, engine = (*cell, table.ALL_ENGINES)[:5]
         shares = [_shares(inside.of_rows), _shares(inside.of_groups), tested]
-        lines.append([*cell[0].split("/"), cell[1], engine, *counts, *shares])
+        lines.append([*figure.split("/"), level, models, engine, *counts, *shares])
     return lines
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.score.trust.bands import Cell, RowError, Tree
+from experiments.score.trust.bands import FAMILY, Cell, RowError, Tree
 from experiments.score.trust.cases import SOURCES, Case
 from experiments.score.trust.constants import ENGINE, KINDS, steps
 from experiments.score.trust.predictions import Predictions, Task
@@ -279,11 +279,15 @@ def tree_of(found: Iterable[Outcome]) -> Tree:
 
 
 def cell_of(one: Outcome) -> Cell:
-    """Returns the innermost cell of an error; a GPU of level `relative` has none of its own."""
+    """Returns the innermost cell of an error; a GPU of level `relative` has none of its own.
+
+    Outermost is the quantity, then the level, then its figure in a kind of traffic: `FAMILY` cells in all.
+    """
     case = one.case
-    root = f"{case.traffic}/{one.figure}/{one.level.value}"
+    quantity = "TPOT" if one.figure == "ITL" else one.figure
+    figure = f"{case.traffic}/{one.figure}"
     gpu = (case.device,) if one.level is Level.measured else ()
-    return root, case.architecture, case.family, *gpu
+    return quantity, one.level.value, figure, case.architecture, case.family, *gpu
 
 
 def expected_errors(found: Sequence[Outcome]) -> list[ExpectedError]:
@@ -291,14 +295,26 @@ def expected_errors(found: Sequence[Outcome]) -> list[ExpectedError]:
     tree, rows = tree_of([*found, *ratios(found)]), []
     for cell in tree.cells:
         band = tree.band(cell)
-        if len(cell) == 1 or band is None:
+        if len(cell) < FAMILY or band is None:
             continue
-        traffic, figure, level = cell[0].split("/")
-        engine, gpu = (*cell[2:], *(ALL_ENGINES, ALL_GPUS)[len(cell) - 2 :])
-        place = (traffic, figure, engine, gpu, cell[1], Level(level))
-        errors = (band.median_percent, band.p90_percent)
-        basis = 0 if band.basis_groups == band.groups else band.basis_groups
-        rows.append(ExpectedError(*place, band.rows, band.groups, *errors, basis))
+        _, level, figure, architecture, *own = cell
+        engine, gpu = (*own, *(ALL_ENGINES, ALL_GPUS)[len(own) :])
+        traffic, figure = figure.split("/")
+        rows.append(
+            ExpectedError(
+                traffic,
+                figure,
+                engine,
+                gpu,
+                architecture,
+                Level(level),
+                band.rows,
+                band.groups,
+                band.median_percent,
+                band.p90_percent,
+                0 if band.basis_groups == band.groups else band.basis_groups,
+            )
+        )
     return sorted(rows, key=_order)
 
 
