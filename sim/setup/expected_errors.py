@@ -48,9 +48,9 @@ SCHEDULING = ("fcfs", "queue_order")
 STATE_SPACE = (BesideAttention, KimiDeltaAttention, LightningAttention, Mamba1, Mamba2, ShortConvolution)
 MODELS = {"dense": "dense models", "moe": "mixtures of experts"}
 SHOWN = {
-    "open": ("TTFT", "TTFT p99", "ITL", "E2E", "E2E p99"),
+    "open": ("TTFT", "ITL", "E2E", "TTFT p99", "E2E p99"),
     "closed": ("TTFT", "TPOT", "E2E", "throughput"),
-    "burst": ("TTFT", "TTFT p99", "TPOT", "E2E", "throughput"),
+    "burst": ("TTFT", "TPOT", "E2E", "throughput", "TTFT p99"),
 }
 """Figures of the note by kind of traffic."""
 NEAREST = {

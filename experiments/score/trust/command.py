@@ -158,7 +158,7 @@ def coverage_lines(found: Sequence[Outcome]) -> list[list[str]]:
         band = tree.band(cell_of(one)) if one.case.is_for_testing else None
         if band is not None:
             error = abs(one.error_percent)
-            for depth in (2, 3):
+            for depth in (FAMILY, FAMILY + 1):
                 tests[cell_of(one)[:depth]].append((error <= band.median_percent, error <= band.p90_percent))
     lines = [
         ["traffic", "figure", "GPU", "models", "engine", "groups", "rows", "by row", "by group", "tests"]
