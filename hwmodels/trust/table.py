@@ -85,7 +85,7 @@ class ExpectedError(NamedTuple):
 
     @property
     def is_widened(self) -> bool:
-        """Whether the errors are those of more groups than the row's own."""
+        """True if the errors are those of more groups than the row's own."""
         return self.basis_groups > self.groups
 
 

@@ -77,7 +77,7 @@ class Case:
 
     @property
     def is_for_testing(self) -> bool:
-        """Whether the row only checks the bands and never determines one."""
+        """True for a row that only checks the bands and never determines one."""
         return self.row.get("part") == "test"
 
     @property
