@@ -38,7 +38,7 @@ from hwmodels.iterations.iteration import DraftWork, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.offload import Offload
 from hwmodels.iterations.ops import Per
-from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
@@ -131,6 +131,15 @@ class Roofline(TimedOperators):
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
         """None if an iteration is one batch that passes all stages once."""
         if self.stages is not None:
+            self._one_batch = replace(self.layout, num_micro_batches=1)
+            self._stage_kernels = [
+                (
+                    sum(op.calls * op.kernels * stage.share(op.part) for op in self.operators),
+                    sum(op.calls * op.mixed_kernels * stage.share(op.part) for op in self.operators),
+                    stage.layers,
+                )
+                for stage in self.stages.all
+            ]
             self._decode_ends = RowsByCount(self._decode_ends_figures)
             self._known_ends: dict[float, list[float]] = {}
 
@@ -205,6 +214,13 @@ class Roofline(TimedOperators):
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
         own = self.layout.rank_batch(shape)
+        computed, rows, gpu_s, decodes_s = self._of_batch(shape, own)
+        if self.stages is None:
+            return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
+        return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
+
+    def _of_batch(self, shape: IterationShape, own: RankBatch) -> tuple[Any, Any, Any, Any]:
+        """Returns the computed tokens, the rows, and the GPU seconds of all and of decodes; for arrays, too."""
         tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
         replays = self._host.replays(tokens, shape.prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
@@ -213,9 +229,47 @@ class Roofline(TimedOperators):
         gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
         if shape.adapters is not None:
             gpu_s = gpu_s + self._adapters.seconds(own)[0]
-        if self.stages is None:
-            return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
-        return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
+        return computed, rows, gpu_s, decodes_s
+
+    def one_batch(self, shape: IterationShape) -> MicroBatch:
+        """Returns the GPU seconds of an iteration that passes the stages as one batch; for arrays, of each."""
+        assert self.stages is not None
+        computed, rows, gpu_s, _ = self._of_batch(shape, self._one_batch.rank_batch(shape))
+        return MicroBatch(gpu_s, *self._counted.ends(computed, rows))
+
+    def stage_times(self, shape: IterationShape) -> Pass:
+        """Returns the times of an iteration that passes the stages as one batch. The counts are numbers."""
+        assert self.stages is not None
+        own: Any = self._one_batch.rank_batch(shape)
+        tokens, rows = int(own.tokens), int(own.rows)
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays)
+        gpu_s = self._counted.of(computed, int(own.all_tokens), rows)
+        if shape.decode_seqs:
+            gpu_s += self._decodes.batch_seconds(own)
+        for op in self._prefill_ops:
+            gpu_s += op.calls * op.seconds(own)
+        adapter_kernels = 0.0
+        if shape.adapters is not None:
+            adapters_s, adapter_kernels = self._adapters.seconds(own)
+            gpu_s += adapters_s
+        batch = MicroBatch(gpu_s, *self._counted.ends(computed, rows))
+        is_mixed = bool(shape.decode_seqs and shape.prefill_seqs)
+        launches_s = self._host.stage_launch_seconds(
+            replays,
+            [
+                kernels + mixed * is_mixed + adapter_kernels * layers
+                for kernels, mixed, layers in self._stage_kernels
+            ],
+        )
+        stage_s, sends_s = self.stages.to_play(batch, InFlight(1, 0), NO_MICRO_BATCH)
+        return Pass(
+            self._host.engine_seconds(shape.decode_seqs + shape.prefill_seqs),
+            [max(own_s, launch_s) for own_s, launch_s in zip(stage_s[:, 0].tolist(), launches_s, strict=True)],
+            float(sends_s[0]),
+            sum(launches_s),
+            self._host.exposed_s,
+        )
 
     def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
         """Returns the wall time of one decode-only iteration in seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,12 +130,27 @@ class HostShare:
             self._padded_arrays[rows] = np.array(self.padded(rows))
         return self._padded_arrays[rows]
 
+    def engine_seconds(self, num_seqs: Any) -> Any:
+        """Returns the seconds of the engine's process around an iteration, launches left out."""
+        return self._host.iteration_s + self._host.sequence_s * num_seqs
+
+    def stage_launch_seconds(self, replays: bool, kernels: Sequence[float]) -> list[float]:
+        """Returns the seconds in which each pipeline stage launches so many kernels, or replays its graph."""
+        if replays:
+            return [self._host.graph_replay_s] * len(kernels)
+        return [self._host.launch_s * num for num in kernels]
+
+    @property
+    def exposed_s(self) -> float | None:
+        """`HostOverhead.exposed_s` if the host works beside the devices, else None."""
+        return self._host.exposed_s if self._host.overlapped else None
+
     def bounds(self, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
         """Returns floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.
 
         more_kernels: number of kernels that the iteration launches beyond num_kernels.
         """
-        host_s = self._host.iteration_s + self._host.sequence_s * num_seqs
+        host_s = self.engine_seconds(num_seqs)
         launch_s = self._launch_seconds(replays, more_kernels)
         return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
 

@@ -49,6 +49,8 @@ class Deployment:
     """Hardware model that computes the duration of iterations."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each pipeline stage; None: equal numbers."""
     context_parallel_size: int = 1
     attention_data_parallel_size: int = 1
     expert_parallel_size: int = 1
@@ -100,6 +102,7 @@ class Deployment:
         return ParallelLayout(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            pp_layer_partition=self.pp_layer_partition,
             context_parallel_size=self.context_parallel_size,
             attention_data_parallel_size=self.attention_data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
