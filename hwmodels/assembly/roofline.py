@@ -262,11 +262,11 @@ class Roofline(TimedOperators):
                 for kernels, mixed, layers in self._stage_kernels
             ],
         )
-        stage_s, sends_s = self.stages.to_play(batch, InFlight(1, 0), NO_MICRO_BATCH)
+        stage_s, send_s = self.stages.one(batch)
         return Pass(
             self._host.engine_seconds(shape.decode_seqs + shape.prefill_seqs),
-            [max(own_s, launch_s) for own_s, launch_s in zip(stage_s[:, 0].tolist(), launches_s, strict=True)],
-            float(sends_s[0]),
+            [max(own_s, launch_s) for own_s, launch_s in zip(stage_s, launches_s, strict=True)],
+            send_s,
             sum(launches_s),
             self._host.exposed_s,
         )

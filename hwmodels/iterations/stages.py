@@ -106,6 +106,7 @@ class Stages:
             )
             for index, layers in enumerate(layout.stage_layers(num_layers))
         )
+        self._silent = [replace(stage, between=0.0) for stage in self.all]
         self.slowest = _undominated(self.all)
         """Stages that may be the slowest, depending on the batch."""
 
@@ -123,13 +124,15 @@ class Stages:
             for stage in self.slowest
         ]
 
+    def one(self, batch: MicroBatch) -> tuple[list[Any], Any]:
+        """Returns the seconds of one batch on each stage, sends left out, and of a send."""
+        return [stage.seconds(batch) for stage in self._silent], batch.between_s / max(len(self.all) - 1, 1)
+
     def to_play(self, full: MicroBatch, count: InFlight, light: MicroBatch) -> tuple[Seconds, Seconds]:
         """Returns the arguments of `Pipeline.play`: seconds [stages, micro-batches], and of sends."""
         columns = [full] * int(count.full) + [light] * int(count.light)
-        hops = max(len(self.all) - 1, 1)
-        sends_s = np.array([float(column.between_s) / hops for column in columns])
-        silent = [replace(stage, between=0.0) for stage in self.all]
-        return np.array([[float(stage.seconds(column)) for column in columns] for stage in silent]), sends_s
+        times = [self.one(column) for column in columns]
+        return np.array([stage_s for stage_s, _ in times], float).T, np.array([send_s for _, send_s in times])
 
 
 def _undominated(stages: Sequence[Stage]) -> tuple[Stage, ...]:
