@@ -220,7 +220,7 @@ class Roofline(TimedOperators):
         return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
 
     def _of_batch(self, shape: IterationShape, own: RankBatch) -> tuple[Any, Any, Any, Any]:
-        """Returns the computed tokens, the rows, and the GPU seconds of all and of decodes; for arrays, too."""
+        """Returns the computed tokens, the rows, and the GPU seconds of all and of decodes; also arrays."""
         tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
         replays = self._host.replays(tokens, shape.prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
@@ -232,7 +232,7 @@ class Roofline(TimedOperators):
         return computed, rows, gpu_s, decodes_s
 
     def one_batch(self, shape: IterationShape) -> MicroBatch:
-        """Returns the GPU seconds of an iteration that passes the stages as one batch; for arrays, of each."""
+        """Returns the GPU seconds of an iteration that passes the stages as one batch; also arrays."""
         assert self.stages is not None
         computed, rows, gpu_s, _ = self._of_batch(shape, self._one_batch.rank_batch(shape))
         return MicroBatch(gpu_s, *self._counted.ends(computed, rows))

@@ -11,8 +11,8 @@ overlaps with nothing, and m batches from an empty pipeline of p equal stages ga
 The second is for estimates of a steady state, and for what does not have batches in flight (drafts):
 sequences are divided over micro-batches, as many as there are stages, chunks of prompts are whole.
 `hwmodels.iterations.pipeline` plays both exactly, and a test compares them. A stage's time is that of its
-layers, average ones, of the embedding on the first stage, of the LM head, sampling and drafts on the last, and
-of sending its output. 8 stages of Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an LM
+layers, average ones, of the embedding on the first stage, of the LM head, sampling and drafts on the last,
+and of sending its output. 8 stages of Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an LM
 head of 525 M, for which all others wait.
 
 Not modelled: in a round, micro-batches of different sizes delay each other (played exactly, a loaded run

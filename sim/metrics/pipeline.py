@@ -18,6 +18,7 @@ from sim.metrics.sums import TableTotals, Totals
 from sim.metrics.utilisation import iteration_shape, pieces, share_inside
 from sim.records.run import RunRecords
 
+
 def pipeline_use_by_pool(
     records: RunRecords, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
 ) -> list[dict[str, Any] | None]:

@@ -65,8 +65,8 @@ class EngineProfile:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
         if self.pp_max_micro_batch_size is not None and self.pp_max_micro_batch_size < 0:
             raise ValueError(
-                f"pp_max_micro_batch_size={self.pp_max_micro_batch_size}: must be >= 1, or 0 for max_num_seqs "
-                "over the stages, or null for no limit"
+                f"pp_max_micro_batch_size={self.pp_max_micro_batch_size}: must be >= 1, or 0 for "
+                "max_num_seqs over the stages, or null for no limit"
             )
         if self.max_num_seqs > MAX_SLOTS:
             raise ValueError(

@@ -29,6 +29,9 @@ BY_ENGINE: Mapping[Engine, Callable[[Context, Translation], None]] = {
     "tensorrt_llm": tensorrt_llm.meaning,
 }
 
+PARTITIONS: Mapping[Engine, str] = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
+"""Variable with the layers of each pipeline stage, by engine."""
+
 
 def translated(command: Command, dirs: Sequence[Path], beside: Sequence[str] = ()) -> Translation:
     """Returns a command as settings. Raises ConfigError for a flag that is unknown, wrong or refused.
@@ -95,10 +98,24 @@ def _environment(command: Command, own: Translation) -> None:
                 "--from: VLLM_USE_V1=0: the v0 engine is another one; leave it out, and set engine=vllm_v0 "
                 "beside --from"
             )
+        if name == PARTITIONS.get(command.engine):
+            own.put("pp_layer_partition", _partition(name, value))
+            continue
         if name.startswith(("VLLM_", "SGLANG_", "SGL_", "TRTLLM_", "TLLM_", "NCCL_")) and not name.endswith(
             ("_LEVEL", "_KEY", "_DEBUG", "_PORT", "_HOST_IP", "_VERSION", "USE_V1")
         ):
             own.unpriced.append((f"{name}={value}", "the environment is not simulated"))
+
+
+def _partition(name: str, value: str) -> str:
+    """Returns the layers of each pipeline stage as a list. Raises ConfigError if it is none."""
+    layers = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() for part in layers):
+        raise ConfigError(
+            f"--from: {name}={value}: must be the layers of each pipeline stage with commas between them, "
+            "such as 20,20,20,20"
+        )
+    return f"[{','.join(layers)}]"
 
 
 def _model(at: Context, own: Translation) -> None:

@@ -44,6 +44,13 @@ def read_back(launch, overrides):
             "pipeline_parallel_size=2",
             "hardware=a100_80gb_sxm",
         ),
+        (
+            "model=qwen3_32b",
+            "pipeline_parallel_size=2",
+            "pp_layer_partition=[40,24]",
+            "hardware=h200_sxm",
+            "engine.pp_max_micro_batch_size=16",
+        ),
         ("model=llama3_1_8b", "engine.cuda_graphs.enabled=false", "engine.num_kv_blocks=5000"),
         ("model=llama3_1_8b", "engine.host.overlapped=false", "engine.max_num_batched_tokens=3000"),
         ("model=llama3_1_8b", "caching=prefix", "caching.block_size=32", "model.kv_cache_dtype=fp8"),

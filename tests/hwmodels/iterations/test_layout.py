@@ -178,8 +178,8 @@ def test_shares_by_hand():
     """2 micro-batches x 2 attention groups: 10 decodes are 3 on the fullest; of 3 chunks its group has 2.
 
     900 new tokens: 2/3 of them in 2 micro-batches, one chunk each, on 2 devices of a ring: 150 each; a ring
-    device holds half of the 3/10 of the decodes' contexts. Of 3 chunks two are in a micro-batch of all groups,
-    600 tokens. Beside them 5 decodes.
+    device holds half of the 3/10 of the decodes' contexts. Of 3 chunks two are in a micro-batch of all
+    groups, 600 tokens. Beside them 5 decodes.
     """
     layout = ParallelLayout(pipeline_parallel_size=2, context_parallel_size=2, attention_data_parallel_size=2)
     batch = layout.rank_batch(IterationShape(10, 5000, 3, 900, 90_000, 1200, 13))
@@ -220,9 +220,7 @@ def test_a_pipeline_cuts_no_chunk(make_shape, chunk, count, tokens):
     assert batch.prefill_context_tokens == chunk * batch.prefill_seqs
 
 
-@pytest.mark.parametrize(
-    ("chunk", "tokens"), [(100, 100), (256, 256), (600, 256), (1024, 256), (2000, 500)]
-)
+@pytest.mark.parametrize(("chunk", "tokens"), [(100, 100), (256, 256), (600, 256), (1024, 256), (2000, 500)])
 def test_micro_batches_without_a_pipeline_cut_long_chunks_only(make_shape, chunk, tokens):
     """Those of attention and experts on separate devices: 4, pieces of at least 256 tokens."""
     assert ParallelLayout(num_micro_batches=4).rank_batch(make_shape(chunks=[(chunk, 0)])).tokens == tokens

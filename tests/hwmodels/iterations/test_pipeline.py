@@ -214,7 +214,7 @@ def test_the_engine_works_on_one_batch_after_the_other():
 
 
 def test_asynchronous_scheduling_works_beside_the_devices():
-    """2 s of stages beside 0.5 s of the host and 0.2 s of launches, 0.1 s exposed; then the host is slower."""
+    """2 s of stages beside 0.5 s of the host and 0.2 s of launches, 0.1 s exposed; then a slow host."""
     pipeline = Pipeline(2)
     assert pipeline.enter(one(1, 1, host_s=0.5, launch_s=0.2, exposed_s=0.1), 0.0) == pytest.approx(2.1)
     pipeline = Pipeline(2)
@@ -233,7 +233,7 @@ def test_a_factor_stretches_all_of_a_batch():
 def test_a_batch_alone_takes_as_long_as_its_iteration(
     models, devices, make_shape, stages, overlapped, graphs
 ):
-    """A decode, a prompt, both: the host and launches included. Without graphs each stage waits for its own."""
+    """A decode, a prompt, both: the host and launches included. Each stage waits for its own launches."""
     layout = ParallelLayout(pipeline_parallel_size=stages)
     roofline = Roofline(
         model=models["llama3_1_8b"],

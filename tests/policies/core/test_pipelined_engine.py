@@ -178,7 +178,9 @@ def test_memory_is_taken_from_those_that_are_not_in_flight():
         if not line.batches:
             break
         line.end()
-        states = {seq.request_id for seq in line.core.running.values() if seq.state is SequenceState.computing}
+        states = {
+            seq.request_id for seq in line.core.running.values() if seq.state is SequenceState.computing
+        }
         line.fill()
         for plan in line.batches:
             preempted += [seq.request_id for seq in plan.preempted if seq.request_id in states]

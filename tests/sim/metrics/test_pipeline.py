@@ -131,7 +131,9 @@ def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
     """a: two stages, one batch at a time, half of it empty. b: one GPU. c: four stages, full."""
     models = [FixedRoofline(2, 4, 2.0), FixedRoofline(1, 4, 1.0), FixedRoofline(4, 8, 4.0)]
     replica, duration = np.array([0, 1, 2, 0]), np.array([2.0, 1.0, 1.0, 2.0])
-    table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(4))}).assign(duration_s=duration)
+    table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(4))}).assign(
+        duration_s=duration
+    )
     records = SimpleNamespace(iterations=table, rows_by_pool=lambda: [replica == pool for pool in range(3)])
     found = pipeline_use_by_pool(records, duration, models)
     assert found[0]["bubble_share"] == found[0]["few_micro_batches_share"] == pytest.approx(0.5)

@@ -25,6 +25,9 @@ def settings(command, *beside):
     [
         (LLAMA, {"engine": "vllm", "model": "llama3_1_8b", "tensor_parallel_size": "1"}),
         (f"{LLAMA} -tp 4 -pp=2", {"tensor_parallel_size": "4", "pipeline_parallel_size": "2"}),
+        (f"VLLM_PP_LAYER_PARTITION=12,20 {LLAMA} -pp 2", {"pp_layer_partition": "[12,20]"}),
+        (f"SGLANG_PP_LAYER_PARTITION='40, 24' {SGLANG} --pp-size 2 --pp-max-micro-batch-size 16",
+         {"pp_layer_partition": "[40,24]", "engine.pp_max_micro_batch_size": "16"}),
         (f"{LLAMA} -dp 3", {"replicas": "3", "routing": "least_outstanding"}),
         (f"{LLAMA} --kv-cache-dtype fp8_e4m3", {"model.kv_cache_dtype": "fp8"}),
         (f"{LLAMA} --quantization fp8 --dtype half", {"model.weights": "fp8", "model.dtype": "fp16"}),
@@ -134,6 +137,8 @@ def test_a_local_folder_is_a_checkpoint(tmp_path):
         (f"{LLAMA} --enable-lora", "LoRA is set by the group adapters"),
         (f"{LLAMA} --hf-overrides '{{\"num_experts\": 4}}'", "num_experts may change the costs"),
         (f"VLLM_USE_V1=0 {LLAMA}", "the v0 engine is another one"),
+        (f"VLLM_PP_LAYER_PARTITION=a,20 {LLAMA} -pp 2", "VLLM_PP_LAYER_PARTITION=a,20: must be the layers"),
+        (f"VLLM_PP_LAYER_PARTITION=16;16 {LLAMA} -pp 2", "VLLM_PP_LAYER_PARTITION"),
         (f"{LLAMA} --performance-mode throughput", "doubles the limits"),
         (f"{SGLANG} --speculative-algorithm DFLASH", "is not modelled; "),
         (f"{SGLANG} --enable-hierarchical-cache", "give --hicache-size GB"),
