@@ -12,8 +12,8 @@ The second is for estimates of a steady state, and for what does not have batche
 sequences are divided over micro-batches, as many as there are stages, chunks of prompts are whole.
 `hwmodels.iterations.pipeline` plays both exactly, and a test compares them. A stage's time is that of its
 layers, average ones, of the embedding on the first stage, of the LM head, sampling and drafts on the last,
-and of sending its output. 8 stages of Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an LM
-head of 525 M, for which all others wait.
+and of sending its output. 8 stages of Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an
+LM head of 525 M, for which all others wait.
 
 Not modelled: in a round, micro-batches of different sizes delay each other (played exactly, a loaded run
 takes 2 % longer in 2 stages, 0.7 % in 4 stages).

@@ -130,9 +130,9 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline | SpeculativeModel) ->
     for row, (number, start_s, duration_s) in enumerate(times):
         shape = one_shape(rows, row, model)
         if isinstance(model, Roofline):
-            batch = model.one_batch(shape)
-            stage_s, send_s = model.stages.one(batch)
-            begin_s = start_s + duration_s - float(batch.all_s)
+            one = model.one_batch(shape)
+            stage_s, send_s = model.stages.one(one)
+            begin_s = start_s + duration_s - float(one.all_s)
             played = pipeline.play([[own_s] for own_s in stage_s], send_s, not_before_s=begin_s)
         else:
             played = pipeline.play(*model.stages.to_play(*model.round(shape)), not_before_s=start_s)

@@ -15,7 +15,6 @@ from policies.caching.settings import KvMemory
 from policies.core.pipelined_engine import PipelinedEngineCore
 from policies.core.plan import Cause, StepOutcome
 from policies.core.request import Branching, Prompt, Request
-from policies.core.sequence import SequenceState
 from policies.scheduling.fcfs import Fcfs
 
 
@@ -60,7 +59,7 @@ class Line:
 
 
 def test_chunks_of_one_prompt_are_in_flight_together():
-    """25 tokens by a budget of 10 in 3 stages: all three chunks go at once, and the token comes with the third."""
+    """25 tokens by a budget of 10 in 3 stages: three chunks go at once, the token comes with the third."""
     line = Line(engine())
     seq = line.add(0, 25, 2)
     assert line.fill() == [{0: 10}, {0: 10}, {0: 5}]
@@ -178,9 +177,7 @@ def test_memory_is_taken_from_those_that_are_not_in_flight():
         if not line.batches:
             break
         line.end()
-        states = {
-            seq.request_id for seq in line.core.running.values() if seq.state is SequenceState.computing
-        }
+        states = set(line.core.running_set.computing)
         line.fill()
         for plan in line.batches:
             preempted += [seq.request_id for seq in plan.preempted if seq.request_id in states]

@@ -111,7 +111,7 @@ def test_iterations_of_the_records_do_not_overlap(run):
 
 
 def test_a_limit_of_a_batch_gains_throughput(run):
-    """8 short prompts at once in 4 stages: in one batch, 10 tokens take 40 ticks; two by two, 3 ticks more."""
+    """8 short prompts at once in 4 stages: in one batch 10 tokens take 40 ticks; two by two, 3 more."""
     asks = [(0.0, 10, 10)] * 8
     assert ticks(run(4, *asks).requests["finished_s"]) == [40] * 8
     split = run(4, *asks, max_batch_seqs=2).requests["finished_s"]
@@ -165,7 +165,7 @@ def test_the_first_token_of_a_lone_prompt_comes_no_earlier_by_more_stages():
 
 
 def test_chunks_bring_it_earlier_by_what_they_overlap():
-    """8,192 tokens in 4 chunks on 8 stages: (4 + 7) / 32 of one device's time; the last chunk takes longest."""
+    """8,192 tokens in 4 chunks on 8 stages: (4 + 7) / 32 of one device's time; the last is the longest."""
     cut = "engine.max_num_batched_tokens=2048"
     front_s = 8e-3
     ratio = (ttft_s(8, 8192, cut) - front_s) / (ttft_s(1, 8192, cut) - front_s)

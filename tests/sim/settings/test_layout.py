@@ -168,7 +168,7 @@ def test_a_lone_prompt_overlaps_with_nothing_but_its_own_chunks():
     [
         (
             ["pp_layer_partition=[20,20]"],
-            r"pp_layer_partition=\[20,20\]: the sum is 40; must be 32, the layers",
+            r"pp_layer_partition=\[20,20\]: the sum is 40; must be 32, the lay",
         ),
         (["pp_layer_partition=[10,10,12]"], r"must have one number for each of the pipeline_parallel_size=2"),
         (["pp_layer_partition=[31.5,0.5]"], r"pp_layer_partition\[0\]=31.5: must be an integer"),
