@@ -109,10 +109,13 @@ class Roofline(TimedOperators):
         self._prefill_ops = [op for op in self.operators if op.per is Per.prefill]
         # Every stage launches its own kernels, for each of its micro-batches.
         most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
-        num_kernels = max(1.0, most_layers) * sum(op.calls * op.kernels for op in self.operators)
+        overhead = host or HostOverhead()
+        num_kernels = max(1.0, most_layers) * sum(
+            op.calls * overhead.launches(op.name, op.kernels) for op in self.operators
+        )
         mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
         self._host = HostShare(
-            host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels
+            overhead, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels
         )
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
         self._whole = (
@@ -134,7 +137,10 @@ class Roofline(TimedOperators):
             self._one_batch = replace(self.layout, num_micro_batches=1)
             self._stage_kernels = [
                 (
-                    sum(op.calls * op.kernels * stage.share(op.part) for op in self.operators),
+                    sum(
+                        op.calls * overhead.launches(op.name, op.kernels) * stage.share(op.part)
+                        for op in self.operators
+                    ),
                     sum(op.calls * op.mixed_kernels * stage.share(op.part) for op in self.operators),
                     stage.layers,
                 )

@@ -1,9 +1,21 @@
-"""Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches."""
+"""Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches.
+
+Without a graph the host launches kernel by kernel. Launches run ahead of the device, so an iteration takes the
+longer of the two, kernels or launches. What a launch costs and how many there are says `Compilation`:
+
+    inductor, native   one per fused kernel: torch.compile's code, or an engine in C++; launch_s each
+    eager              the same kernels, called by PyTorch modules: OPS_PER_KERNEL operators each, op_s per operator
+    pytorch            plain PyTorch, nothing fused: each operator is a launch (`UNFUSED`), op_s each
+
+Llama-2-7B: 327 kernels, 1.3 ms of launches compiled, 17.7 ms eager, and 35.4 ms in plain PyTorch, which
+launches 1,966.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -12,6 +24,36 @@ from numpy.typing import NDArray
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.exact import larger, smaller
+
+
+OPS_PER_KERNEL = 3
+"""PyTorch operators of an engine's module per kernel: the output is allocated, viewed, and the kernel called."""
+
+UNFUSED = {
+    **dict.fromkeys(("attention_norm", "mlp_norm"), 9),  # x.float, x*x, mean, + eps, rsqrt, *, cast, *, residual
+    "final_norm": 8,
+    "qk_norm": 16,
+    "latent_norm": 16,
+    "rotary": 18,  # of queries and of keys: cast, 2 products and a sum for each half, stack, cast
+    "kv_write": 2,
+    "attention_decode": 16,  # heads repeated, mask, scaling, two products, softmax, copies of layouts
+    "gate_up_proj": 2,
+    "shared_gate_up_proj": 2,
+    "activation": 2,
+}
+"""Launches of plain PyTorch for one call of an operator; those of others are as in an engine.
+
+A layer of Llama-2 has 61, as counted with PyTorch's dispatcher on gpt-fast's model of November 2023.
+"""
+
+
+class Compilation(Enum):
+    """How the model is run where no CUDA graph is: what is fused, and what launches it."""
+
+    inductor = "torch.compile: fused kernels, launched by compiled code"
+    native = "an engine in C++, or one whose launch_s stands for all that a kernel costs"
+    eager = "PyTorch modules with the engine's fused kernels"
+    pytorch = "plain PyTorch modules"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +76,31 @@ class HostOverhead:
     """CPU time to launch a captured graph of any length."""
     overlapped: bool = False
     """Asynchronous scheduling: the host prepares iteration i+1 while the GPU runs i."""
+    op_s: float = 18e-6
+    """CPU time of a PyTorch operator without compilation, its Python code included: 19 us in gpt-fast's text, 17
+    in Spec-Bench's loop."""
+    one_by_one: bool = False
+    """Whether the model runs in plain PyTorch, in which nothing is fused; set by `under`."""
     exposed_s: float = 0.0
     """Time that the GPU still waits between the end of one graph and the next if `overlapped` is true."""
 
     def __post_init__(self) -> None:
-        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "exposed_s"):
+        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "op_s", "exposed_s"):
             check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
+
+    def under(self, compilation: Compilation) -> HostOverhead:
+        """Returns the overhead with the launches of a way to run the model."""
+        if compilation is Compilation.eager:
+            return replace(self, launch_s=max(self.launch_s, OPS_PER_KERNEL * self.op_s))
+        if compilation is Compilation.pytorch:
+            return replace(self, launch_s=self.op_s, one_by_one=True)
+        return self
+
+    def launches(self, name: str, kernels: int) -> int:
+        """Returns the launches of a call of an operator that has so many kernels in an engine."""
+        if not self.one_by_one or not kernels:
+            return kernels
+        return UNFUSED.get(name, kernels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

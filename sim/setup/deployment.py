@@ -128,7 +128,7 @@ class Deployment:
     @property
     def host(self) -> HostOverhead:
         """Host overhead of the engine; synchronous if the proposer of drafts does not overlap."""
-        return host_of(self.engine.host, self.speculation)
+        return host_of(self.engine.launching_host, self.speculation)
 
     @property
     def jitter(self) -> Jitter | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hwmodels.assembly.site import Kernels
 from hwmodels.checks import check_finite
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
@@ -26,6 +26,9 @@ class EngineProfile:
     """Default token budget of the batching policies; activation memory is reserved for that many tokens."""
     host: HostOverhead
     cuda_graphs: CudaGraphs
+    compilation: Compilation | None = None
+    """How the model is run where no CUDA graph is; None: inductor beside CUDA graphs, eager without them, as
+    with vLLM's --enforce-eager."""
     kernels: Kernels = Kernels()
     family: str | None = None
     """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
@@ -87,6 +90,12 @@ class EngineProfile:
             raise ValueError(
                 f"max_model_len={self.max_model_len}: must be >= 2, a prompt and an output token"
             )
+
+    @property
+    def launching_host(self) -> HostOverhead:
+        """The host overhead with the launches of `compilation`."""
+        default = Compilation.inductor if self.cuda_graphs.enabled else Compilation.eager
+        return self.host.under(self.compilation or default)
 
     @property
     def memory(self) -> MemoryProfile:
