@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.exact import larger, smaller
 
-
 OPS_PER_KERNEL = 3
 """PyTorch operators of an engine's module per kernel: the output is allocated, viewed, and the kernel called."""
 
 UNFUSED = {
-    **dict.fromkeys(("attention_norm", "mlp_norm"), 9),  # x.float, x*x, mean, + eps, rsqrt, *, cast, *, residual
+    **dict.fromkeys(
+        ("attention_norm", "mlp_norm"), 9
+    ),  # x.float, x*x, mean, + eps, rsqrt, *, cast, *, residual
     "final_norm": 8,
     "qk_norm": 16,
     "latent_norm": 16,
