@@ -23,11 +23,9 @@ MODULES = (
     *(f"policies/caching/{name}.py" for name in ("pool", "prefix_pool", "runs", "content", "pins")),
     *("hwmodels/iterations/decodes.py", "hwmodels/assembly/whole_batches.py", "hwmodels/by_count.py"),
     *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "polled_intake", "running_step")),
-    *(
-        f"sim/engine/{name}.py"
-        for name in ("load_counts", "engine_loop", "lane_loop", "lane_replica", "pipelined_replica")
-    ),
+    *(f"sim/engine/{name}.py" for name in ("load_counts", "engine_loop", "lane_loop", "lane_replica")),
     *(f"sim/engine/{name}.py" for name in ("clock", "iteration_times", "shape", "last_tokens")),
+    "sim/engine/pipelined_replica.py",
     *(f"sim/speculation/{name}.py" for name in ("replica", "recorder", "log", "lane_loop")),
     *(f"sim/speculation/{name}.py" for name in ("answer_log", "lane_log")),
     *("hwmodels/iterations/equal_passes.py", "hwmodels/speculation/leaps.py"),

@@ -31,7 +31,7 @@ OPS_PER_KERNEL = 3
 UNFUSED = {
     **dict.fromkeys(
         ("attention_norm", "mlp_norm"), 9
-    ),  # x.float, x*x, mean, + eps, rsqrt, *, cast, *, residual
+    ),  # cast, square, mean, + eps, rsqrt, *, cast, *, residual
     "final_norm": 8,
     "qk_norm": 16,
     "latent_norm": 16,
@@ -78,8 +78,8 @@ class HostOverhead:
     overlapped: bool = False
     """Asynchronous scheduling: the host prepares iteration i+1 while the GPU runs i."""
     op_s: float = 18e-6
-    """CPU time of a PyTorch operator without compilation, its Python code included: 19 us in gpt-fast's text, 17
-    in Spec-Bench's loop."""
+    """CPU time of a PyTorch operator without compilation, its Python code included: 19 us in gpt-fast's text,
+    17 us in Spec-Bench's loop."""
     one_by_one: bool = False
     """Whether the model runs in plain PyTorch, in which nothing is fused; set by `under`."""
     exposed_s: float = 0.0
