@@ -1,10 +1,10 @@
 """Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches.
 
-Without a graph the host launches kernel by kernel. Launches run ahead of the device, so an iteration takes the
-longer of the two, kernels or launches. What a launch costs and how many there are says `Compilation`:
+Without a graph the host launches kernel by kernel. Launches run ahead of the device, so an iteration takes
+the longer of the two, kernels or launches. What a launch costs and how many there are says `Compilation`:
 
     inductor, native   one per fused kernel: torch.compile's code, or an engine in C++; launch_s each
-    eager              the same kernels, called by PyTorch modules: OPS_PER_KERNEL operators each, op_s per operator
+    eager              the same kernels, called by PyTorch modules: OPS_PER_KERNEL operators of op_s each
     pytorch            plain PyTorch, nothing fused: each operator is a launch (`UNFUSED`), op_s each
 
 Llama-2-7B: 327 kernels, 1.3 ms of launches compiled, 17.7 ms eager, and 35.4 ms in plain PyTorch, which
@@ -26,7 +26,7 @@ from hwmodels.checks import check_finite, check_whole
 from hwmodels.exact import larger, smaller
 
 OPS_PER_KERNEL = 3
-"""PyTorch operators of an engine's module per kernel: the output is allocated, viewed, and the kernel called."""
+"""PyTorch operators of a module per kernel: the output is allocated, viewed, and the kernel called."""
 
 UNFUSED = {
     **dict.fromkeys(
