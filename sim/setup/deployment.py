@@ -258,6 +258,7 @@ class Deployment:
             self.model.num_layers,
             self.tensor_parallel_size,
             self.pipeline_parallel_size,
+            self.pp_layer_partition,
         )
 
     def adapter_memory(self) -> AdapterMemory:
