@@ -49,7 +49,7 @@ A layer of Llama-2 has 61, as counted with PyTorch's dispatcher on gpt-fast's mo
 
 
 class Compilation(Enum):
-    """How the model is run where no CUDA graph is: what is fused, and what launches it."""
+    """A way to run the model where no CUDA graph is: what is fused, and what launches it."""
 
     inductor = "torch.compile: fused kernels, launched by compiled code"
     native = "an engine in C++, or one whose launch_s stands for all that a kernel costs"

@@ -120,7 +120,7 @@ class ParallelLayout:
 
     @property
     def cuts_chunks(self) -> bool:
-        """Whether micro-batches cut the chunk of a prompt; those of a pipeline do not."""
+        """True if micro-batches cut the chunk of a prompt; those of a pipeline do not."""
         return self.pipeline_parallel_size == 1
 
     @property

@@ -3,7 +3,7 @@
     plan a    plan b    plan c         commit a    plan d     ...
     a: 1 3    b: 2      c: chunk of 4              d: 1 3 and whatever waits
 
-Up to max_batches plans are in flight, and they are committed in their order. A sequence that awaits a token
+Up to max_batches plans are in batch, and they are committed in their order. A sequence that awaits a token
 is in one batch only: no later plan decodes it, preempts it or counts it as decoding until that batch is
 committed, so groups of sequences go round the pipeline. The chunks of one prompt need no token: they follow
 each other in as many batches as there are, because a planned chunk counts as computed. This is what vLLM's
@@ -26,7 +26,7 @@ from policies.core.plan import Chunk, Progress, StepOutcome, StepPlan
 from policies.core.sequence import COMPUTING, DECODING, PREFILLING, Sequence
 
 
-class _Flight(NamedTuple):
+class _Batch(NamedTuple):
     """A plan in flight; each sequence with the number of its admission, which a preemption ends."""
 
     plan: StepPlan
@@ -43,7 +43,7 @@ class PipelinedEngineCore(EngineCore):
     def __init__(self, *, max_batches: int, max_batch_seqs: int | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._max_batches = max_batches
-        self._flights: deque[_Flight] = deque()
+        self._batches: deque[_Batch] = deque()
         self._step.max_batch_seqs = max_batch_seqs
 
     def _attach(self) -> None:
@@ -52,17 +52,17 @@ class PipelinedEngineCore(EngineCore):
 
     @property
     def is_full(self) -> bool:
-        """Whether no batch may be planned before one is committed."""
-        return len(self._flights) >= (1 if self.may_branch else self._max_batches)
+        """True if no batch may be planned before one is committed."""
+        return len(self._batches) >= (1 if self.may_branch else self._max_batches)
 
     @property
     def num_tokens_held(self) -> int:
         """Number of tokens with stored KV; those that are on their way are not stored yet."""
         held = self._state.running_set.num_tokens_held
-        for flight in self._flights:
-            held -= sum(_is_here(seq, admission) for seq, admission in flight.decodes)
+        for batch in self._batches:
+            held -= sum(_is_here(seq, admission) for seq, admission in batch.decodes)
             held -= sum(
-                chunk.num_tokens for chunk, admission in flight.chunks if _is_here(chunk.seq, admission)
+                chunk.num_tokens for chunk, admission in batch.chunks if _is_here(chunk.seq, admission)
             )
         return held
 
@@ -73,21 +73,21 @@ class PipelinedEngineCore(EngineCore):
         plan = super().plan(now)
         if plan is not None:
             plan.horizon = 1
-            plan.index = self.num_iterations + len(self._flights)
+            plan.index = self.num_iterations + len(self._batches)
         return plan
 
     def depart(self, plan: StepPlan) -> None:
-        """Puts the plan that was returned last in flight, as it is run now."""
+        """Puts the plan that was returned last in batch, as it is run now."""
         idle = set(plan.idle)
         decodes = [seq for seq in plan.decoding if seq not in idle]
         plan.decoding, plan.idle = decodes, ()
-        flight = _Flight(
+        batch = _Batch(
             plan,
             [(seq, seq.admission) for seq in decodes],
             [(chunk, chunk.seq.admission) for chunk in plan.chunks],
         )
         self._in_flight = None
-        self._flights.append(flight)
+        self._batches.append(batch)
         for seq in decodes:
             self.running_set.depart(seq)
         for chunk in plan.chunks:
@@ -100,11 +100,11 @@ class PipelinedEngineCore(EngineCore):
 
         Sequences that were aborted or preempted on the way are not touched.
         """
-        if not self._flights or plan is not self._flights[0].plan or outcome.iterations != 1:
+        if not self._batches or plan is not self._batches[0].plan or outcome.iterations != 1:
             raise ValueError("commit: must be of one iteration of the plan that is in flight longest")
         if not now >= self._now:
             self._refuse_past(now)
-        flight = self._flights.popleft()
+        batch = self._batches.popleft()
         pool = self.block_pool
         self._now = pool.now = self._state.last_end_s = now
         for on_commit in self._on_commit:
@@ -113,7 +113,7 @@ class PipelinedEngineCore(EngineCore):
         running_set = self.running_set
         finished = [
             seq
-            for seq, admission in flight.decodes
+            for seq, admission in batch.decodes
             if seq.state is COMPUTING and seq.admission == admission and running_set.arrive(seq)
         ]
         finished += [
@@ -121,19 +121,17 @@ class PipelinedEngineCore(EngineCore):
             for seq in plan.branched
             if seq.state is DECODING and self.branched.produce(seq, outcome.parents.get(seq.request_id))
         ]
-        prefilled = self._commit_flown(flight, outcome, finished)
+        prefilled = self._commit_batch(batch, outcome, finished)
         if outcome.ended:
             self._note_ends(outcome.ended, finished)
         if finished:
             self._finish(finished)
         return prefilled, finished
 
-    def _commit_flown(
-        self, flight: _Flight, outcome: StepOutcome, finished: list[Sequence]
-    ) -> list[Sequence]:
-        """Records the chunks of a flight as `_commit_chunks` does; returns the complete prefills."""
+    def _commit_batch(self, batch: _Batch, outcome: StepOutcome, finished: list[Sequence]) -> list[Sequence]:
+        """Records the chunks of a batch as `_commit_chunks` does; returns the complete prefills."""
         prefilled = []
-        for chunk, admission in flight.chunks:
+        for chunk, admission in batch.chunks:
             seq = chunk.seq
             if not _is_here(seq, admission):
                 continue
@@ -154,7 +152,7 @@ class PipelinedEngineCore(EngineCore):
 
     def _may_compute_nothing(self) -> bool:
         """Returns whether a step without tokens is no error: what remains may be on its way."""
-        return bool(self._flights) or super()._may_compute_nothing()
+        return bool(self._batches) or super()._may_compute_nothing()
 
     def _num_readable(self, seq: Sequence) -> int:
         return self._step.num_readable(seq, None)
