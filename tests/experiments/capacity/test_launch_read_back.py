@@ -44,13 +44,6 @@ def read_back(launch, overrides):
             "pipeline_parallel_size=2",
             "hardware=a100_80gb_sxm",
         ),
-        (
-            "model=qwen3_32b",
-            "pipeline_parallel_size=2",
-            "pp_layer_partition=[40,24]",
-            "hardware=h200_sxm",
-            "engine.pp_max_micro_batch_size=16",
-        ),
         ("model=llama3_1_8b", "engine.cuda_graphs.enabled=false", "engine.num_kv_blocks=5000"),
         ("model=llama3_1_8b", "engine.host.overlapped=false", "engine.max_num_batched_tokens=3000"),
         ("model=llama3_1_8b", "caching=prefix", "caching.block_size=32", "model.kv_cache_dtype=fp8"),
@@ -79,6 +72,18 @@ def test_a_printed_command_means_the_settings_of_its_candidate(engine, overrides
     assert isinstance(theirs.caching, FINDING) == isinstance(ours.caching, FINDING)
     assert theirs.caching.block_size == ours.caching.block_size
     assert type(theirs.scheduling) is type(ours.scheduling)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_layers_of_each_stage_are_a_variable_before_the_command(engine):
+    uneven = ("pipeline_parallel_size=2", "pp_layer_partition=[40,24]", "engine.pp_max_micro_batch_size=16")
+    ours, theirs = read_back(
+        LAUNCHES[engine], (f"engine={engine}", "model=qwen3_32b", "hardware=h200_sxm", *uneven)
+    )
+    assert theirs.layout == ours.layout
+    assert theirs.layout.pp_layer_partition == (40, 24)
+    if engine == "sglang":
+        assert theirs.engine.pp_max_micro_batch_size == 16
 
 
 def test_decode_context_parallelism_shares_the_devices_of_vllms_tensor_parallelism():
