@@ -1,4 +1,4 @@
-"""Shrink and expand kernels: hand-computed grids, growth with tokens, adapters, ranks, slots; bad settings."""
+"""Shrink and expand kernels: hand-computed grids; growth with tokens, adapters, ranks, slots; bad values."""
 
 from __future__ import annotations
 

@@ -165,9 +165,9 @@ def test_the_summary_has_loads_hits_and_bytes(scenario):
 
 
 def test_adapters_have_the_bytes_of_their_rank(scenario):
-    """Llama-2-7B: 32 layers x (16,384 + 8,192 + 26,112 + 15,104) numbers of 2 bytes a rank."""
+    """Llama-2-7B: 32 layers x (24,576 + 8,192 + 30,208 + 15,104) numbers of 2 bytes a rank."""
     memory = scenario.adapter_memory()
-    assert memory.bytes_per_rank == 32 * (16384 + 8192 + 26112 + 15104) * 2
+    assert memory.bytes_per_rank == 32 * (24576 + 8192 + 30208 + 15104) * 2
     assert memory.block_bytes == 16 * 32 * 2 * 4096 * 2
     paged = replace(scenario, adapters=UnifiedPaging())
     pool = paged.caching.pool(paged.kv_memory(1000))
