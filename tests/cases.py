@@ -468,7 +468,6 @@ CASES: dict[str, Case] = {
             + LORA_TRAFFIC.format("workload/lengths@workload.of.lengths", "workload.of."),
         ),
         lora,
-        planned="known, issue 44 is planned",
     ),
     "mooncake_block16": Case(
         tuple(

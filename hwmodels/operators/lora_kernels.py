@@ -55,7 +55,7 @@ class Grid(NamedTuple):
     columns: int
     splits: int = 1
     rows_of: str = "adapter"
-    """Whose tokens share a row tile: those of an `adapter`, of a `sequence`, or nobody's (`token`)."""
+    """Tokens that share a row tile: those of an `adapter`, of a `sequence`, or a `token` has its own."""
 
 
 class Grids(NamedTuple):
@@ -159,7 +159,7 @@ class LoraKernels:
 
     @property
     def is_captured(self) -> bool:
-        """Whether decode-only iterations with adapters run as CUDA graphs."""
+        """True if decode-only iterations with adapters run as CUDA graphs."""
         return self.family.captured if self.captured is None else self.captured
 
     @property

@@ -172,7 +172,7 @@ def test_adapters_have_the_bytes_of_their_rank(scenario):
     paged = replace(scenario, adapters=UnifiedPaging())
     pool = paged.caching.pool(paged.kv_memory(1000))
     residents = paged.adapters.residents(paged.registry(paged.served_adapters), pool)
-    assert [residents.check(f"adapter-{i}") for i in range(4)] == [5, 9, 17, 33]  # ranks 8, 16, 32, 64
+    assert [residents.check(f"adapter-{i}") for i in range(4)] == [5, 10, 20, 39]  # ranks 8, 16, 32, 64
 
 
 def test_slots_take_memory_from_kv(scenario):
