@@ -65,6 +65,11 @@ class Answer:
     lack: str | None = None
     """Why the runs of the winner do not show a steady state; None if they do."""
 
+    @property
+    def is_trace(self) -> bool:
+        """True if all seeds give the same runs, so that there is one of each fleet."""
+        return len(self.seeds) < len(self.question.settings.seeds)
+
 
 def answer(question: Question, report: Report) -> Answer | None:
     """Searches and measures; returns None after Ctrl-C before the first result.

@@ -23,6 +23,7 @@ from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
 from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
 from experiments.study.notes import expected_error_lines
+from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
@@ -53,6 +54,8 @@ def print_answer(found: Answer, console: Console) -> None:
         if len(found.seeds) > 1:
             text = f"  ±: half the width of the {LEVEL} over {len(found.seeds)} seeds"
             console.print(Text(text, style="dim"))
+        elif found.is_trace:
+            console.print(Text(f"  ±: half the width of the {LEVEL} over blocks of the trace", style="dim"))
     if len(found.stages) > 1:
         console.print(plain_table(stage_rows(found), (0, 2)))
     for line in exclusion_lines(excluded(found.question, found.search)):
@@ -155,9 +158,11 @@ def _sure(found: Answer) -> list[str]:
         shown = supported(share, 100)
         assert shown is not None
         most = shown.high if share.high <= 1 else "100"
+        each = f", at least {100 * target:g} % in each of {share.num_values} seeds"
+        each = "" if found.is_trace else each
         lines.append(
-            f"SLO attainment, including the margins: {shown.mean} % ({LEVEL} {shown.low} to {most}), at "
-            f"least {100 * target:g} % in each of {share.num_values} seeds{reaches}."
+            f"SLO attainment, including the margins: {shown.mean} % ({LEVEL} {shown.low} to {most})"
+            f"{each}{reaches}."
         )
     if found.kept_with_one_less is not None:
         kept, seeds = found.kept_with_one_less
@@ -215,11 +220,10 @@ def caveats(found: Answer) -> list[str]:
     settings, lines = found.question.settings, []
     if found.interrupted:
         lines.append("Interrupted: the ranking contains only the candidates evaluated so far.")
-    if len(found.seeds) < len(settings.seeds):
+    if found.is_trace:
         lines.append(
-            "The traffic is the same for every seed and nothing else is random, so one run is exact. "
-            "Confidence intervals need varying traffic, such as workload.window_by_seed=true on a longer "
-            "trace."
+            f"{blocks_text([row.share_at_margin for row in found.ranked])} Other parts of a longer trace are "
+            "drawn with workload.window_by_seed=true."
         )
     elif len(found.seeds) < 2:
         lines.append("One seed gives no confidence interval; use two or more.")
