@@ -37,7 +37,7 @@ def test_spares_in_one_rack_do_not_help(capsys):
     assert "11 replicas are not enough" in out
 
 
-@pytest.mark.parametrize(("failures", "share"), [("random_crashes", "100.0%"), ("rack", "0%")])
+@pytest.mark.parametrize(("failures", "share"), [("random_crashes", "100.0%"), ("rack", "0.0%")])
 def test_replicated_kv_is_left_unless_all_crash_together(capsys, failures, share):
     out = spares(capsys, f"failures={failures}", "recovery=kv", "replications=20", "most_spares=1")
     assert f"a copy survived in {share} of" in out

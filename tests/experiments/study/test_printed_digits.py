@@ -22,7 +22,7 @@ COMMANDS = {
     ],
     "capacity": [
         *("capacity", "capacity.jobs=1", "capacity.hardware=[l4]", "capacity.tensor_parallel_sizes=[1]"),
-        *("capacity.window_s=null", "capacity.seeds=[0,1]", "capacity.precisions=[as_set]", *SMALL),
+        *("capacity.window_s=null", "capacity.seeds=[0,1]", "capacity.quantisations=[null]", *SMALL),
     ],
     "sweep": ["sweep", "seed=0,1,2", "replicas=1,2", "launcher.jobs=1", *SMALL],
     "spares": ["spares", "needed=2", "most_spares=2", "replications=2000"],
@@ -80,7 +80,9 @@ def test_figures_have_the_digits_that_their_intervals_support(name, tmp_path, mo
         assert number
 
 
-@pytest.mark.parametrize("text", ["79.2 ± 265", "35.23 ± 3.9", "1,234 ± 70", "2.75 (95 % interval 1.00 to 5.00"])
+@pytest.mark.parametrize(
+    "text", ["79.2 ± 265", "35.23 ± 3.9", "1,234 ± 77", "35.23 ± 4", "2.75 (95 % interval 1.00 to 5.00"]
+)
 def test_false_precision_is_found(text):
     with pytest.raises(AssertionError):
         check(text)

@@ -74,4 +74,6 @@ def test_missing_values_are_left_out_and_a_figure_without_any_is_missing():
     assert p90.low < np.nanpercentile(values, 90) < p90.high
     none = np.full(600, math.nan)
     assert math.isnan(blocks_of([none]).interval(figure_of(none)).mean)
-    assert math.isnan(Blocks(num_rows=600, period=600, length=10).compared(*2 * [figure_of(none)]).difference.mean)
+    assert math.isnan(
+        Blocks(num_rows=600, period=600, length=10).compared(*2 * [figure_of(none)]).difference.mean
+    )
