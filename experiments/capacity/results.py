@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,12 +60,18 @@ class Ranked:
         return self.replicas * self.candidate.num_devices
 
 
-def ranked_of(search: Search, finals: Mapping[str, Sequence[Run]]) -> list[Ranked]:
-    """Returns the ranking, best first; finals: candidate -> runs with all replicas and no headroom."""
+def ranked_of(
+    search: Search, finals: Mapping[str, Sequence[Run]], last: Collection[str] = ()
+) -> list[Ranked]:
+    """Returns the ranking, best first; finals: candidate -> runs with all replicas and no headroom.
+
+    last: candidates that come last, whatever they cost.
+    """
     rows: list[Ranked] = []
     settings = search.question.settings
     winner: list[float] = []
-    for state in search.ranked()[: settings.top]:
+    top = search.ranked()[: settings.top]
+    for state in sorted(top, key=lambda one: one.candidate.name in last):
         if state.candidate.name not in finals or state.num_up is None:
             continue
         replicas = state.candidate.deployed(state.num_up, settings)

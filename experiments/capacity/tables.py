@@ -21,6 +21,7 @@ from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
+from experiments.capacity.start_doubt import start_doubt
 from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
 from experiments.study.notes import expected_error_lines
 from experiments.study.trace_runs import blocks_text
@@ -31,6 +32,7 @@ from sim.report.numbers import (
     MISSING,
     decimals_of,
     mean_text,
+    number,
     rounded,
     seconds,
     supported,
@@ -179,7 +181,10 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
         more = other.usd_per_hour / best.usd_per_hour - 1
         is_worse = other.share_at_margin.mean < best.share_at_margin.mean
         as_much = f", the same cost{' but lower SLO attainment' * is_worse}"
-        text += f", {100 * more:.3g} % more" if more > 1e-9 else as_much
+        if more < -1e-9:
+            text += f", {number(-100 * more)} % less, but it may not start"
+        else:
+            text += f", {number(100 * more)} % more" if more > 1e-9 else as_much
     if other.limit is not None:
         text += (
             f"; with one replica fewer {LATENCIES[other.limit.term]} fails ({other.limit.resource}; "
@@ -239,6 +244,12 @@ def caveats(found: Answer) -> list[str]:
         )
     if found.ranked and (short := kv_shortage(found.ranked[0])):
         lines.append(f"{short[0].upper()}{short[1:]}.")
+    lines += [
+        f"{row.candidate.name} costs less (${row.usd_per_hour:,.2f}/hour), but comes last: "
+        f"{start_doubt(row.candidate)}."
+        for row in found.ranked[1:]
+        if row.usd_per_hour < found.ranked[0].usd_per_hour
+    ]
     if settings.search == "optuna":
         lines.append("Optuna evaluated only some of the candidates: a better one may be among the others.")
     return [*lines, *expected_error_lines(found.notes)]
