@@ -17,7 +17,6 @@ from experiments.capacity.results import Ranked
 from experiments.capacity.start_doubt import start_doubt
 from hwmodels.trust.lookup import errors_at
 from hwmodels.trust.table import RATIO, shipped
-from sim.report.numbers import rounded
 from sim.setup.expected_errors import place_of, unknown_because
 from sim.setup.pool import PoolSettings
 
@@ -115,8 +114,8 @@ def verdict_sentence(found: Verdict, name: str) -> str:
         f"their ratio, {shared}, is expected within {found.median_percent:.2g} % (half of the cases) and "
         f"{found.p90_percent:.2g} % (nine in ten)"
     )
-    digits = math.floor(math.log10(max(found.more_percent, 1e-7)))
-    cost = f"{rounded(found.more_percent, 1 - digits)} % more" if found.more_percent > 1e-7 else "as much"
+    more_text = f"{found.more_percent:,.0f}" if found.more_percent >= 99.5 else f"{found.more_percent:.2g}"
+    cost = f"{more_text} % more" if found.more_percent > 1e-7 else "as much"
     more = f"{name} costs {cost}, and {error}"
     if found.reason:
         return f"The winner is not decided, because {found.reason}; {more}."

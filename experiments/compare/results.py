@@ -61,12 +61,12 @@ class Results:
 
     @property
     def pairs(self) -> str:
-        """What the pairs of a comparison are, in words."""
+        """Name of the pairs of a comparison."""
         return "paired blocks of the trace" if self.traced else "paired seeds"
 
     @property
     def every(self) -> str:
-        """All of them, in words."""
+        """Name of all of them."""
         return "every block of the trace" if self.traced else "every seed"
 
     def of(self, metric: Metric, arm: str) -> list[Comparison]:

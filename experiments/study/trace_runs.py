@@ -86,11 +86,17 @@ def figure_named(name: str) -> Figure | None:
 
 
 def trace_interval(run: TraceRun, key: str, value: float, period: int | None = None) -> Interval:
-    """Computes the interval of a figure of one run; without bounds for a figure that has none."""
-    values, statistic = run.series(key), run.statistic(key, value)
-    if values is None or statistic is None:
+    """Computes the interval of a figure of one run; without bounds for a figure that has none.
+
+    period: number of requests after which the run repeats its trace; None: it does not.
+    """
+    values = run.series(key)
+    if values is None:
         return Interval(value, math.nan, math.nan, 1)
-    return blocks_of([values], period).interval(statistic)._replace(mean=value)
+    figure = MEAN if key in GOODPUT else figure_named(key.partition(".")[2]) or MEAN
+    mean, low, high, count = blocks_of([values], period).of_values(values, figure)
+    times = value / mean if key == "goodput.requests_per_s" and mean > 0 else 1.0
+    return Interval(value, times * low, times * high, count)
 
 
 def compare_traced(runs: Sequence[TraceRun], key: str, values: Sequence[float]) -> Paired | None:

@@ -69,19 +69,50 @@ class Blocks:
 
     @property
     def are_enough(self) -> bool:
-        """Whether there are enough blocks for an interval."""
+        """True if there are enough blocks for an interval."""
         return self.count >= MIN_BLOCKS
 
     def resamples(self) -> Iterator[Rows]:
         """Yields the rows of the requests of each resample."""
-        draws = np.random.default_rng(SEED)
         copies = np.arange(0, self.num_rows, self.period)
-        within = np.arange(self.length)
-        for _ in range(NUM_RESAMPLES):
-            starts = draws.integers(0, self.period - self.length + 1, self.count)
-            drawn = (starts[:, None] + within).ravel()
+        for starts in self._starts():
+            drawn = (starts[:, None] + np.arange(self.length)).ravel()
             rows = (copies[:, None] + drawn).ravel()
             yield rows[rows < self.num_rows]
+
+    def _starts(self) -> Rows:
+        """Draws the first request of each block of each resample [resample, block]."""
+        most = self.period - self.length + 1
+        return np.random.default_rng(SEED).integers(0, most, (NUM_RESAMPLES, self.count))
+
+    def of_values(self, values: Values, figure: Figure = MEAN) -> Interval:
+        """Computes the mean or a percentile of values and its interval, faster than `interval`.
+
+        With h the half width of the interval of the share of values up to a percentile q, its bounds are the
+        quantiles q - h and q + h, as in `sim.metrics.steady`.
+        """
+        known = values[~np.isnan(values)]
+        whole = figure.of(known) if len(known) else math.nan
+        none = Interval(whole, math.nan, math.nan, 1)
+        if not self.are_enough or not len(known):
+            return none
+        if figure.share is None:
+            half_width = self._half_width(values)
+            return Interval(whole, whole - half_width, whole + half_width, self.count)
+        half_width = self._half_width(np.where(np.isnan(values), math.nan, values <= whole))
+        if not half_width < min(figure.share, 1 - figure.share):
+            return none
+        low, high = np.quantile(known, [figure.share - half_width, figure.share + half_width])
+        return Interval(whole, min(float(low), whole), max(float(high), whole), self.count)
+
+    def _half_width(self, values: Values) -> float:
+        """Computes half the width of the interval of the mean, from sums over blocks."""
+        sums, counts = (np.concatenate([[0.0], np.cumsum(part)]) for part in _sums(values, self.period))
+        starts = self._starts()
+        ends = starts + self.length
+        drawn = (counts[ends] - counts[starts]).sum(axis=1)
+        means = (sums[ends] - sums[starts]).sum(axis=1)[drawn > 0] / drawn[drawn > 0]
+        return student_t(self.count - 1, (1 + CONFIDENCE) / 2) * float(means.std(ddof=1))
 
     def interval(self, statistic: Statistic) -> Interval:
         """Computes a figure and its interval; without bounds if there are too few blocks.
@@ -145,13 +176,15 @@ def _log_ratio(one: float, other: float) -> float:
 
 def _folded(values: Values, period: int) -> Values:
     """Returns the mean of each request over its copies."""
-    if period == len(values):
-        return values
+    sums, counts = _sums(values, period)
+    means: Values = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
+    return means
+
+
+def _sums(values: Values, period: int) -> tuple[Values, Values]:
+    """Returns the sum of each request over its copies, and their number, without NaN."""
     padded = np.full(-(-len(values) // period) * period, math.nan)
     padded[: len(values)] = values
     copies = padded.reshape(-1, period)
     known = ~np.isnan(copies)
-    sums = np.where(known, copies, 0.0).sum(axis=0)
-    counts = known.sum(axis=0)
-    means: Values = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
-    return means
+    return np.where(known, copies, 0.0).sum(axis=0), known.sum(axis=0).astype(np.float64)

@@ -59,7 +59,7 @@ def test_spares_print_no_answer_that_was_cut(how, code, word):
 
 @pytest.fixture
 def silent_server():
-    """A server that takes connections and never answers."""
+    """Starts a server that takes connections and never answers; yields its port and the connections."""
     listener = socket.create_server(("127.0.0.1", 0))
     held = []
 

@@ -1,4 +1,4 @@
-"""What the studies print with an interval has no more digits than the interval supports."""
+"""Digits of printed figures: no more than their intervals support, in all studies."""
 
 import re
 from pathlib import Path

@@ -77,3 +77,13 @@ def test_missing_values_are_left_out_and_a_figure_without_any_is_missing():
     assert math.isnan(
         Blocks(num_rows=600, period=600, length=10).compared(*2 * [figure_of(none)]).difference.mean
     )
+
+
+def test_the_fast_intervals_of_means_are_those_of_the_resamples():
+    values = np.where(np.arange(900) % 7 == 0, math.nan, correlated(9, 900))
+    blocks = blocks_of([values], period=600)
+    assert blocks.of_values(values) == pytest.approx(blocks.interval(figure_of(values)), rel=1e-9)
+    fast, slow = blocks.of_values(values, percentile(90)), blocks.interval(figure_of(values, percentile(90)))
+    assert fast.mean == slow.mean
+    assert 0.5 < (fast.high - fast.low) / (slow.high - slow.low) < 2
+    assert math.isnan(blocks.of_values(values, percentile(99.9)).low)
