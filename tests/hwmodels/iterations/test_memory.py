@@ -212,7 +212,7 @@ def test_redundant_experts_by_hand(models):
 
 
 def test_adapters_by_hand():
-    """Rank 4, 3 adapters: 4 (p k + n) weights of 64 x 256 (p = 3), 128 x 64, 64 x 320 (p = 2) and 160 x 64."""
+    """Rank 4, 3 adapters: 4 (p k + n) weights: 64 x 256 (p = 3), 128 x 64, 64 x 320 (p = 2), 160 x 64."""
     model, lora = make_model(grouped(), grouped()), Lora(rank=4, num_active=3)
     both_sides = (3 * 64 + 256) + (128 + 64) + (2 * 64 + 320) + (160 + 64)
     assert adapter_bytes(model, tp(1), lora) == 3 * 4 * 2 * both_sides * 2
