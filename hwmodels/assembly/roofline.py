@@ -88,9 +88,9 @@ class Roofline(TimedOperators):
             layout=self.layout,
             calibration=calibration.in_a_stream(),
             kernels=kernels or Kernels(),
-            lora=lora,
         )
-        self._adapters = AddedByAdapters(site)
+        host = host or HostOverhead()
+        self._adapters = AddedByAdapters(site, host.launch_s, lora)
         self._whole_adapters = AddedByAdapters(replace(site, layout=ParallelLayout()))
         self.operators = iteration_operators(site, inputs)
         if device.chain is not None:
@@ -109,18 +109,15 @@ class Roofline(TimedOperators):
         self._prefill_ops = [op for op in self.operators if op.per is Per.prefill]
         # Every stage launches its own kernels, for each of its micro-batches.
         most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
-        overhead = host or HostOverhead()
         num_kernels = max(1.0, most_layers) * sum(
-            op.calls * overhead.launches(op.name, op.kernels) for op in self.operators
+            op.calls * host.launches(op.name, op.kernels) for op in self.operators
         )
         mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
-        self._host = HostShare(
-            overhead, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels
-        )
+        self._host = HostShare(host, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels)
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
         self._whole = (
             None
-            if is_shared
+            if is_shared or self._adapters.in_every_batch
             else WholeBatches(
                 counted=self._counted,
                 decodes=self._decodes,
@@ -128,7 +125,7 @@ class Roofline(TimedOperators):
                 host=self._host,
             )
         )
-        """None if several devices, or micro-batches, share each batch."""
+        """None if several devices, or micro-batches, share each batch, or if all batches have adapters."""
         self._decode_batches = RowsByCount(self._decode_batch_figures)
         self._known_batches: dict[float, list[float]] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
@@ -138,7 +135,7 @@ class Roofline(TimedOperators):
             self._stage_kernels = [
                 (
                     sum(
-                        op.calls * overhead.launches(op.name, op.kernels) * stage.share(op.part)
+                        op.calls * host.launches(op.name, op.kernels) * stage.share(op.part)
                         for op in self.operators
                     ),
                     sum(op.calls * op.mixed_kernels * stage.share(op.part) for op in self.operators),
@@ -151,6 +148,7 @@ class Roofline(TimedOperators):
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
+        shape = self._adapters.of(shape)
         of_passes = None if shape.drafts is None else _of_passes(shape, shape.drafts)
         if of_passes is not None and self._whole is not None:
             return self.pass_seconds(*of_passes)
@@ -164,7 +162,7 @@ class Roofline(TimedOperators):
                 return self._whole.prefill_seconds(shape)
         own: Any = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
-        replays = self._host.replays(tokens, prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         gpu_s = self._counted.of(computed, all_tokens, rows)
         decodes_s = 0.0
@@ -207,7 +205,7 @@ class Roofline(TimedOperators):
         if self._whole is not None:
             return self._whole.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
         contexts = [num_context_tokens + num_seqs * i for i in range(num_iterations)]
-        if num_iterations <= FEW_ITERATIONS:
+        if num_iterations <= FEW_ITERATIONS and not self._adapters.in_every_batch:
             durations_s = [self._decode_seconds(num_seqs, context) for context in contexts]
         else:
             shape = IterationShape(num_seqs, np.array(contexts), 0, 0, 0, 0, num_seqs)
@@ -219,6 +217,7 @@ class Roofline(TimedOperators):
 
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
+        shape = self._adapters.of(shape)
         own = self.layout.rank_batch(shape)
         computed, rows, gpu_s, decodes_s = self._of_batch(shape, own)
         if self.stages is None:
@@ -228,7 +227,7 @@ class Roofline(TimedOperators):
     def _of_batch(self, shape: IterationShape, own: RankBatch) -> tuple[Any, Any, Any, Any]:
         """Returns the computed tokens, the rows, and the GPU seconds of all and of decodes; also arrays."""
         tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         decodes_s = self._decodes.batch_seconds_many(own)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
@@ -240,15 +239,17 @@ class Roofline(TimedOperators):
     def one_batch(self, shape: IterationShape) -> MicroBatch:
         """Returns the GPU seconds of an iteration that passes the stages as one batch; also arrays."""
         assert self.stages is not None
+        shape = self._adapters.of(shape)
         computed, rows, gpu_s, _ = self._of_batch(shape, self._one_batch.rank_batch(shape))
         return MicroBatch(gpu_s, *self._counted.ends(computed, rows))
 
     def stage_times(self, shape: IterationShape) -> Pass:
         """Returns the times of an iteration that passes the stages as one batch. The counts are numbers."""
         assert self.stages is not None
+        shape = self._adapters.of(shape)
         own: Any = self._one_batch.rank_batch(shape)
         tokens, rows = int(own.tokens), int(own.rows)
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays)
         gpu_s = self._counted.of(computed, int(own.all_tokens), rows)
         if shape.decode_seqs:
@@ -353,6 +354,7 @@ class Roofline(TimedOperators):
 
     def _seconds_many(self, shape: IterationShape) -> Any:
         """Computes `seconds` of each of many iterations, in the same order of operations."""
+        shape = self._adapters.of(shape)
         batch = self.layout.rank_batch(shape)
         prefills = np.asarray(shape.prefill_tokens).any()
         no_adapters = shape.adapters is None
@@ -369,7 +371,7 @@ class Roofline(TimedOperators):
                 gpu_s = self._decode_round(gpu_s, *ends)
             return np.maximum(gpu_s, floor_s) + added_s
         tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(batch))
         decodes_s = self._decodes.batch_seconds_many(batch)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s

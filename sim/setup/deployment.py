@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodels.assembly.attention_weights import WithAttentionWeights
+from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
@@ -120,10 +121,19 @@ class Deployment:
             calibration=self.calibration,
             host=self.host,
             cuda_graphs=self.engine.cuda_graphs,
-            kernels=self.engine.kernels,
+            kernels=self.kernels,
             lora=self.lora,
             offload=self.engine.offload if self.engine.offload.is_used else None,
         )
+
+    @property
+    def kernels(self) -> Kernels:
+        """Kernels of the engine, with the slots of its adapters in their grid."""
+        kernels = self.engine.kernels
+        num_slots, _ = (0, 0) if self.adapters is None else self.adapters.slots
+        if not num_slots or kernels.lora.max_loras is not None:
+            return kernels
+        return replace(kernels, lora=replace(kernels.lora, max_loras=num_slots))
 
     @property
     def host(self) -> HostOverhead:
