@@ -30,7 +30,9 @@ from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
+from sim.setup.client import Client
 from sim.setup.expected_errors import expected_errors_json
+from sim.setup.frontend_note import frontend_json, frontend_note
 from sim.setup.full_batches import check_full_batches
 from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
@@ -57,6 +59,8 @@ class Scenario(PoolSettings, ClusterSettings):
     workload: Workload
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     """Pools of different replicas behind the router, by name; empty: `replicas` of one kind."""
+    client: Client = Client()
+    """The load generator that measures TTFT."""
     tariff: Tariff | None = None
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
@@ -263,9 +267,14 @@ class Scenario(PoolSettings, ClusterSettings):
         future = self.future()
         pools = self.pools_by_name.items()
         adapters = self.served_adapters if served is None else served
-        made = [pool.pool(name, future, adapters, self.tpot_s) for name, pool in pools]
+        made = [self._measured(pool.pool(name, future, adapters, self.tpot_s), pool) for name, pool in pools]
         level = self.turns.sleep_level
         return made if level is None else taking_turns(made, list(self.pools.values()), level)
+
+    def _measured(self, made: ReplicaPool, pool: PoolSettings) -> ReplicaPool:
+        """Returns a pool whose requests arrive as late as the client's clock says."""
+        added_s = self.client.added_s(pool.engine.family)
+        return replace(made, frontend_s=made.frontend_s + added_s) if added_s else made
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`.
@@ -357,6 +366,10 @@ class Scenario(PoolSettings, ClusterSettings):
             for pool, own in zip(pools, hardware, strict=True)
             for note in pool_notes(pool, own.model, self.slo, self.workload, share)
         )
+        summary["client"] = self.client.name
+        summary["frontend"] = {
+            name: frontend_json(pool.engine, self.client) for name, pool in self.pools_by_name.items()
+        }
         summary["expected_errors"] = [
             {"pool": name, **expected_errors_json(pool, self.workload, share)}
             for name, pool in self.pools_by_name.items()
@@ -364,6 +377,7 @@ class Scenario(PoolSettings, ClusterSettings):
         summary["notes"] = [
             *dict.fromkeys(notes),
             *resharding_notes(self.pools_by_name),
+            *dict.fromkeys(frontend_note(pool.engine, self.client) for pool in pools),
             *encoder_notes(self.encoders, pools[0]),
             *workload_notes(traffic),
         ]

@@ -176,7 +176,7 @@ class KvTransfers:
         RejectedError.
         """
         request, now = migrant.request, self._clock.now
-        known_s = target.known_s(request)
+        known_s = target.known_s(request, stop_after)
         self._decode_sides[target.index].adopt(migrant, stop_after, now, known_s)
         num_sends = self._gateway.num_sends(request.request_id)
         self._in_progress[request.request_id] = KvTransfer(
