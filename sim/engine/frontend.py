@@ -9,8 +9,8 @@ that took a request also detokenises and streams its answer:
 
 Departures are computed at arrival, without events (Lindley's recursion for each process). The work of an
 answer arises evenly while it is generated, about `token_gap_s` a token. What the process can do of it in
-time that would be idle delays nobody; the rest is put into its queue when the answer ends. So no work is lost:
-with one process the rate is at most 1 / (request_s + p prompt_token_s + a output_token_s) requests/s.
+time that would be idle delays nobody; the rest is put into its queue when the answer ends. So no work is
+lost: with one process the rate is at most 1 / (request_s + p prompt_token_s + a output_token_s) requests/s.
 
 Tokens are recorded when the engine has them: what a busy process adds to the gaps between them is not seen.
 """
@@ -79,15 +79,25 @@ class FrontendQueue:
     between two tokens of an answer that is alone, s.
     """
 
-    __slots__ = ("_processes", "_settings", "_token_gap", "_token_gap_s", "latency_s", "taken_s")
+    __slots__ = (
+        "_gap_s",
+        "_latency_s",
+        "_output_token_s",
+        "_processes",
+        "_prompt_token_s",
+        "_request_s",
+        "_token_gap_s",
+        "taken_s",
+    )
 
     def __init__(
         self, settings: Frontend, num_servers: int, latency_s: float, token_gap_s: Callable[[], float]
     ) -> None:
-        self._settings = settings
-        self.latency_s = latency_s
+        self._request_s, self._prompt_token_s = settings.request_s, settings.prompt_token_s
+        self._output_token_s = settings.output_token_s
+        self._latency_s = latency_s
         self._token_gap_s = token_gap_s
-        self._token_gap: float | None = None
+        self._gap_s: float | None = None
         self._processes = [_Process() for _ in range(num_servers)]
         self.taken_s: dict[int, float] = {}
         """By id of a request that no plan has included: seconds from its arrival to the scheduler."""
@@ -102,71 +112,72 @@ class FrontendQueue:
 
         stop_after: output tokens after which it ends.
         """
-        settings, processes = self._settings, self._processes
-        process = processes[0]
-        if len(processes) > 1:
-            process = min(processes, key=_free_s)
-        work_s = settings.request_s + settings.prompt_token_s * request.prompt.num_tokens
-        done_s = process.take(now, work_s)
-        if settings.output_token_s:
-            num_tokens, longest = _answer(request, stop_after)
-            gap_s = self._token_gap
+        processes = self._processes
+        process = processes[0] if len(processes) == 1 else min(processes, key=_free_s)
+        free_s, owed = process.free_s, process.owed
+        if owed and owed[0][0] <= (now if now > free_s else free_s):
+            process.pay(now)
+            free_s = process.free_s
+        if now > free_s:
+            process.idle_s += now - free_s
+            free_s = now
+        free_s += self._request_s + self._prompt_token_s * request.prompt.num_tokens
+        process.free_s = free_s
+        if self._output_token_s:
+            if isinstance(stop_after, int) and request.branching is None:
+                num_tokens = longest = stop_after
+            else:
+                num_tokens, longest = _answer(request, stop_after)
+            gap_s = self._gap_s
             if gap_s is None:
-                gap_s = self._token_gap = self._token_gap_s()
-            process.owe(done_s + longest * gap_s, num_tokens * settings.output_token_s)
-        known_s = done_s + self.latency_s
+                gap_s = self._gap_s = self._token_gap_s()
+            heappush(owed, (free_s + longest * gap_s, num_tokens * self._output_token_s, process.idle_s))
+        known_s = free_s + self._latency_s
         self.taken_s[request.request_id] = known_s - now
         return known_s
 
 
 def _answer(request: Request, stop_after: StopAfter) -> tuple[int, int]:
     """Returns the output tokens of a request, and those of its longest branch."""
-    if isinstance(stop_after, int):
-        width = 1 if request.branching is None else request.branching.width
-        return stop_after * width, stop_after
-    if stop_after is None:
-        longest = request.max_tokens or 0
-        return longest, longest
-    return sum(stop_after), max(stop_after)
+    if isinstance(stop_after, tuple):
+        return sum(stop_after), max(stop_after)
+    longest = (request.max_tokens or 0) if stop_after is None else stop_after
+    return longest * (1 if request.branching is None else request.branching.width), longest
 
 
 class _Process:
-    """One process: when it is free, how long it was idle, and the work of answers that are under way."""
+    """One process: when it is free, how long it was idle, and the work of answers that are under way.
 
-    __slots__ = ("_idle_s", "_idle_used_s", "_owed", "free_s")
+    idle_s: sum of its idle times until free_s. owed: a heap of (end of an answer, its work, idle_s at its
+    start), s.
+    """
+
+    __slots__ = ("_idle_used_s", "free_s", "idle_s", "owed")
 
     def __init__(self) -> None:
-        self.free_s = 0.0
-        self._idle_s = 0.0  # sum of its idle times until free_s
-        self._idle_used_s = 0.0  # up to this sum, answers have been worked on in idle time
-        self._owed: list[tuple[float, float, float]] = []  # a heap: (end of an answer, work, idle at start)
+        self.free_s = self.idle_s = 0.0
+        self._idle_used_s = 0.0  # up to this sum of idle times, answers have been worked on
+        self.owed: list[tuple[float, float, float]] = []
 
-    def take(self, now: float, work_s: float) -> float:
-        """Does work that arrives now after all work before it; returns the time at which it is done, s."""
-        owed, free_s = self._owed, self.free_s
+    def pay(self, now: float) -> None:
+        """Does what idle time has not done of the answers that have ended by now, or before it is free."""
+        owed, free_s = self.owed, self.free_s
         while owed and owed[0][0] <= (now if now > free_s else free_s):
             due_s, answer_s, idle_s = heappop(owed)
             if due_s > free_s:
-                self._idle_s += due_s - free_s
+                self.idle_s += due_s - free_s
                 free_s = due_s
             if self._idle_used_s < idle_s:
                 self._idle_used_s = idle_s
-            unused_s = self._idle_s - self._idle_used_s
+            unused_s = self.idle_s - self._idle_used_s
             if answer_s <= unused_s:
                 self._idle_used_s += answer_s
             else:
-                self._idle_used_s = self._idle_s
+                self._idle_used_s = self.idle_s
                 free_s += answer_s - unused_s
-        if now > free_s:
-            self._idle_s += now - free_s
-            free_s = now
-        self.free_s = done_s = free_s + work_s
-        return done_s
-
-    def owe(self, due_s: float, work_s: float) -> None:
-        """Notes the work of an answer that begins now and ends at due_s."""
-        heappush(self._owed, (due_s, work_s, self._idle_s))
+        self.free_s = free_s
 
 
 def _free_s(process: _Process) -> float:
+    """Returns the time at which a process is free, s."""
     return process.free_s

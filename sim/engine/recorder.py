@@ -24,8 +24,8 @@ _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in r
 class Recorder:
     """The logs of one replica.
 
-    replica: its index. frontend_s, frontend_times: see `EventLog`. seed: for random draws, such as the parents
-    of branches.
+    replica: its index. frontend_s, frontend_times: see `EventLog`. seed: for random draws, such as the
+    parents of branches.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class ReplicaPool:
         return FrontendQueue(settings, settings.servers or 1, self.frontend_s, self._token_gap_s)
 
     def idle_frontend_s(self, prompt_tokens: int) -> float:
-        """Returns the seconds from the arrival of a request at an idle replica until it reaches the engine."""
+        """Returns the seconds from an arrival at an idle replica until the engine has the request."""
         settings = self.frontend or Frontend()
         return self.frontend_s + settings.request_s + settings.prompt_token_s * prompt_tokens
 

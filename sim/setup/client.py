@@ -47,3 +47,7 @@ class Client:
     def added_range_s(self, family: str | None) -> tuple[float, float] | None:
         """Returns the least and largest of them in measurements, s; None: none shows them."""
         return self.range_s.get(family or OTHERS, self.range_s.get(OTHERS))
+
+
+NO_CLIENT = Client()
+"""No load generator."""

@@ -24,7 +24,8 @@ def frontend_note(engine: EngineProfile, client: Client) -> str:
     """Returns the note on what the TTFT includes, with the range of measurements."""
     whose = ENGINES.get(engine.family or "", "the engine")
     own_range_s = None if engine.frontend is None else engine.frontend.range_s
-    own = f"{_ms(engine.idle_frontend_s, own_range_s)} of {whose}'s idle front end (prompt of {TOKENS:,} tokens)"
+    own = _ms(engine.idle_frontend_s, own_range_s)
+    own = f"{own} of {whose}'s idle front end (prompt of {TOKENS:,} tokens)"
     if client.name == "none":
         return f"TTFT includes {own}, and no time of a client (client=none)."
     range_s = client.added_range_s(engine.family)

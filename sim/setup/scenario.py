@@ -30,7 +30,7 @@ from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
-from sim.setup.client import Client
+from sim.setup.client import NO_CLIENT, Client
 from sim.setup.expected_errors import expected_errors_json
 from sim.setup.frontend_note import frontend_json, frontend_note
 from sim.setup.full_batches import check_full_batches
@@ -59,7 +59,7 @@ class Scenario(PoolSettings, ClusterSettings):
     workload: Workload
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     """Pools of different replicas behind the router, by name; empty: `replicas` of one kind."""
-    client: Client = Client()
+    client: Client = NO_CLIENT
     """The load generator that measures TTFT."""
     tariff: Tariff | None = None
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""

@@ -202,8 +202,15 @@ def test_a_single_run_reads_its_trace_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("overlapped", [True, False])
-def test_leaping_changes_nothing_behind_a_frontend_and_an_overlapped_host(overlapped):
-    engine = (f"engine.host.overlapped={overlapped}", "engine.frontend_s=0.003")
+@pytest.mark.parametrize("servers", [1, 3])
+def test_leaping_changes_nothing_behind_a_busy_frontend_and_an_overlapped_host(overlapped, servers):
+    engine = (
+        f"engine.host.overlapped={overlapped}",
+        "engine.frontend_s=0.003",
+        f"engine.frontend.servers={servers}",
+        "engine.frontend.request_s=0.2",
+        "engine.frontend.output_token_s=1e-3",
+    )
     leapt, stepped = (
         scenario.run(source).requests
         for scenario, source in (build(*SMALL, *engine, f"sim.leap={leap}") for leap in (True, False))
