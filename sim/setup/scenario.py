@@ -37,7 +37,7 @@ from sim.setup.full_batches import check_full_batches
 from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
 from sim.setup.pool import PoolSettings, check_replicas
-from sim.setup.role_check import check_kv, check_roles
+from sim.setup.role_check import check_kv, check_roles, first_token_at
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
@@ -99,6 +99,8 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
+        sender = self.kv_transfer.first_token_at or first_token_at(self.pools_by_name)
+        object.__setattr__(self, "kv_transfer", replace(self.kv_transfer, first_token_at=sender))
         check_migration(self, self.pools_by_name, self.sim)
         if self.encoders.replicas:
             self.network.check(next(iter(self.pools_by_name.values())).hardware)
