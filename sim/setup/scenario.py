@@ -41,6 +41,7 @@ from sim.setup.role_check import check_kv, check_roles, first_token_at
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
+from sim.speculation.acceptance.iid import for_task
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import faster
 from sim.workload.longer import LongerSource
@@ -99,8 +100,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
-        sender = self.kv_transfer.first_token_at or first_token_at(self.pools_by_name)
-        object.__setattr__(self, "kv_transfer", replace(self.kv_transfer, first_token_at=sender))
+        self._resolve()
         check_migration(self, self.pools_by_name, self.sim)
         if self.encoders.replicas:
             self.network.check(next(iter(self.pools_by_name.values())).hardware)
@@ -116,6 +116,20 @@ class Scenario(PoolSettings, ClusterSettings):
             from sim.setup.shard_check import check_shards  # noqa: PLC0415 (most runs are not divided)
 
             check_shards(self, self.pools_by_name, self.sim)
+
+    def _resolve(self) -> None:
+        """Sets what follows from other settings: the replica of the first token, the task of the drafts."""
+        sender = self.kv_transfer.first_token_at or first_token_at(self.pools_by_name)
+        object.__setattr__(self, "kv_transfer", replace(self.kv_transfer, first_token_at=sender))
+        task = getattr(self.workload, "task", None)
+        if task is None:
+            return
+        object.__setattr__(self, "acceptance", for_task(self.acceptance, task))
+        pools = {
+            name: replace(pool, acceptance=for_task(pool.acceptance, task))
+            for name, pool in self.pools.items()
+        }
+        object.__setattr__(self, "pools", pools)
 
     def _check_stop_missed(self) -> None:
         """Raises ValueError if missed requests would not be counted as in the summary."""

@@ -58,9 +58,9 @@ class KvTransferSettings:
         if self.transfer not in TRANSFERS:
             raise ValueError(f"transfer={self.transfer}: must be one of {', '.join(TRANSFERS)}")
         if self.first_token_at not in (None, *FIRST_TOKENS):
+            allowed = ", ".join(FIRST_TOKENS)
             raise ValueError(
-                f"first_token_at={self.first_token_at}: must be one of {', '.join(FIRST_TOKENS)}; null: as the "
-                "engine does"
+                f"first_token_at={self.first_token_at}: must be one of {allowed}; null: as the engine does"
             )
         if self.overflow_tokens < 0:
             raise ValueError(f"overflow_tokens={self.overflow_tokens}: must be >= 0 tokens")
