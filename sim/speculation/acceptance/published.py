@@ -35,8 +35,8 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
         "lookahead": Published(_SPEC_BENCH, (0.239, 0.265, 0.337, 0.184, 0.208, 0.222, 0.222)),
         "eagle": Published(_SPEC_BENCH, (0.765, 0.813, 0.773, 0.684, 0.648, 0.710, 0.710)),
         "eagle3": Published(
-            "Llama-3.1-8B, greedy: chat as a chain of 7 in vLLM (issue 26191); code, math and summarization by "
-            "their ratio to it in EAGLE-3, Table 1; the others as summarization",
+            "Llama-3.1-8B, greedy: chat as a chain of 7 in vLLM (issue 26191); code, math and summarization "
+            "by their ratio to it in EAGLE-3, Table 1; the others as summarization",
             (0.743, 0.772, 0.748, 0.700, 0.700, 0.700, 0.700),
         ),
         "mtp": Published(
@@ -74,5 +74,6 @@ def rate_sentence(method: str, task: str) -> str:
         basis = f"is published for speculation={method} and task {task} ({of.source})"
     return (
         f"acceptance=iid: the rate of draft tokens, {rate:.3g}, {basis}; speed-ups depend on it, so set "
-        "acceptance.task or acceptance.rate for your requests, or choose acceptance=table, text or spec_bench."
+        "acceptance.task or acceptance.rate for your requests, or choose acceptance=table, text or "
+        "spec_bench."
     )
