@@ -9,7 +9,7 @@ that took a request also detokenises and streams its answer:
 
 Departures are computed at arrival, without events (Lindley's recursion for each process). The work of an
 answer arises evenly while it is generated, about `token_gap_s` a token. What the process can do of it in
-time that would be idle delays nobody; the rest is put into its queue when the answer ends. So no work is
+time that would be idle delays no request; the rest is put into its queue when the answer ends. So no work is
 lost: with one process the rate is at most 1 / (request_s + p prompt_token_s + a output_token_s) requests/s.
 
 Tokens are recorded when the engine has them: what a busy process adds to the gaps between them is not seen.
@@ -57,7 +57,7 @@ class Frontend:
 
     @property
     def works(self) -> bool:
-        """Whether its processes have any work, so that requests can wait for them."""
+        """True if its processes have any work, so that requests can wait for them."""
         return bool(self.request_s or self.prompt_token_s or self.output_token_s)
 
 

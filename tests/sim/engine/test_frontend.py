@@ -39,7 +39,7 @@ def test_longer_prompts_take_longer(make_queue):
     assert known(make_queue(), 0.0, prompt=100) == [102.0]
 
 
-def test_answers_under_way_use_idle_time_and_delay_nobody(make_queue):
+def test_answers_under_way_use_idle_time_and_delay_no_request(make_queue):
     """An answer of 6 tokens ends 24 after its prompt and is 3 of work; the process is idle for 20 of them."""
     assert known(make_queue(output_token_s=0.5, **WORK), 0.0, 25.0, 30.0, output=6) == [5.0, 30.0, 35.0]
 

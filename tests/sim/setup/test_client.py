@@ -1,4 +1,4 @@
-"""What the client and the front end add to TTFT, and what the answer says of it."""
+"""TTFT includes the times of the client and of the front end, and the answer says so."""
 
 import pytest
 
