@@ -228,7 +228,12 @@ def test_a_frontend_adds_its_time_to_the_first_token_of_an_idle_engine():
 
 def test_an_overlapped_host_sees_arrivals_a_step_later():
     """No host time at all and room for everything: a request waits for half a step, or for one more."""
-    none = ("engine.host.iteration_s=0", "engine.host.sequence_s=0", "engine.frontend_s=0")
+    none = (
+        "engine.host.iteration_s=0",
+        "engine.host.sequence_s=0",
+        "engine.frontend_s=0",
+        "engine.frontend=null",
+    )
     waits = {}
     for overlapped in (True, False):
         scenario, source = build(*SMALL[:2], *none, f"engine.host.overlapped={overlapped}")
