@@ -88,9 +88,9 @@ class Roofline(TimedOperators):
             layout=self.layout,
             calibration=calibration.in_a_stream(),
             kernels=kernels or Kernels(),
-            lora=lora,
         )
-        self._adapters = AddedByAdapters(site)
+        host = host or HostOverhead()
+        self._adapters = AddedByAdapters(site, host.launch_s, lora)
         self._whole_adapters = AddedByAdapters(replace(site, layout=ParallelLayout()))
         self.operators = iteration_operators(site, inputs)
         if device.chain is not None:
@@ -111,13 +111,11 @@ class Roofline(TimedOperators):
         most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
         num_kernels = max(1.0, most_layers) * sum(op.calls * op.kernels for op in self.operators)
         mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
-        self._host = HostShare(
-            host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels
-        )
+        self._host = HostShare(host, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels)
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
         self._whole = (
             None
-            if is_shared
+            if is_shared or self._adapters.in_every_batch
             else WholeBatches(
                 counted=self._counted,
                 decodes=self._decodes,
@@ -125,7 +123,7 @@ class Roofline(TimedOperators):
                 host=self._host,
             )
         )
-        """None if several devices, or micro-batches, share each batch."""
+        """None if several devices, or micro-batches, share each batch, or if all batches have adapters."""
         self._decode_batches = RowsByCount(self._decode_batch_figures)
         self._known_batches: dict[float, list[float]] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
@@ -136,6 +134,7 @@ class Roofline(TimedOperators):
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
+        shape = self._adapters.of(shape)
         of_passes = None if shape.drafts is None else _of_passes(shape, shape.drafts)
         if of_passes is not None and self._whole is not None:
             return self.pass_seconds(*of_passes)
@@ -149,7 +148,7 @@ class Roofline(TimedOperators):
                 return self._whole.prefill_seconds(shape)
         own: Any = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
-        replays = self._host.replays(tokens, prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         gpu_s = self._counted.of(computed, all_tokens, rows)
         decodes_s = 0.0
@@ -192,7 +191,7 @@ class Roofline(TimedOperators):
         if self._whole is not None:
             return self._whole.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
         contexts = [num_context_tokens + num_seqs * i for i in range(num_iterations)]
-        if num_iterations <= FEW_ITERATIONS:
+        if num_iterations <= FEW_ITERATIONS and not self._adapters.in_every_batch:
             durations_s = [self._decode_seconds(num_seqs, context) for context in contexts]
         else:
             shape = IterationShape(num_seqs, np.array(contexts), 0, 0, 0, 0, num_seqs)
@@ -204,9 +203,10 @@ class Roofline(TimedOperators):
 
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
+        shape = self._adapters.of(shape)
         own = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         decodes_s = self._decodes.batch_seconds_many(own)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
@@ -293,6 +293,7 @@ class Roofline(TimedOperators):
 
     def _seconds_many(self, shape: IterationShape) -> Any:
         """Computes `seconds` of each of many iterations, in the same order of operations."""
+        shape = self._adapters.of(shape)
         batch = self.layout.rank_batch(shape)
         prefills = np.asarray(shape.prefill_tokens).any()
         no_adapters = shape.adapters is None
@@ -309,7 +310,7 @@ class Roofline(TimedOperators):
                 gpu_s = self._decode_round(gpu_s, *ends)
             return np.maximum(gpu_s, floor_s) + added_s
         tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(batch))
         decodes_s = self._decodes.batch_seconds_many(batch)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s

@@ -48,6 +48,7 @@ class RankBatch(NamedTuple):
     prefill_tokens: Num
     prefill_pairs: Num
     prefill_context_tokens: Num
+    adapter_count: Num = 0
     adapter_tokens: Num = 0
     adapter_rank_tokens: Num = 0
     adapter_ranks: Num = 0
@@ -221,7 +222,8 @@ class ParallelLayout:
         with_adapters: tuple[Any, ...] = ()
         if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
             share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
-            with_adapters = (adapters.tokens * share, adapters.rank_tokens * share, adapters.ranks)
+            work = adapters.tokens * share, adapters.rank_tokens * share
+            with_adapters = (adapters.adapters, *work, adapters.ranks)
         all_tokens = divided_up(decodes, self.micro_batches) + self._passing_at_once(
             new, chunks, self.attention_data_parallel_size
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodels.assembly.attention_weights import WithAttentionWeights
+from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
@@ -117,10 +118,19 @@ class Deployment:
             calibration=self.calibration,
             host=self.host,
             cuda_graphs=self.engine.cuda_graphs,
-            kernels=self.engine.kernels,
+            kernels=self.kernels,
             lora=self.lora,
             offload=self.engine.offload if self.engine.offload.is_used else None,
         )
+
+    @property
+    def kernels(self) -> Kernels:
+        """Kernels of the engine, with the slots of its adapters in their grid."""
+        kernels = self.engine.kernels
+        num_slots, _ = (0, 0) if self.adapters is None else self.adapters.slots
+        if not num_slots or kernels.lora.max_loras is not None:
+            return kernels
+        return replace(kernels, lora=replace(kernels.lora, max_loras=num_slots))
 
     @property
     def host(self) -> HostOverhead:
@@ -137,6 +147,12 @@ class Deployment:
     def max_model_len(self) -> int:
         """Maximum number of prompt and output tokens of one sequence."""
         return self.engine.max_model_len or self.model.max_position_embeddings
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once: the engine's limit, and that of the memory for states."""
+        state_slots = self.plan_memory().state_slots
+        return self.engine.max_num_seqs if state_slots is None else min(self.engine.max_num_seqs, state_slots)
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -163,6 +179,8 @@ class Deployment:
             "cuda_graphs": self.engine.cuda_graphs,
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
             "offload": self.engine.offload,
+            "blocks_hold_states": self.caching.holds_states,
+            "finds_prefixes": self.caching.finds_prefixes,
             "draft": None if self.speculation is None else draft_of(self.speculation),
             "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
             "kv_group_layers": self.kv_groups[0].num_layers if self.kv_groups else None,
@@ -198,18 +216,23 @@ class Deployment:
         low, high = 0, usable * plan.block_size
         while low < high:
             middle = (low + high + 1) // 2
-            if self._blocks_of(middle, plan.block_size) <= usable:
+            if self._blocks_of(middle, plan) <= usable:
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def _blocks_of(self, length: int, block_size: int) -> int:
+    def _blocks_of(self, length: int, plan: MemoryPlan) -> int:
         """Returns the blocks that a sequence of `length` tokens holds at most, in all groups of layers."""
+        states, block_size = self._state_blocks(plan), plan.block_size
         if not self.kv_groups:
-            return -(-length // block_size)
+            return states - (-length // block_size)
         most_new = self.max_num_batched_tokens
-        return sum(group.max_blocks(most_new, length, block_size) for group in self.kv_groups)
+        return states + sum(group.max_blocks(most_new, length, block_size) for group in self.kv_groups)
+
+    def _state_blocks(self, plan: MemoryPlan) -> int:
+        """Returns the blocks that a sequence takes for its states, on all devices that share its tokens."""
+        return plan.state_blocks * self.layout.context_parallel_size
 
     def _check_longest_sequence(self, plan: MemoryPlan) -> None:
         """Raises ValueError, as vLLM does at its start, if no sequence of engine.max_model_len fits."""
@@ -217,7 +240,7 @@ class Deployment:
         if length is None or self.engine.num_kv_blocks is not None or self.caching.changes_outputs:
             return
         usable = plan.num_blocks // self.layout.attention_data_parallel_size
-        if self._blocks_of(length, plan.block_size) > usable:
+        if self._blocks_of(length, plan) > usable:
             raise ValueError(
                 f"engine.max_model_len={length}: {self.kv_shortage(plan, length)}. Try increasing "
                 "engine.gpu_memory_utilization or decreasing engine.max_model_len"
@@ -225,7 +248,7 @@ class Deployment:
 
     def kv_shortage(self, plan: MemoryPlan, length: int) -> str:
         """Returns vLLM's sentences on a sequence of `length` tokens for which KV memory does not suffice."""
-        blocks = self._blocks_of(length, plan.block_size) / self.layout.context_parallel_size
+        blocks = self._blocks_of(length, plan) / self.layout.context_parallel_size
         needed = blocks * plan.block_size * plan.kv_bytes_per_token
         longest = self.longest_sequence(plan)
         return (
@@ -278,6 +301,7 @@ class Deployment:
             future=future,
             groups=self.kv_groups,
             max_num_new=self.max_num_batched_tokens,
+            state_blocks=self._state_blocks(self.plan_memory()),
         )
 
     @property
