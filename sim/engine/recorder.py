@@ -24,19 +24,26 @@ _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in r
 class Recorder:
     """The logs of one replica.
 
-    replica: its index. seed: for random draws, such as the parents of branches.
+    replica: its index. frontend_s, frontend_times: see `EventLog`. seed: for random draws, such as the
+    parents of branches.
     """
 
     def __init__(
-        self, replica: int, core: EngineCore, requests: RequestLog, frontend_s: float, seed: int
+        self,
+        replica: int,
+        core: EngineCore,
+        requests: RequestLog,
+        frontend_s: float,
+        seed: int,
+        frontend_times: dict[int, float] | None = None,
     ) -> None:
         self.replica = replica
         self.requests = requests
         self.iterations = self._new_log(replica, core.block_pool.block_size, core.residents is not None)
-        self.events = EventLog(frontend_s)
+        self.events = EventLog(frontend_s, frontend_times)
         self.lost_engines: list[EngineRecord] = []
         """Records of the engines that this replica has lost in crashes, in order."""
-        self._frontend_s = frontend_s
+        self._frontend_s, self._frontend_times = frontend_s, frontend_times
         self.tokens = LastTokens(core, requests, seed)
         self._follow(core)
 
@@ -152,7 +159,7 @@ class Recorder:
         for entry in pending:
             self.events.left_unseen(entry.request, now, is_lost=True, sent_s=entry.sent_s)
         self.lost_engines.append(EngineRecord.of(self._core, now))
-        self.events = EventLog(self._frontend_s, after=self.events)
+        self.events = EventLog(self._frontend_s, self._frontend_times, after=self.events)
         self._follow(core)
         self.tokens.reset(core)
 

@@ -11,6 +11,7 @@ from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
+from sim.engine.frontend import TOKENS, Frontend
 
 MAX_SLOTS = 1_000_000
 """Most sequences of an engine that run at once."""
@@ -36,7 +37,9 @@ class EngineProfile:
     default_limits: str | None = None
     """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
     frontend_s: float = 0.0
-    """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
+    """Seconds from the arrival of a request until it reaches the scheduler, beside the work of `frontend`."""
+    frontend: Frontend | None = None
+    """Work of the API server, for whose processes requests wait; None: there is none."""
     scheduler_recv_interval: int = 1
     """Iterations of decodes between two looks for new requests; see `sim.engine.polled_intake`."""
     pp_max_micro_batch_size: int | None = None
@@ -96,6 +99,18 @@ class EngineProfile:
         """The host overhead with the launches of `compilation`."""
         default = Compilation.inductor if self.cuda_graphs.enabled else Compilation.eager
         return self.host.under(self.compilation or default)
+
+    @property
+    def idle_frontend_s(self) -> float:
+        """Seconds of an idle front end for a prompt of `TOKENS` tokens."""
+        work = self.frontend or Frontend()
+        return self.frontend_s + work.request_s + TOKENS * work.prompt_token_s
+
+    def num_frontend_servers(self, data_parallel_size: int) -> int:
+        """Returns the processes of the front end; vLLM starts one for each data-parallel rank."""
+        if self.frontend is not None and self.frontend.servers is not None:
+            return self.frontend.servers
+        return data_parallel_size if self.family == "vllm" else 1
 
     @property
     def memory(self) -> MemoryProfile:

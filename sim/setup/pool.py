@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hwmodels.assembly.roofline import Roofline
@@ -26,6 +26,7 @@ from policies.scaling import Scaling
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
+from sim.engine.frontend import Frontend
 from sim.engine.links import Links
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
@@ -195,6 +196,7 @@ class PoolSettings(Deployment):
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.host.overlapped and self.batches_in_flight == 1,
             batches_in_flight=self.batches_in_flight,
+            frontend=self._frontend,
             recv_interval=self.engine.scheduler_recv_interval,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
@@ -207,6 +209,15 @@ class PoolSettings(Deployment):
             kv_layout=self.kv_layout,
             embedding_bytes=self.model.hidden_size * self.model.element_bytes,
         )
+
+    @property
+    def _frontend(self) -> Frontend | None:
+        """The work of the API server, with the number of its processes; None: there is none."""
+        settings = self.engine.frontend
+        if settings is None:
+            return None
+        num_servers = self.engine.num_frontend_servers(self.layout.attention_data_parallel_size)
+        return replace(settings, servers=num_servers)
 
     @property
     def cold_start_s(self) -> float:

@@ -22,6 +22,8 @@ from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer, num_places
 from sim.speculation.acceptance import Acceptance
+from sim.speculation.acceptance.iid import Iid
+from sim.speculation.acceptance.published import TASKS, rate_sentence
 
 KEY = "speculation"
 ASSUMED = ("iid", "beta")
@@ -147,7 +149,9 @@ def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayou
 
 def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
-    if name_of(acceptance) in ASSUMED:
+    if isinstance(acceptance, Iid) and acceptance.rate is None:
+        yield rate_sentence(proposer.method, acceptance.task or TASKS[0])
+    elif name_of(acceptance) in ASSUMED:
         yield (
             f"acceptance={name_of(acceptance)}: how many draft tokens are accepted is assumed, not "
             "measured, and speed-ups depend on it; set it for your requests, or choose acceptance=table, "

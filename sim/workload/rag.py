@@ -10,7 +10,7 @@ only the system prompt. `order: popularity` sorts them, which a service may do t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -37,6 +37,9 @@ class Rag:
     The k-th most popular of num_documents documents is drawn with weight k^-document_skew. num_requests and
     duration_s both limit the traffic; at least one must be set.
     """
+
+    task: ClassVar[str] = "rag"
+    """Task of the requests, for published rates of drafts."""
 
     arrivals: ArrivalProcess | ClosedLoop
     system_prompt_tokens: Distribution
