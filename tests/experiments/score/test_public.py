@@ -224,3 +224,14 @@ def test_the_command_prints_errors_by_part_engine_device_and_family(score):
     for words in ("tpot_ms: absolute", "tokens_per_s: absolute", "part", "arch", "backend", "dense", "l4"):
         assert words in said
     assert "2 of 2 rows predicted" in said
+
+
+def test_the_list_of_sources_counts_the_rows_of_each(table):
+    listed = {}
+    for line in (ROWS.parent / "README.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 9 and cells[2] in ("fit", "test"):
+            listed[cells[1]] = cells[2], int(cells[3])
+    counted = {source: (rows["part"].iloc[0], len(rows)) for source, rows in table.groupby("source")}
+    assert listed == counted
+    assert len(listed) >= 20
