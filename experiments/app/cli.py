@@ -262,7 +262,7 @@ def _run(arguments: list[str]) -> None:
     check_not_shadowed(Path(__file__).resolve().parents[2])
     command = COMMANDS[name]
     rest = [command.flags.get(word, word) for word in without_secrets(rest, command.secrets)]
-    if any(word.partition("=")[0] == "--from" for word in rest):
+    if any(word.partition("=")[0] in ("--from", "--from-ignore") for word in rest):
         rest = importlib.import_module("experiments.app.launch_lines.line").with_launch_line(rest, name)
     if command.config_name is None or not command.by_runner:
         run = importlib.import_module(command.module).main

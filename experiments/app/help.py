@@ -18,6 +18,7 @@ FLAGS = """\
   -m, --multirun     one run for each combination of comma-separated values
   overwrite=true     replace the results of an earlier run in the same folder
   --from LINE        settings of a server's command line, or of a file with one: "vllm serve MODEL -tp 4"
+  --from-ignore A,B  flags of that command to leave out, which are refused otherwise
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
   --cfg job          print the composed config and exit (with --resolve, interpolations ${...} are filled in)
   --traceback        print the whole traceback of an error, for example in your own policy

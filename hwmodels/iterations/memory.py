@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from hwmodels.checks import check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory_profile import GIB, MXFP4_TILE, MemoryProfile, padding_bytes
+from hwmodels.iterations.memory_profile import (
+    GIB,
+    MXFP4_TILE,
+    SGLANG_STATE_SHARE,
+    SGLANG_STATES_PER_SEQUENCE,
+    MemoryProfile,
+    padding_bytes,
+)
 from hwmodels.iterations.offload import Offload
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Ranks, Role
@@ -36,7 +44,7 @@ class MemoryPlan:
     runtime_bytes: float
     """Library workspaces and buffers of collectives."""
     window_and_state_bytes: float
-    """KV of layers with a window and states of linear attention, allocated for every slot."""
+    """KV of layers with a window and states of linear attention, allocated when the engine starts."""
     kv_bytes_per_token: float
     """KV bytes per token in KV blocks."""
     block_size: int
@@ -50,6 +58,15 @@ class MemoryPlan:
     """The part of kv_bytes_per_token that is KV of the draft; in a pipeline, of the last stage."""
     num_pools: int = 1
     """Groups of devices with separate blocks; a group's devices hold layers and heads of the same blocks."""
+    state_bytes_per_sequence: float = 0.0
+    """States of linear attention for which a sequence takes KV blocks; 0: they have memory of their own."""
+    state_slots: int | None = None
+    """Sequences of a replica for whose states there is memory; None: no limit."""
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks of one pool that a sequence takes for its states."""
+        return ceil(self.state_bytes_per_sequence / (self.block_size * self.kv_bytes_per_token))
 
     @property
     def kv_bytes(self) -> float:
@@ -87,6 +104,8 @@ def plan_memory(
     num_redundant_experts: int = 0,
     kv_group_layers: int | None = None,
     offload: Offload | None = None,
+    blocks_hold_states: bool = True,
+    finds_prefixes: bool = True,
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
@@ -98,7 +117,9 @@ def plan_memory(
     slot, or share the blocks as if they had no window, whichever leaves more blocks. lora: all active
     adapters are kept in memory; draft: its weights, and its KV in every block. num_redundant_experts: copies
     in each layer. kv_group_layers: layers whose KV is in a block, of a cache with one block table per group
-    of layers; None: all. offload: weights, and layers with their KV, that are in host memory instead. Raises
+    of layers; None: all. offload: weights, and layers with their KV, that are in host memory instead.
+    blocks_hold_states: whether the cache lets sequences take blocks for states of linear attention.
+    finds_prefixes: whether it keeps the KV and the states of past prefixes. Raises
     ValueError if not one block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks
     do not fit the device.
     """
@@ -136,6 +157,8 @@ def plan_memory(
         num_redundant_experts=num_redundant_experts,
         kv_group_layers=kv_group_layers,
         offload=offload or Offload(),
+        blocks_hold_states=blocks_hold_states,
+        finds_prefixes=finds_prefixes,
     )
     demand.offload.check(layout)
     if demand.missing_bytes(layout) > 0:
@@ -165,12 +188,14 @@ class _Demand:
     num_redundant_experts: int
     kv_group_layers: int | None
     offload: Offload
+    blocks_hold_states: bool
+    finds_prefixes: bool
 
     def without_kv(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns a plan without blocks; windows_by_slot: layers with a window have space in every slot."""
         model = self.model
         slots = self.max_num_seqs / layout.attention_data_parallel_size
-        in_blocks, set_aside = kv_split(
+        in_blocks, windows = kv_split(
             model, layout.tensor_parallel_size, slots, self.context if windows_by_slot else 0
         )
         if self.kv_group_layers is not None:
@@ -189,7 +214,7 @@ class _Demand:
             ),
             cuda_graph_bytes=profile.cuda_graph_bytes(model, self.cuda_graphs, self.max_num_seqs),
             runtime_bytes=profile.runtime_bytes(device, layout),
-            window_and_state_bytes=set_aside * here,
+            window_and_state_bytes=windows * here,
             kv_bytes_per_token=in_blocks * here + draft_kv,
             draft_kv_bytes_per_token=draft_kv,
             adapter_bytes=0.0 if self.lora is None else adapter_bytes(model, layout, self.lora),
@@ -199,17 +224,43 @@ class _Demand:
             num_pools=layout.num_token_groups,
         )
         if self.num_kv_blocks is not None:
-            return replace(plan, usable_bytes=device.memory_bytes)
-        if profile.rule == "tensorrt_llm":
+            plan = replace(plan, usable_bytes=device.memory_bytes)
+        states = model.state_bytes_per_sequence(layout.tensor_parallel_size) * here
+        if states:
+            plan = self._with_states(plan, states, layout)
+        if self.num_kv_blocks is None and profile.rule == "tensorrt_llm":
             free = profile.total_bytes(device, layout) - plan.fixed_bytes
             return replace(plan, usable_bytes=plan.fixed_bytes + self.share * free)
         return plan
+
+    def _with_states(self, plan: MemoryPlan, state_bytes: float, layout: ParallelLayout) -> MemoryPlan:
+        """Returns the plan with the states of linear attention, state_bytes of a sequence on this device.
+
+        Beside a given number of KV blocks, and with a cache that cannot hold them, every slot has a state.
+        """
+        groups = layout.attention_data_parallel_size
+        slots = -(-self.max_num_seqs // groups)
+        fills_memory = self.num_kv_blocks is None
+        if fills_memory and self.profile.has_state_share:
+            rest = max(plan.usable_bytes - plan.fixed_bytes, 0.0) * SGLANG_STATE_SHARE
+            each = state_bytes * (SGLANG_STATES_PER_SEQUENCE if self.finds_prefixes else 1)
+            held = max(rest if self.finds_prefixes else min(rest, slots * each), each)
+            return replace(
+                plan,
+                window_and_state_bytes=plan.window_and_state_bytes + held,
+                state_slots=int(held / each) * groups,
+            )
+        if fills_memory and self.blocks_hold_states and plan.kv_bytes_per_token:
+            return replace(plan, state_bytes_per_sequence=state_bytes)
+        held = plan.window_and_state_bytes + slots * state_bytes
+        return replace(plan, window_and_state_bytes=held)
 
     def missing_bytes(self, layout: ParallelLayout) -> float:
         """Returns the bytes that a rank needs beyond its budget; <= 0 if it fits."""
         plan = self.without_kv(layout)
         blocks = (self.num_kv_blocks or plan.num_pools) / plan.num_pools
-        return plan.fixed_bytes + blocks * self.block_size * plan.kv_bytes_per_token - plan.usable_bytes
+        kv_bytes = blocks * self.block_size * plan.kv_bytes_per_token + plan.state_bytes_per_sequence
+        return plan.fixed_bytes + kv_bytes - plan.usable_bytes
 
     def filled(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns the plan with as many blocks as fit, or with the requested number."""
@@ -305,15 +356,13 @@ def kv_split(
 ) -> tuple[float, float]:
     """Returns KV bytes per token in blocks, and bytes allocated for all slots, on one rank, all stages.
 
-    States of linear attention are allocated per slot. A layer with a window keeps no more than the window:
-    every slot gets it at the start, max_window tokens at most; with max_window 0 such layers use blocks, in
-    full.
+    A layer with a window keeps no more than the window: every slot gets it at the start, max_window tokens at
+    most; with max_window 0 such layers use blocks, in full.
     """
-    states = num_slots * model.state_bytes_per_sequence(tensor_parallel_size)
     layers = model.kv_layers(tensor_parallel_size)
     windowed = [entry for entry in layers if max_window and entry.window is not None]
     windows = sum(e.count * e.bytes_per_token * min(e.window or 0, max_window) for e in windowed)
     in_blocks = sum(e.count * e.bytes_per_token for e in layers if e not in windowed)
     if not in_blocks:  # every layer has the same window: blocks hold it
-        return model.kv_bytes_per_token(tensor_parallel_size), states
-    return in_blocks, states + num_slots * windows
+        return model.kv_bytes_per_token(tensor_parallel_size), 0.0
+    return in_blocks, num_slots * windows

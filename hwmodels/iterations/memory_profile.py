@@ -44,6 +44,13 @@ SGLANG_MIB_PER_TOKEN = 1.5
 SGLANG_MIB_PER_GRAPH_ROW = 2.0
 SGLANG_MIB_PER_PREFILL_GRAPH = 8.0
 
+SGLANG_STATE_SHARE = 0.9 / 1.9
+"""Share of the memory besides the weights that SGLang gives to states of linear attention, by its default
+`mamba_full_memory_ratio=0.9`; KV gets the rest."""
+SGLANG_STATES_PER_SEQUENCE = 3
+"""States that SGLang counts for a running sequence, its own and those of cached prefixes that it uses
+(`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`)."""
+
 
 class Era(NamedTuple):
     """The profile run of vLLM from a version on, in bytes of one device."""
@@ -109,6 +116,14 @@ class MemoryProfile:
         if self.version is None:
             return ERAS[-1]
         return [era for era in ERAS if era.since <= _parsed(self.version)][-1]
+
+    @property
+    def has_state_share(self) -> bool:
+        """True if states of linear attention have a share of the memory (SGLang), false if in KV blocks.
+
+        For TensorRT-LLM the latter is assumed.
+        """
+        return self.rule == "sglang"
 
     def total_bytes(self, device: Device, layout: ParallelLayout) -> float:
         """Returns the memory of which the engine takes a share: all, or what is free without weights."""

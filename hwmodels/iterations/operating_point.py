@@ -98,11 +98,11 @@ def ridge_points(device: Device) -> dict[str, float]:
 
 
 def largest_batch(plan: MemoryPlan, context_tokens: int, max_num_seqs: int) -> LargestBatch:
-    """Returns how many contexts fit the KV blocks, in whole blocks each; at most max_num_seqs.
+    """Returns how many contexts with their states fit the KV blocks, in whole blocks; at most max_num_seqs.
 
     2,602 blocks of 16 tokens hold 40 contexts of 1,025 tokens, 65 blocks each.
     """
-    in_memory = plan.num_blocks // -(-context_tokens // plan.block_size)
+    in_memory = plan.num_blocks // (plan.state_blocks - (-context_tokens // plan.block_size))
     if in_memory < max_num_seqs:
         return LargestBatch(in_memory, "memory")
     return LargestBatch(max_num_seqs, "slots")

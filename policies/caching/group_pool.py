@@ -130,7 +130,7 @@ class GroupPool(BlockPool):
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
         """Returns whether there is room for the blocks that it holds at once, and for its first chunk."""
         room = self.num_free if is_alone else self.num_free - self.num_watermark_blocks
-        room -= self.num_free_found(seq, num_cached) + seq.num_adapter_blocks
+        room -= self.num_free_found(seq, num_cached) + seq.num_adapter_blocks + self.num_state_blocks
         if self._num_missing(num_cached, self.num_first_tokens, is_capped=False) > room:
             return False
         return (
@@ -151,7 +151,8 @@ class GroupPool(BlockPool):
         return sum(block is not None and not block.owners for table in seq.kv.found for block in table)
 
     def blocks_to_admit(self, seq: Sequence) -> int:
-        return self._num_missing(0, seq.stored_known, is_capped=True) + seq.num_adapter_blocks
+        num_more = seq.num_adapter_blocks + self.num_state_blocks
+        return self._num_missing(0, seq.stored_known, is_capped=True) + num_more
 
     @property
     def max_tokens_per_seq(self) -> int:

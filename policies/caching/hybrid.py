@@ -21,6 +21,8 @@ from policies.caching.settings import Caching, KvMemory, check_watermark
 class KvGroups(Caching):
     """Settings of a cache with KV groups."""
 
+    holds_states: ClassVar[bool] = True
+
     has_groups: ClassVar[bool] = True
 
     enable_prefix_caching: bool = True

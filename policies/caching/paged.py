@@ -8,6 +8,7 @@ could not admit cannot be admitted while the plan is repeated.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory, check_watermark
@@ -16,6 +17,8 @@ from policies.caching.settings import Caching, KvMemory, check_watermark
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Paged(Caching):
     """Settings of the paged cache."""
+
+    holds_states: ClassVar[bool] = True
 
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""

@@ -75,13 +75,15 @@ class BlockPool:
         self.awaits_answer = False
         """Whether what sequences generate matters to a lookup or prompt of this step: it is not repeated."""
         self.num_extra_blocks = 0
-        """Number of blocks that branches or adapters own: `take_extra`, `move_to_branches`, `free_extra`."""
+        """Blocks of branches, adapters and states: `take_extra`, `move_to_branches`, `free_extra`."""
         self.now = float("-inf")
         """Time of the engine in seconds, set before every plan and at every commit."""
         self.expires_s = float("inf")
         """Time of the next call of `expire` that has an effect, in seconds."""
         self.stores: list[tuple[str, str, int]] = []
         """Copies that the pool requests: (source tier, target tier, tokens)."""
+        self.num_state_blocks = 0
+        """Blocks that a sequence owns for its states of linear attention, from its admission on."""
         self.num_evicted = 0
         """Number of blocks with content that was evicted; 0 for a pool without contents."""
         self._free_ids: list[int] = []  # ids that were assigned and are free again, as a stack
@@ -181,11 +183,11 @@ class BlockPool:
     def blocks_to_admit(self, seq: Sequence) -> int:
         """Counts the blocks that a waiting sequence needs if none of its tokens is cached.
 
-        Includes the blocks of its branches, if it had any before a preemption, and of its adapter. Leaves out
-        those that it may get after its admission (`StepBuilder.reserve_first_chunks`).
+        Includes the blocks of its branches, if it had any before a preemption, of its adapter and its states.
+        Leaves out those that it may get after its admission (`StepBuilder.reserve_first_chunks`).
         """
         num_more = seq.num_extra_blocks + seq.num_adapter_blocks - seq.num_unreserved_blocks
-        return -(-seq.stored_known // self.block_size) + num_more
+        return -(-seq.stored_known // self.block_size) + num_more + self.num_state_blocks
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         """Gives a sequence that can be admitted the blocks of its num_cached cached tokens."""
@@ -262,7 +264,7 @@ class BlockPool:
         self._free_ids.extend(reversed(self._ids_behind(seq, num_kept)))
 
     def take_extra(self, num_blocks: int) -> None:
-        """Takes blocks for branches or adapters; the caller must have checked num_free."""
+        """Takes blocks for branches, adapters or states; the caller must have checked num_free."""
         self.take(num_blocks)
         self.num_extra_blocks += num_blocks
 
@@ -276,7 +278,7 @@ class BlockPool:
         return self._ids_behind(seq, num_kept)
 
     def free_extra(self, num_blocks: int, ids: Iterable[int]) -> None:
-        """Frees blocks of branches or adapters, and the ids that were assigned to them."""
+        """Frees blocks of branches, adapters or states, and the ids that were assigned to them."""
         self.num_free += num_blocks
         self.num_extra_blocks -= num_blocks
         self._free_ids.extend(ids)

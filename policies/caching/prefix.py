@@ -19,6 +19,7 @@ lengthen it, so that a prompt without room remains without room.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.caching.prefix_pool import PrefixPool
 from policies.caching.settings import Caching, KvMemory, check_watermark
@@ -27,6 +28,9 @@ from policies.caching.settings import Caching, KvMemory, check_watermark
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixCaching(Caching):
     """Settings of a paged cache that keeps the blocks of past sequences."""
+
+    holds_states: ClassVar[bool] = True
+    finds_prefixes: ClassVar[bool] = True
 
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""

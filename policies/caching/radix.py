@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.caching.content import all_segments, prompt_segments
 from policies.caching.content_listener import ContentListener
@@ -47,6 +48,9 @@ EVICTIONS: dict[str, type[Eviction]] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Radix(Caching):
     """Settings of the radix cache."""
+
+    holds_states: ClassVar[bool] = True
+    finds_prefixes: ClassVar[bool] = True
 
     block_size: int = 1
     """Tokens per block, and the granularity of reuse (SGLang's page size)."""

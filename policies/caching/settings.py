@@ -22,6 +22,7 @@ class KvMemory(NamedTuple):
     future: FutureUses | None = None  # future requests, for offline bounds; no engine knows them
     groups: tuple[KvGroup, ...] = ()  # KV groups of the model, for a cache that has them
     max_num_new: int = 2**31  # tokens that a step computes at most
+    state_blocks: int = 0  # blocks that a sequence takes for its states of linear attention
 
 
 class WeightReads(NamedTuple):
@@ -41,6 +42,10 @@ class Caching:
     """Whether the model's outputs change, because attention does not see KV that was dropped."""
     has_groups: ClassVar[bool] = False
     """Whether a block has the KV of one group of layers, not of all; see `policies.caching.kv_groups`."""
+    holds_states: ClassVar[bool] = False
+    """Whether a sequence may take blocks for its states of linear attention (`KvMemory.state_blocks`)."""
+    finds_prefixes: ClassVar[bool] = False
+    """Whether later sequences find the KV of equal prefixes."""
 
     block_size: int = 16
     """Tokens per block."""
@@ -85,6 +90,7 @@ def pool_of(caching: Caching, memory: KvMemory) -> BlockPool:
     pool: object = caching.pool(memory)
     if not isinstance(pool, BlockPool):
         raise returned(caching, "pool", pool, "must return a policies.caching.pool.BlockPool")
+    pool.num_state_blocks = memory.state_blocks
     return pool
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.caching.content import Places
 from policies.caching.content_listener import ContentListener
@@ -34,6 +35,9 @@ GIB = 2.0**30
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiered(Caching):
     """Settings of a prefix cache with tiers below the GPU's memory."""
+
+    holds_states: ClassVar[bool] = True
+    finds_prefixes: ClassVar[bool] = True
 
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""

@@ -44,6 +44,7 @@ def is_simple(core: EngineCore) -> bool:
     return (
         type(pool) in (BlockPool, PrefixPool)
         and not pool.presume_cached
+        and not pool.num_state_blocks
         and core.residents is None
         and core.predictor is None
         and fills_in_order(core.batching)

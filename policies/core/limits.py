@@ -33,7 +33,7 @@ class Limits:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._room = pool.max_tokens_per_seq
+        self._room = pool.max_tokens_per_seq - pool.num_state_blocks * pool.block_size
         self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
 
     def of(self, request: Request, stop_after: StopAfter = None, num_adapter_blocks: int = 0) -> Bounds:

@@ -99,6 +99,8 @@ class RunningSet:
         self.running[request_id] = seq
         seq.admission = self._num_admissions = self._num_admissions + 1
         self._pool.admit(seq, num_cached)
+        if self._pool.num_state_blocks:
+            self._pool.take_extra(self._pool.num_state_blocks)
         if seq.request.branching is not None:
             self.branched.start(seq)
         seq.stored_computed = seq.num_found = num_cached
@@ -258,6 +260,8 @@ class RunningSet:
         else:
             self._pool.release(seq, num_branched)
         seq.num_unread = 0
+        if self._pool.num_state_blocks:
+            self._pool.free_extra(self._pool.num_state_blocks, ())
         if seq.num_extra_blocks:
             self.branched.free_blocks(seq)
 
@@ -265,9 +269,8 @@ class RunningSet:
         """Asserts that blocks free + owned = all, slots have at most one owner, and sets match states."""
         running = list(self.running.values())
         self._pool.check_integrity((seq, self.num_pooled(seq)) for seq in running)
-        assert (
-            self._pool.num_extra_blocks == sum(seq.num_extra_blocks for seq in running) + num_adapter_blocks
-        )
+        num_extra_blocks = sum(seq.num_extra_blocks + self._pool.num_state_blocks for seq in running)
+        assert self._pool.num_extra_blocks == num_extra_blocks + num_adapter_blocks
         self.branched.check_integrity()
         slots = [seq.slot for seq in running] + self.free_slots
         slots += [slot for seq in running for slot in seq.more_slots]

@@ -5,8 +5,10 @@
 - vllm, vllm_offline: vLLM 0.32, `EngineArgs.get_batch_defaults` and `_set_cudagraph_sizes`, behind its API
   server and for its class `LLM`. The device's name counts, not only its memory: an A100 with 80 GB gets the
   limits of smaller devices, an A800 does not.
-- sglang: SGLang 0.5.23, `handle_gpu_memory_settings`; running requests are between 2,048 and 4,096, of which
-  the lower bound holds unless the KV cache has room for more than four whole contexts, and 48 with drafts.
+- sglang: SGLang 0.5.23, `handle_gpu_memory_settings` and `_resolve_max_num_reqs`: chunks and CUDA graphs
+  follow memory and the number of devices, `tp_size`, which counts those of all attention groups. Running
+  requests of each group are 512 a context that the KV memory has room for, between 2,048 and 4,096, and at
+  most one for two tokens of it; 48 in all with drafts. Chunks are those of all groups together.
 - tensorrt_llm: the defaults of `trtllm-serve`, the same on every device.
 """
 
@@ -14,11 +16,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
 
+from hwmodels.devices.device import Device
+from hwmodels.devices.host import CudaGraphs
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.memory import plan_memory
+from hwmodels.iterations.memory_profile import MemoryProfile
+from hwmodels.model.model_spec import ModelSpec
+from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 
 GIB, MIB = 2**30, 2**20
@@ -52,6 +62,8 @@ class Circumstances:
     max_num_seqs: int | None = None
     """The limits that are set; None: not set."""
     max_num_batched_tokens: int | None = None
+    kv_room: Callable[[int, int], tuple[int, int]] | None = None
+    """Chunk and largest CUDA graph -> KV tokens of an attention group and of a context; None: unknown."""
 
 
 def vllm(at: Circumstances, *, offline: bool = False) -> dict[str, int]:
@@ -89,7 +101,8 @@ def vllm_offline(at: Circumstances) -> dict[str, int]:
 
 def sglang(at: Circumstances) -> dict[str, int]:
     """Returns the limits of SGLang's server."""
-    memory, few_devices = at.memory_bytes / MIB, at.tensor_parallel_size < 4
+    ranks = at.attention_data_parallel_size
+    memory, few_devices = at.memory_bytes / MIB, at.tensor_parallel_size * ranks < 4
     if memory < 20 * 1024:
         chunk, graphs = 2048, 8
     elif memory < 35 * 1024:
@@ -100,8 +113,12 @@ def sglang(at: Circumstances) -> dict[str, int]:
         chunk, graphs = 8192, 256 if few_devices else 512
     else:
         chunk, graphs = 16384, 512
+    seqs = 2048
+    if at.kv_room is not None and not at.drafts and at.max_num_seqs is None:
+        tokens, context = at.kv_room(chunk, graphs)
+        seqs = min(max(min(512 * tokens // context, 4096), 2048), max(1, tokens // 2))
     return {
-        "max_num_seqs": 48 if at.drafts else 2048,
+        "max_num_seqs": 48 if at.drafts else seqs * ranks,
         "max_num_batched_tokens": chunk,
         "max_capture_size": min(graphs, at.max_num_seqs or graphs),
     }
@@ -182,8 +199,43 @@ def default_limits(config: Mapping[str, Any], device: Any = None) -> dict[str, i
         drafts=bool(config.get("speculation")),
         max_num_seqs=_plain(engine.get("max_num_seqs")),
         max_num_batched_tokens=_plain(engine.get("max_num_batched_tokens")),
+        kv_room=partial(_kv_room, config, device),
     )
     return RULES[str(rule)](at)
+
+
+def _kv_room(config: Mapping[str, Any], device: Device | None, chunk: int, graphs: int) -> tuple[int, int]:
+    """Returns the KV tokens of an attention group, and of a context; `UNKNOWN_ROOM` if they cannot be told.
+
+    `build` says what is wrong with a model, a device or a layout that cannot be built, or do not fit.
+    """
+    engine, sizes = config["engine"], [size.name for size in fields(ParallelLayout)]
+    share = engine.get("gpu_memory_utilization")
+    if "model" not in config or not isinstance(share, float | None):
+        return UNKNOWN_ROOM
+    try:
+        model: ModelSpec = build(config["model"], "model", ModelSpec)
+        layout = ParallelLayout(**{name: config[name] for name in sizes if name in config})
+        plan = plan_memory(
+            model=model,
+            device=build(config["hardware"], "hardware", Device) if device is None else device,
+            layout=layout,
+            gpu_memory_utilization=share,
+            profile=MemoryProfile(rule="sglang"),
+            max_num_batched_tokens=_plain(engine.get("max_num_batched_tokens")) or chunk,
+            max_num_seqs=2048,
+            cuda_graphs=CudaGraphs(max_capture_size=graphs),
+            num_kv_blocks=_plain(engine.get("num_kv_blocks")),
+        )
+    except (ValueError, ConfigError):
+        return UNKNOWN_ROOM
+    blocks = plan.num_blocks // layout.attention_data_parallel_size
+    context = _plain(engine.get("max_model_len")) or model.max_position_embeddings
+    return (blocks * plan.block_size, context) if context else UNKNOWN_ROOM
+
+
+UNKNOWN_ROOM = (4 * 8192, 8192)
+"""KV tokens and context with which there are as many running requests as at least."""
 
 
 def _plain(value: Any) -> int | None:

@@ -139,6 +139,12 @@ class Deployment:
         return self.engine.max_model_len or self.model.max_position_embeddings
 
     @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once: the engine's limit, and that of the memory for states."""
+        state_slots = self.plan_memory().state_slots
+        return self.engine.max_num_seqs if state_slots is None else min(self.engine.max_num_seqs, state_slots)
+
+    @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens of one iteration: the limit of the batching policy, else of the engine."""
         limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
@@ -163,6 +169,8 @@ class Deployment:
             "cuda_graphs": self.engine.cuda_graphs,
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
             "offload": self.engine.offload,
+            "blocks_hold_states": self.caching.holds_states,
+            "finds_prefixes": self.caching.finds_prefixes,
             "draft": None if self.speculation is None else draft_of(self.speculation),
             "num_redundant_experts": self.engine.kernels.routing.num_redundant_experts,
             "kv_group_layers": self.kv_groups[0].num_layers if self.kv_groups else None,
@@ -198,18 +206,23 @@ class Deployment:
         low, high = 0, usable * plan.block_size
         while low < high:
             middle = (low + high + 1) // 2
-            if self._blocks_of(middle, plan.block_size) <= usable:
+            if self._blocks_of(middle, plan) <= usable:
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def _blocks_of(self, length: int, block_size: int) -> int:
+    def _blocks_of(self, length: int, plan: MemoryPlan) -> int:
         """Returns the blocks that a sequence of `length` tokens holds at most, in all groups of layers."""
+        states, block_size = self._state_blocks(plan), plan.block_size
         if not self.kv_groups:
-            return -(-length // block_size)
+            return states - (-length // block_size)
         most_new = self.max_num_batched_tokens
-        return sum(group.max_blocks(most_new, length, block_size) for group in self.kv_groups)
+        return states + sum(group.max_blocks(most_new, length, block_size) for group in self.kv_groups)
+
+    def _state_blocks(self, plan: MemoryPlan) -> int:
+        """Returns the blocks that a sequence takes for its states, on all devices that share its tokens."""
+        return plan.state_blocks * self.layout.context_parallel_size
 
     def _check_longest_sequence(self, plan: MemoryPlan) -> None:
         """Raises ValueError, as vLLM does at its start, if no sequence of engine.max_model_len fits."""
@@ -217,7 +230,7 @@ class Deployment:
         if length is None or self.engine.num_kv_blocks is not None or self.caching.changes_outputs:
             return
         usable = plan.num_blocks // self.layout.attention_data_parallel_size
-        if self._blocks_of(length, plan.block_size) > usable:
+        if self._blocks_of(length, plan) > usable:
             raise ValueError(
                 f"engine.max_model_len={length}: {self.kv_shortage(plan, length)}. Try increasing "
                 "engine.gpu_memory_utilization or decreasing engine.max_model_len"
@@ -225,7 +238,7 @@ class Deployment:
 
     def kv_shortage(self, plan: MemoryPlan, length: int) -> str:
         """Returns vLLM's sentences on a sequence of `length` tokens for which KV memory does not suffice."""
-        blocks = self._blocks_of(length, plan.block_size) / self.layout.context_parallel_size
+        blocks = self._blocks_of(length, plan) / self.layout.context_parallel_size
         needed = blocks * plan.block_size * plan.kv_bytes_per_token
         longest = self.longest_sequence(plan)
         return (
@@ -278,6 +291,7 @@ class Deployment:
             future=future,
             groups=self.kv_groups,
             max_num_new=self.max_num_batched_tokens,
+            state_blocks=self._state_blocks(self.plan_memory()),
         )
 
     @property

@@ -74,7 +74,7 @@ def figures_of(deployment: Deployment, load: Load) -> Figures:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     return Figures(
-        max_num_seqs=largest_batch(memory, tokens, deployment.engine.max_num_seqs).num_seqs,
+        max_num_seqs=largest_batch(memory, tokens, deployment.max_num_seqs).num_seqs,
         prefill_s=prefill_seconds(model, load.prompt_tokens, deployment.max_num_batched_tokens),
         prompt_s=prompt_seconds(model, load.prompt_tokens, deployment.max_num_batched_tokens),
         decode_s=lambda num_seqs: float(model.seconds(decode_shape(num_seqs, context))),

@@ -87,8 +87,8 @@ def _one(num_bytes: float) -> float:
 
 
 def _sequence_bytes(plan: MemoryPlan, load: Load) -> float:
-    """Returns the bytes of KV of one sequence on one GPU, in whole blocks."""
-    blocks = -(-(load.prompt_tokens + load.output_tokens) // plan.block_size)
+    """Returns the bytes of KV and states of one sequence on one GPU, in whole blocks."""
+    blocks = plan.state_blocks - (-(load.prompt_tokens + load.output_tokens) // plan.block_size)
     return blocks * plan.block_size * plan.kv_bytes_per_token
 
 
@@ -105,7 +105,7 @@ def _rate(deployment: Deployment, plan: MemoryPlan, load: Load) -> Callable[[flo
 
     def rate(num_bytes: float) -> float:
         held = int((num_bytes - plan.fixed_bytes) / _sequence_bytes(plan, load) * (1 + 1e-12))
-        num_seqs = max(1, min(held, deployment.engine.max_num_seqs))
+        num_seqs = max(1, min(held, deployment.max_num_seqs))
         if num_seqs not in known:
             known[num_seqs] = tokens_per_s(num_seqs)
         return known[num_seqs]

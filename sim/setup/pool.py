@@ -283,7 +283,7 @@ class PoolSettings(Deployment):
             batching=self.batching,
             scheduling=self.scheduling,
             block_pool=kv_pool,
-            max_num_seqs=self.engine.max_num_seqs,
+            max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
             predictor=self.prediction,
             num_swap_blocks=self.num_swap_blocks,

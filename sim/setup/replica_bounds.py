@@ -134,7 +134,7 @@ def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand
     index = np.searchsorted(GRID, prompts, side="right") - 1
     lengths = GRID[: index.max() + 1]
     ttft_s = deployment.engine.frontend_s + _prompt_seconds(model, lengths, demand.reusable)[index]
-    step_s = _step_seconds(model, lengths + 1, deployment.engine.max_num_seqs)[index]
+    step_s = _step_seconds(model, lengths + 1, deployment.max_num_seqs)[index]
     tpot_s = np.where(outputs > 1, step_s / max_tokens_per_pass(deployment.speculation), 0.0)
     return Idle(ttft_s, tpot_s, ttft_s + (outputs - 1) * tpot_s)
 
@@ -154,20 +154,21 @@ def least_replicas(
     num_good = math.ceil(slo.attainment_target * len(demand.arrival_s) * (1 - 1e-12))
     arrival_s = demand.arrival_s / load
     time_s = float(arrival_s[-1] - arrival_s[0] + deadline_s.max())
-    engine = deployment.engine
+    max_num_seqs = deployment.max_num_seqs
     prompts, outputs = demand.prompt_tokens, demand.output_tokens
     computed = np.ones_like(prompts) if demand.reusable else prompts
     held_s = (outputs - 1) * idle.tpot_s
     at_once = max_tokens_per_pass(deployment.speculation)
-    decoded_s = (outputs - 1) * decode_token_seconds(model, engine.max_num_seqs, slo, at_once)
+    decoded_s = (outputs - 1) * decode_token_seconds(model, max_num_seqs, slo, at_once)
     needed_s = {
         "tokens": _sum_of_least((computed + outputs - 1) * token_seconds(model), num_good),
         "decode": _sum_of_least(decoded_s, num_good),
-        "slots": _sum_of_least(held_s, num_good) / engine.max_num_seqs,
+        "slots": _sum_of_least(held_s, num_good) / max_num_seqs,
     }
     if isinstance(deployment.caching, Paged | PrefixCaching | Radix) and not demand.reusable:
         plan = deployment.plan_memory()
-        needed_s["KV"] = _sum_of_least(prompts * held_s, num_good) / (plan.num_blocks * plan.block_size)
+        tokens = prompts + plan.state_blocks * plan.block_size
+        needed_s["KV"] = _sum_of_least(tokens * held_s, num_good) / (plan.num_blocks * plan.block_size)
     return {name: max(1, math.ceil(seconds / time_s - 1e-9)) for name, seconds in needed_s.items()}
 
 

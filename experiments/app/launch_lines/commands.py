@@ -17,11 +17,14 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from experiments.app.launch_lines.branches import Branches, number_of
 from experiments.app.launch_lines.flags import Engine
 from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
 from sim.settings.errors import ConfigError
 
 MAX_BYTES = 1_000_000
+LITERAL = "\0"
+"""A dollar sign of a here-document whose end is in quotation marks, in which nothing is replaced."""
 MOST_LINES = 60
 """Lines over which a quotation may go."""
 FORMS = (
@@ -37,9 +40,16 @@ IMAGES: Mapping[Engine, re.Pattern[str]] = {
 """Container images whose entry point, or whose arguments, start a server."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
-_ARRAY = re.compile(r"^[ \t]*(?:declare -a |local |readonly )?(\w+)(\+?)=\(([^()]*)\)", re.M)
+_ARRAY = re.compile(
+    r"^(?P<before>[ \t]*)(?:declare -a |local |readonly )?(?P<name>\w+)(?P<adds>\+?)=\("
+    r"(?P<content>(?:'[^']*'|\$\(\(.*?\)\)|[^()])*)\)",
+    re.M,
+)
+_QUOTED_ARRAY = re.compile(r"\"(\$\{\w+\[[@*]\]\})\"")
+_ARITHMETIC = re.compile(r"\$\(\(([^$]*?)\)\)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _HERE = re.compile(
-    r"cat[^\n]*?(?:>[ \t]*(?P<before>\S+)[ \t]*<<|<<)-?[ \t]*['\"]?(?P<end>\w+)['\"]?"
+    r"cat[^\n]*?(?:>[ \t]*(?P<before>\S+)[ \t]*<<|<<)-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)['\"]?"
     r"(?:[ \t]*>[ \t]*(?P<after>\S+))?[^\n]*\n(?P<text>.*?)\n[ \t]*(?P=end)[ \t]*$",
     re.M | re.S,
 )
@@ -133,23 +143,54 @@ def _commands(text: str, folder: Path, environment: Mapping[str, str] | None = N
     files = {}
     for here in _HERE.finditer(text):
         if name := here["before"] or here["after"]:
-            files[name.strip("'\"")] = here["text"]
+            text_of_file = here["text"]
+            files[name.strip("'\"")] = text_of_file.replace("$", LITERAL) if here["quote"] else text_of_file
     text = _HERE.sub("", text)
     text = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
-    text = re.sub(r"[ \t]*\\\n[ \t]*", " ", text)
+    text = re.sub(r"[ \t]*\\[ \t]*\n[ \t]*", " ", text)  # blanks after a backslash are a slip of the pasting
     variables = dict(environment or {})
-    for name, adds, content in _ARRAY.findall(text):
-        own = " ".join(line.partition(" #")[0] for line in content.split("\n"))
-        variables[name] = f"{variables.get(name, '')} {own}".strip() if adds else own.strip()
-    text = _ARRAY.sub("", text)
+    text = _QUOTED_ARRAY.sub(r"\1", text)  # its parts have quotation marks of their own
+    text = _ARRAY.sub(_as_one_line, text)
+    branches, unsure = Branches(), set[str]()
     for line in _lines(text):
-        for words in _apart(line):
-            if words and all(_ASSIGNMENT.match(word) for word in _unexported(words)):
+        for whole in _apart(line):
+            words = branches.enter(whole, lambda given: _plain(given, variables))
+            if not words or branches.run is False:
+                continue
+            if all(_ASSIGNMENT.match(word) for word in _unexported(words)):
                 for word in _unexported(words):
-                    name, _, value = word.partition("=")
-                    variables[name] = _expanded(_unquoted(value), variables)
+                    _assign(word, variables, unsure, is_sure=branches.run is True)
                 continue
             yield from _of_words(_plain(words, variables), variables, files, folder)
+
+
+def _as_one_line(array: re.Match[str]) -> str:
+    """Returns the assignment of an array as one of a text on one line."""
+    content = " ".join(line.partition(" #")[0].strip() for line in array["content"].split("\n"))
+    return f"{array['before']}{array['name']}{array['adds']}={shlex.quote(content.strip())}"
+
+
+def _assign(word: str, variables: dict[str, str], unsure: set[str], *, is_sure: bool) -> None:
+    """Sets a variable. One that has another value in a branch of which the text does not tell has none.
+
+    Without a value it is named as such where a flag needs it. A branch that sets a value which is unknown
+    changes nothing.
+    """
+    name, _, value = word.partition("=")
+    value = _expanded(_unquoted(value), variables)
+    if name.endswith("+"):
+        name = name[:-1]
+        value = f"{variables.get(name, '')} {value}".strip()
+    if is_sure:
+        unsure.discard(name)
+        variables[name] = value
+    elif name in variables and "$" in value and name not in unsure:
+        return
+    elif name in unsure or variables.get(name, value) != value:
+        unsure.add(name)
+        variables.pop(name, None)
+    else:
+        variables[name] = value
 
 
 def _lines(text: str) -> Iterator[list[str]]:
@@ -226,7 +267,10 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
             return variables[name]
         return found[0] if found["default"] is None else found["default"]
 
-    replaced = _VARIABLE.sub(value, text)
+    def number(found: re.Match[str]) -> str:
+        return number_of(_NAME.sub(lambda name: variables.get(name[0], name[0]), found[1])) or found[0]
+
+    replaced = _ARITHMETIC.sub(number, _VARIABLE.sub(value, text))
     if replaced == text or depth == 5 or len(replaced) > MAX_BYTES:
         return replaced
     return _expanded(replaced, variables, depth + 1)
@@ -241,10 +285,9 @@ def _plain(words: Sequence[str], variables: Mapping[str, str]) -> list[str]:
             continue
         expanded = _expanded(word, variables)
         if '"' in word:
-            # an array in quotation marks is several words
-            plain += _words(expanded.strip('"')) if "[@]" in word else [_unquoted(expanded)]
+            plain.append(_unquoted(expanded))
         else:
-            plain += _words(expanded) if "$" in word and expanded.strip() else [_unquoted(expanded)]
+            plain += _words(expanded) if "$" in word else [_unquoted(expanded)]
     return plain
 
 
@@ -272,7 +315,10 @@ def _of_words(
         engine=engine,
         tokens=tuple(plain[first:]),
         environment={name: value for name, value in environment.items() if name.isupper()},
-        files=files,
+        files={
+            _expanded(name, variables): _expanded(text, variables).replace(LITERAL, "$")
+            for name, text in files.items()
+        },
         folder=folder,
     )
 

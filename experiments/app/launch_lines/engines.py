@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ from experiments.app.launch_lines.flags import (
     Arguments,
     Engine,
     parse,
+    reasons,
     settings_of,
     table,
     typed,
-    without_effect,
 )
 from experiments.app.launch_lines.translation import Context, Translation, file_of, text_of
 from sim.settings.config_groups import find_groups
@@ -30,39 +31,72 @@ BY_ENGINE: Mapping[Engine, Callable[[Context, Translation], None]] = {
 }
 
 
-def translated(command: Command, dirs: Sequence[Path], beside: Sequence[str] = ()) -> Translation:
+def translated(
+    command: Command, dirs: Sequence[Path], beside: Sequence[str] = (), ignored: Sequence[str] = ()
+) -> Translation:
     """Returns a command as settings. Raises ConfigError for a flag that is unknown, wrong or refused.
 
-    dirs: the config folders. beside: overrides that are given beside the command, which win.
+    dirs: the config folders. beside: overrides that are given beside the command, which win. ignored: flags,
+    variables and keys of the YAML file that are left out of the command.
     """
-    found = parse(command.engine, command.tokens)
-    with_file(Context(command=command, found=found, dirs=dirs, beside=beside))
-    own = _meaning(command, found, dirs, beside)
+    found = parse(command.engine, command.tokens, ignored)
+    environment = {name: value for name, value in command.environment.items() if name not in ignored}
+    found.ignored += sorted(command.environment.keys() - environment.keys())
+    command = replace(command, environment=environment)
+    with_file(Context(command=command, found=found, dirs=dirs, beside=beside), ignored)
+    own = _meaning(command, found, dirs, beside, ignored)
+    for name in ignored:
+        if name not in own.ignored:
+            raise ConfigError(
+                f"--from-ignore {name}: the command has no such flag, variable or key; leave it out"
+            )
+    _check_none_is_refused(own)
     for flag in found.values:
-        named = flag in own.without_effect or flag.startswith(("--speculative-", "--config"))
+        named = own.names(flag) or flag.startswith(("--speculative-", "--config"))
         if table(command.engine)[flag].effect != "setting" or named:
             continue
         rest = {name: value for name, value in found.values.items() if name != flag}
         try:
-            alone = _meaning(command, replace(found, values=rest), dirs, beside)
+            alone = _meaning(command, replace(found, values=rest), dirs, beside, ignored)
         except ConfigError:  # the command needs the flag
             continue
-        if alone.settings == own.settings and len(alone.unpriced) == len(own.unpriced):
-            own.without_effect.append(found.written.get(flag, flag))
+        if alone.settings == own.settings:
+            own.without_effect[found.written.get(flag, flag)] = ""
     return own
 
 
-def _meaning(command: Command, found: Arguments, dirs: Sequence[Path], beside: Sequence[str]) -> Translation:
+def _check_none_is_refused(own: Translation) -> None:
+    """Raises ConfigError that names all flags that change times in a way that is not modelled."""
+    if not own.refused:
+        return
+    names = ",".join(dict.fromkeys(re.split(r"[ =]", shown.removesuffix(":"))[0] for shown in own.refused))
+    if len(own.refused) == 1:
+        shown, reason = next(iter(own.refused.items()))
+        text = f"{shown}: {reason}; leave it out, or go on without it by --from-ignore {names}"
+    else:
+        shown = "; ".join(f"{flag} ({reason})" for flag, reason in own.refused.items())
+        text = (
+            f"{len(own.refused)} parts of the command change times in ways that are not modelled: {shown}; "
+            f"leave them out, or go on without them by --from-ignore {names}"
+        )
+    raise ConfigError(f"--from: {text}")
+
+
+def _meaning(
+    command: Command, found: Arguments, dirs: Sequence[Path], beside: Sequence[str], ignored: Sequence[str]
+) -> Translation:
     """Returns what the flags mean; see `translated`."""
     at = Context(
         command=command,
         found=replace(found, values=dict(found.values), written=dict(found.written)),
         dirs=dirs,
         beside=beside,
+        ignored=ignored,
     )
-    own = Translation(engine=command.engine)
-    own.without_effect, own.unpriced = without_effect(found)
-    _environment(command, own)
+    without_effect, refused = reasons(found, command.environment)
+    own = Translation(
+        engine=command.engine, without_effect=without_effect, refused=refused, ignored=[*found.ignored]
+    )
     own.put("engine", command.engine)
     _model(at, own)
     for key, value in settings_of(found):
@@ -71,7 +105,7 @@ def _meaning(command: Command, found: Arguments, dirs: Sequence[Path], beside: S
     return own
 
 
-def with_file(at: Context) -> None:
+def with_file(at: Context, ignored: Sequence[str] = ()) -> None:
     """Adds the flags of the YAML file that --config names; those of the command itself win."""
     name = at.get("--config")
     if name is None or at.found.engine == "tensorrt_llm":
@@ -79,6 +113,9 @@ def with_file(at: Context) -> None:
     known = table(at.found.engine)
     for key, value in file_of(at, "--config", str(name)).items():
         flag = f"--{str(key).replace('_', '-')}"
+        if flag in ignored or str(key) in ignored:
+            at.found.ignored.append(flag if flag in ignored else str(key))
+            continue
         if flag not in known:
             row = parse(at.found.engine, [flag, *([] if isinstance(value, bool) else [str(value)])])
             flag = next(iter(row.values))
@@ -87,25 +124,16 @@ def with_file(at: Context) -> None:
             at.found.written[flag] = f"{name}: {key}"
 
 
-def _environment(command: Command, own: Translation) -> None:
-    """Adds variables that an engine reads. Raises ConfigError for one that changes the engine."""
-    for name, value in command.environment.items():
-        if name == "VLLM_USE_V1" and value == "0":
-            raise ConfigError(
-                "--from: VLLM_USE_V1=0: the v0 engine is another one; leave it out, and set engine=vllm_v0 "
-                "beside --from"
-            )
-        if name.startswith(("VLLM_", "SGLANG_", "SGL_", "TRTLLM_", "TLLM_", "NCCL_")) and not name.endswith(
-            ("_LEVEL", "_KEY", "_DEBUG", "_PORT", "_HOST_IP", "_VERSION", "USE_V1")
-        ):
-            own.unpriced.append((f"{name}={value}", "the environment is not simulated"))
-
-
 def _model(at: Context, own: Translation) -> None:
     """Sets the model. Raises ConfigError for one that is not known."""
     flag = "--model-path" if at.found.engine == "sglang" else "--model"
     names = [*at.found.positional[:1], at.get(flag)]
     name = next((each for each in names if each), None)
+    if unknown := next((word for word in at.found.positional if word.startswith("$")), None):
+        raise ConfigError(
+            f"--from: {unknown}: the variable has no value in the text, or one of several, which is read and "
+            "not executed; write the value in its place"
+        )
     if len(at.found.positional) > 1:
         raise ConfigError(f"--from: {at.found.positional[1]}: is neither a flag nor the model; leave it out")
     if any(Override.parse(text).name == "model" for text in at.beside):

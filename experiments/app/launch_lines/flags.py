@@ -6,9 +6,13 @@ The tables beside this module list every flag: vLLM 0.32 (`EngineArgs`, `Fronten
 - flag, aliases: with dashes; an underscore counts as a dash.
 - kind: text, int, float, count (32k is 32,000, 32K is 32,768, as vLLM and SGLang read it), bool (--x and
   --no-x), switch (no value), list (several values), optional (at most one value), json.
-- effect: setting (becomes settings of ours), none (without effect on any time), unpriced (has an effect that
-  is not simulated; it is named), refused (the result would be wrong).
+- effect: setting (becomes settings of ours), none (without effect on any time, or with one of a few percent
+  at most), refused (the result would be wrong).
 - detail: the setting if there is one that means the same; otherwise the reason.
+- harmless: values, as patterns, with which a flag that is refused asks for nothing but what is priced.
+- only_with: the flag without which this one, which is refused, has no effect.
+
+`environment.csv` says the same of the variables that engines read, as patterns; the first match counts.
 """
 
 from __future__ import annotations
@@ -16,16 +20,20 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from sim.settings.errors import ConfigError, nearest
 
+PREFIXES = ("VLLM_", "SGLANG_", "SGL_", "TRTLLM_", "TLLM_", "NCCL_", "CUDA_LAUNCH_BLOCKING")
+"""Beginnings of the variables that engines read."""
+
 Engine = Literal["vllm", "sglang", "tensorrt_llm"]
-Effect = Literal["setting", "none", "unpriced", "refused"]
+Effect = Literal["setting", "none", "refused"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 VERSIONS = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "tensorrt_llm": "trtllm-serve"}
 
@@ -42,6 +50,20 @@ class Flag(NamedTuple):
     kind: str
     effect: Effect
     detail: str
+    harmless: str = ""
+    only_with: str = ""
+
+    def asks_for_nothing(self, value: Any) -> bool:
+        """Returns whether this value of a refused flag changes nothing that is priced."""
+        patterns = self.harmless.lower().split()
+        return any(fnmatchcase(str(value).lower(), pattern) for pattern in patterns)
+
+
+class Reasons(NamedTuple):
+    """Flags and variables that become no settings, with the reason of each."""
+
+    without_effect: dict[str, str]
+    refused: dict[str, str]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,21 +75,33 @@ class Arguments:
     positional: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     """Flag -> how it was written, for messages."""
+    ignored: list[str] = field(default_factory=list)
+    """Flags that were left out as the user asked."""
 
 
 @cache
 def table(engine: Engine) -> dict[str, Flag]:
     """Returns the flags of an engine, by flag."""
-    path = Path(__file__).with_name(f"{engine}.csv")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [Flag(**{**row, "aliases": tuple(row["aliases"].split())}) for row in csv.DictReader(file)]  # type: ignore[arg-type]
+    rows = [Flag(**{**row, "aliases": tuple(row["aliases"].split())}) for row in _rows(f"{engine}.csv")]  # type: ignore[arg-type]
     return {row.flag: row for row in rows}
 
 
-def parse(engine: Engine, tokens: Sequence[str]) -> Arguments:
+@cache
+def variables() -> list[Flag]:
+    """Returns what is known of variables; flag: a pattern of names."""
+    return [Flag(row.pop("name"), (), "text", **row) for row in _rows("environment.csv")]  # type: ignore[arg-type]
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, restval=""))
+
+
+def parse(engine: Engine, tokens: Sequence[str], ignored: Collection[str] = ()) -> Arguments:
     """Returns the values that a command gives to flags, as the engine's own parser reads them.
 
-    tokens: the words after the program. Raises ConfigError for an unknown flag and a wrong value.
+    tokens: the words after the program. ignored: flags that are left out with their values. Raises
+    ConfigError for an unknown flag and a wrong value.
     """
     found = Arguments(engine=engine)
     nested: dict[str, dict[str, Any]] = {}
@@ -81,15 +115,27 @@ def parse(engine: Engine, tokens: Sequence[str]) -> Arguments:
             word = f"--optimization-level={level[1] or (rest.pop(0) if rest else '')}"
         name, equals, value = word.partition("=")
         name, dot, keys = name.partition(".")
+        if name in ignored and name.replace("_", "-") not in _names(engine):
+            found.ignored.append(name)
+            while not equals and rest and not rest[0].startswith("-"):
+                rest.pop(0)
+            continue
         row, is_on = _row(engine, name)
+        own_names = {name, row.flag, *row.aliases}
+        left_out = next((each for each in ignored if each in own_names), None)
         found.written[row.flag] = word.partition("=")[0]
         given = value if equals else None
         if dot:
             if given is None:
                 given = _value(rest, row, word)
-            _put(nested.setdefault(row.flag, {}), keys, given)
-            continue
-        found.values[row.flag] = _read(row, word, given, rest, is_on=is_on)
+            if left_out is None:
+                _put(nested.setdefault(row.flag, {}), keys, given)
+        else:
+            value = _read(row, word, given, rest, is_on=is_on)
+            if left_out is None:
+                found.values[row.flag] = value
+        if left_out is not None:
+            found.ignored.append(left_out)
     for flag, own in nested.items():
         before = found.values.get(flag)
         found.values[flag] = (before if isinstance(before, dict) else {}) | own
@@ -152,12 +198,12 @@ def typed(row: Flag, word: str, given: Any) -> Any:
 
     A flag that sets nothing keeps its text, whatever it is.
     """
-    if row.effect in ("none", "unpriced") or not isinstance(given, str):
+    if row.effect == "none" or not isinstance(given, str):
         return given
     if "$" in given and row.effect == "setting":
         raise ConfigError(
-            f"--from: {word} {given}: the variable has no value in the text, which is read and not executed; "
-            "write the value in its place"
+            f"--from: {word} {given}: the variable has no value in the text, or one of several, which is "
+            "read and not executed; write the value in its place"
         )
     if row.kind == "json":
         return _json(word, given)
@@ -200,49 +246,38 @@ def _put(into: dict[str, Any], keys: str, given: str) -> None:
     into[last] = value
 
 
-def without_effect(found: Arguments) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns the flags without effect, and those whose effect is not simulated with the reason.
+def reasons(found: Arguments, environment: Mapping[str, str]) -> Reasons:
+    """Returns the flags and variables without effect, and those that are refused, with the reasons.
 
-    Raises ConfigError for a flag that is refused. A flag that is switched off counts as left out.
+    A flag that is switched off, or has a value that asks for nothing, counts as left out.
     """
-    none, unpriced = [], []
+    own = Reasons({}, {})
     for flag, value in found.values.items():
         row = table(found.engine)[flag]
-        if (value is False and row.effect in ("refused", "unpriced")) or row.effect == "none":
-            none.append(flag)
-        elif row.effect == "unpriced":
-            unpriced.append((found.written.get(flag, flag), row.detail))
-        elif row.effect == "refused" and not _is_default(flag, value):
-            raise ConfigError(
-                f"--from: {_shown(found, flag)}: {row.detail}; leave the flag out to go on without it"
-            )
-    return none, unpriced
-
-
-_DEFAULTS: Mapping[str, Any] = {
-    "--disaggregation-mode": "null",
-    "--prefill-context-parallel-size": 1,
-    "--attn-cp-size": 1,
-    "--moe-dp-size": 1,
-    "--offload-group-size": 0,
-    "--prefix-cache-retention-interval": None,
-    "--num-continuous-decode-steps": 1,
-    "--num-scheduler-steps": 1,
-    "--worker-cls": "auto",
-    "--moe-cluster-parallel-size": 1,
-}
-"""Values of flags that are refused which ask for nothing."""
-
-
-def _is_default(flag: str, value: Any) -> bool:
-    if flag not in _DEFAULTS:
-        return False
-    return str(value) == str(_DEFAULTS[flag])
-
-
-def _shown(found: Arguments, flag: str) -> str:
-    value = found.values[flag]
-    return found.written.get(flag, flag) if value is True else f"{found.written.get(flag, flag)} {value}"
+        written = found.written.get(flag, flag)
+        if row.effect == "none":
+            own.without_effect[written] = row.detail
+        elif row.effect != "refused":
+            continue
+        elif value is False and row.harmless != "true":
+            own.without_effect[written] = ""
+        elif row.asks_for_nothing(value):
+            own.without_effect[written if value is True else f"{written} {value}"] = ""
+        elif row.only_with and str(found.values.get(row.only_with)) in ("None", "False", "1"):
+            own.without_effect[written] = f"applies with {row.only_with} only"
+        else:
+            own.refused[written if isinstance(value, bool) else f"{written} {value}"] = row.detail
+    for name, value in environment.items():
+        if not value or not name.startswith(PREFIXES):
+            continue
+        about = next(row for row in variables() if fnmatchcase(name, row.flag))
+        if about.effect == "setting":
+            continue
+        if about.effect == "none" or about.asks_for_nothing(value):
+            own.without_effect[f"{name}={value}"] = about.detail if about.effect == "none" else ""
+        else:
+            own.refused[f"{name}={value}"] = about.detail
+    return own
 
 
 def settings_of(found: Arguments) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,11 @@ from sim.settings.override import Override
 from sim.settings.renamed import with_new_names
 
 FLAG = "--from"
+IGNORE = "--from-ignore"
 COMMANDS = ("simulate", "goodput", "capacity", "whatif", "roofline", "sweep", "dashboard", "serve")
 """Commands that take the flag: their settings of an engine are at the root."""
+EVIDENT = re.compile("is about |names, |applies with |was removed|changes no time|sets defaults|$")
+"""Reasons that need not be told."""
 LIST_OF_CAPACITY = {
     "tensor_parallel_size": "capacity.tensor_parallel_sizes",
     "pipeline_parallel_size": "capacity.pipeline_parallel_sizes",
@@ -30,14 +34,18 @@ def with_launch_line(words: Sequence[str], command: str) -> list[str]:
 
     Settings that are given beside it win.
     """
-    given, rest = _given(words)
+    given, rest = _given(words, FLAG)
+    ignored, rest = _given(rest, IGNORE)
     if given is None:
+        if ignored is not None:
+            raise ConfigError(f"{IGNORE}: is for {FLAG}, which is not given")
         return list(words)
     if command not in COMMANDS:
         raise ConfigError(f"{FLAG}: {command} does not take it; it is for {', '.join(COMMANDS)}")
     dirs = config_dirs(_config_dir(rest))
     beside = with_new_names([word for word in rest if _is_override(word)], dirs)
-    found = translated(command_in(given), dirs, beside)
+    names = [name for name in re.split(r"[,\s]+", ignored or "") if name]
+    found = translated(command_in(given), dirs, beside, names)
     if command == "capacity":
         for key, several in LIST_OF_CAPACITY.items():
             if key in found.settings:
@@ -49,18 +57,24 @@ def with_launch_line(words: Sequence[str], command: str) -> list[str]:
     return [*overrides, *rest]
 
 
-def _given(words: Sequence[str]) -> tuple[str | None, list[str]]:
+NEEDS = {
+    FLAG: "a command line in quotation marks, or a file with one",
+    IGNORE: "the flags and variables of the command to leave out, with commas",
+}
+
+
+def _given(words: Sequence[str], flag: str) -> tuple[str | None, list[str]]:
     given, kept, rest = None, [], iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
-        if name != FLAG:
+        if name != flag:
             kept.append(word)
             continue
         if given is not None:
-            raise ConfigError(f"{FLAG}: is given twice; leave one out")
+            raise ConfigError(f"{flag}: is given twice; leave one out")
         given = value if equals else next(rest, "")
         if not given.strip():
-            raise ConfigError(f"{FLAG}: needs a command line in quotation marks, or a file with one")
+            raise ConfigError(f"{flag}: needs {NEEDS[flag]}")
     return given, kept
 
 
@@ -100,12 +114,12 @@ def _wins(text: str, beside: Sequence[str]) -> bool:
 def _tell(found: Translation, overrides: Sequence[str]) -> None:
     """Prints what the command became, in a form that can be pasted, and what had no part in it."""
     print(f"windtunnel: --from: {shlex.join(overrides)}", file=sys.stderr)
-    if found.without_effect:
-        names = ", ".join(dict.fromkeys(found.without_effect))
-        print(f"windtunnel: --from: without effect on time: {names}", file=sys.stderr)
     by_reason: dict[str, list[str]] = {}
-    for flag, reason in found.unpriced:
-        by_reason.setdefault(reason, []).append(flag)
-    if by_reason:
-        text = "; ".join(f"{', '.join(flags)} ({reason})" for reason, flags in by_reason.items())
-        print(f"windtunnel: --from: not simulated: {text}", file=sys.stderr)
+    for flag, reason in found.without_effect.items():
+        by_reason.setdefault("" if EVIDENT.match(reason) else reason, []).append(flag)
+    for reason, flags in sorted(by_reason.items()):
+        told = f" ({reason})" if reason else ""
+        print(f"windtunnel: --from: without effect on time: {', '.join(flags)}{told}", file=sys.stderr)
+    if found.ignored:
+        names = ", ".join(dict.fromkeys(found.ignored))
+        print(f"windtunnel: --from: left out, as {IGNORE} says: {names}", file=sys.stderr)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.app.launch_lines.flags import table
 from experiments.app.launch_lines.translation import (
+    EXPERTS,
     Context,
     Translation,
     check_model_overrides,
@@ -11,6 +11,7 @@ from experiments.app.launch_lines.translation import (
     set_draft_model,
     set_eplb,
     set_formats,
+    set_text_only,
     text_of,
 )
 from sim.settings.errors import ConfigError, suggest
@@ -31,6 +32,8 @@ def meaning(at: Context, own: Translation) -> None:
         raise at.wrong("--is-embedding", "only generation is modelled")
     if (overridden := at.get("--json-model-override-args")) is not None and overridden != "{}":
         check_model_overrides(at, "--json-model-override-args", overridden)
+    if at.get("--language-model-only") or at.get("--language-only"):
+        set_text_only(at, own)
     set_formats(at, own)
     _layout(at, own)
     _limits(at, own)
@@ -53,10 +56,14 @@ def _layout(at: Context, own: Translation) -> None:
             f"--from: --tp-size {tp}: must be a multiple of {ranks}, the ranks of the attention"
         )
     own.put("tensor_parallel_size", tp // ranks)
+    exchange = at.get("--moe-a2a-backend", "deepep" if at.get("--enable-deepep-moe") else "none")
     for key, value in (
         ("attention_data_parallel_size", ranks),
         ("pipeline_parallel_size", at.get("--pp-size", 1)),
-        ("expert_parallel_size", at.get("--ep-size", 1)),
+        (
+            "expert_parallel_size",
+            at.get("--ep-size", 1) if exchange == "none" else tp,
+        ),  # an all-to-all needs it
     ):
         if value > 1 and (key != "expert_parallel_size" or at.has_experts(own.settings)):
             own.put(key, value)
@@ -66,7 +73,7 @@ def _layout(at: Context, own: Translation) -> None:
         if method == "round_robin":
             own.put("routing", "round_robin")
     if method not in (None, "auto", "round_robin", "total_requests"):
-        own.unpriced.append(("--load-balance-method", "requests go to the replica with the fewest"))
+        own.refused[f"--load-balance-method {method}"] = "requests go to the replica with the fewest"
 
 
 def _limits(at: Context, own: Translation) -> None:
@@ -109,7 +116,12 @@ def _kernels(at: Context, own: Translation) -> None:
     if backend == "marlin":
         own.put("engine.kernels.moe_backend", "marlin")
     elif backend != "auto":
-        own.unpriced.append(("--moe-runner-backend", table("sglang")["--attention-backend"].detail))
+        own.judge(
+            "--moe-runner-backend",
+            backend,
+            EXPERTS,
+            "prices are those of the engine's fast kernels of experts",
+        )
     copies = at.get("--ep-num-redundant-experts", 0)
     if at.get("--enable-eplb") or copies:
         set_eplb(own, {"num_redundant_experts": copies})

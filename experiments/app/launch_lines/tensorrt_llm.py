@@ -34,70 +34,102 @@ TRTLLM_KEYS: Mapping[str, str] = {
     "kv_cache_dtype": "--kv-cache-dtype",
 }
 """Keys of the YAML file that mean the same as a flag."""
-TRTLLM_NONE = [
-    "trust_remote_code",
-    "tokenizer",
-    "revision",
-    "print_iter_log",
-    "log_level",
-    "return_perf_metrics",
-    "enable_iter_perf_stats",
-    "enable_iter_req_stats",
-    "iter_stats_max_iterations",
-    "perf_metrics_max_requests",
-    "otlp_traces_endpoint",
-    "gpus_per_node",
-    "load_format",
-    "checkpoint_format",
-    "orchestrator_type",
-    "garbage_collection_gen0_threshold",
-    "max_input_len",
-    "reasoning_parser",
-    "guided_decoding_backend",
-    "postprocess_tokenizer_dir",
-    "fail_fast_on_attention_window_too_large",
-    "skip_tokenizer_init",
-    "tokenizer_mode",
-    "custom_tokenizer",
-    "telemetry_config",
-    "video_pruning_rate",
-    "mm_encoder_only",
-]
-TRTLLM_UNPRICED = [
-    "attn_backend",
-    "allreduce_strategy",
-    "enable_autotuner",
-    "enable_layerwise_nvtx_marker",
-    "torch_compile_config",
-    "moe_config",
-    "moe_backend",
-    "nvfp4_gemm_config",
-    "sampler_type",
-    "disable_flashinfer_sampling",
-    "enable_trtllm_sampler",
-    "enable_min_latency",
-    "stream_interval",
-    "num_postprocess_workers",
-    "env_overrides",
-    "use_torch_sampler",
-    "dtype",
-    "enable_lm_head_tp_in_adp",
-    "batched_logits_processor",
-    "autotuner_enabled",
-    "use_low_precision_moe_combine",
-]
-TRTLLM_REFUSED = {
-    "cache_transceiver_config": "prefill and decode in servers of their own are set by pools=disaggregated",
-    "disagg_cluster": "prefill and decode in servers of their own are set by pools=disaggregated",
-    "lora_config": "LoRA is set by the group adapters, with traffic that names adapters",
-    "enable_lora": "LoRA is set by the group adapters, with traffic that names adapters",
-    "sparse_attention_config": "it is not modelled",
-    "cp_config": "it is not modelled",
-    "moe_cluster_parallel_size": "clusters of experts are not modelled",
-    "moe_tensor_parallel_size": "set expert_parallel_size beside --from",
-    "quant_config": "give model.weights beside --from",
-    "kv_connector_config": "KV in host memory is set by caching=tiered",
+CHOICE = "the price is that of the engine's own choice, from which this one differs by a few percent at most"
+TRTLLM_NONE: Mapping[str, str] = {
+    **dict.fromkeys(
+        [
+            "trust_remote_code",
+            "tokenizer",
+            "revision",
+            "print_iter_log",
+            "log_level",
+            "return_perf_metrics",
+            "enable_iter_perf_stats",
+            "enable_iter_req_stats",
+            "iter_stats_max_iterations",
+            "perf_metrics_max_requests",
+            "otlp_traces_endpoint",
+            "gpus_per_node",
+            "load_format",
+            "checkpoint_format",
+            "orchestrator_type",
+            "garbage_collection_gen0_threshold",
+            "reasoning_parser",
+            "guided_decoding_backend",
+            "postprocess_tokenizer_dir",
+            "skip_tokenizer_init",
+            "tokenizer_mode",
+            "fail_fast_on_attention_window_too_large",
+            "custom_tokenizer",
+            "telemetry_config",
+            "video_pruning_rate",
+            "mm_encoder_only",
+            "max_input_len",
+        ],
+        "",
+    ),
+    "stream_interval": "tokens are timed when they are made, not when they are sent",
+    "num_postprocess_workers": "the frontend is never the bottleneck here",
+    "nvfp4_gemm_config": CHOICE,
+    "sampler_type": CHOICE,
+    "enable_trtllm_sampler": CHOICE,
+    "use_torch_sampler": CHOICE,
+    "enable_lm_head_tp_in_adp": CHOICE,
+    "enable_layerwise_nvtx_marker": "",
 }
+"""Keys without effect on time -> the reason (empty: it goes without saying)."""
+POOLS = "prefill and decode in servers of their own are set by pools=disaggregated"
+LORA = "LoRA is set by the group adapters, with traffic that names adapters"
+TRTLLM_REFUSED: Mapping[str, tuple[str, str]] = {
+    "cache_transceiver_config": (POOLS, ""),
+    "disagg_cluster": (POOLS, ""),
+    "lora_config": (LORA, ""),
+    "enable_lora": (LORA, ""),
+    "sparse_attention_config": ("it is not modelled", ""),
+    "cp_config": ("it is not modelled", ""),
+    "moe_cluster_parallel_size": ("clusters of experts are not modelled", "1"),
+    "moe_tensor_parallel_size": ("set expert_parallel_size beside --from", "1"),
+    "quant_config": ("give model.weights beside --from", ""),
+    "kv_connector_config": ("KV in host memory is set by caching=tiered", ""),
+    "attn_backend": (
+        "prices are those of the engine's fast kernels; this one is slower",
+        "trtllm flashinfer",
+    ),
+    "allreduce_strategy": ("collectives are priced as the engine's own choice on the device", "auto"),
+    "enable_autotuner": ("kernels are priced as tuned", "true"),
+    "autotuner_enabled": ("kernels are priced as tuned", "true"),
+    "torch_compile_config": ("layers that torch compiles are not modelled", "none"),
+    "moe_backend": (
+        "this one is slower than those that are priced",
+        "auto trtllm cutlass deepgemm cutedsl triton",
+    ),
+    "disable_flashinfer_sampling": ("sampling is priced as FlashInfer's", "false"),
+    "enable_min_latency": ("it is not modelled", "false"),
+    "env_overrides": ("give them as variables before the command", ""),
+    "batched_logits_processor": ("the time of one's own logits processors is not modelled", ""),
+    "use_low_precision_moe_combine": (
+        "messages from the experts have the format of the activations",
+        "false",
+    ),
+}
+"""Key that is refused -> the reason, and patterns of values that ask for nothing but what is priced."""
+MOE_KEYS = {
+    "backend": TRTLLM_REFUSED["moe_backend"],
+    "use_low_precision_moe_combine": TRTLLM_REFUSED["use_low_precision_moe_combine"],
+    "load_balancer": (
+        "experts are placed as engine.kernels.routing.placement says; set it beside --from",
+        "none",
+    ),
+}
+KV_KEYS = {
+    "event_buffer_max_size": "*",
+    "attention_dp_events_gather_period_ms": "*",
+    "enable_partial_reuse": "*",
+    "copy_on_partial_reuse": "*",
+    "secondary_offload_min_priority": "*",
+    "use_kv_cache_manager_v2": "*",
+}
+"""Key of kv_cache_config -> patterns of values that ask for nothing but what is priced."""
 MAPPINGS = ("kv_cache_config", "cuda_graph_config", "scheduler_config", "attention_dp_config")
 HANDLED = (
     *MAPPINGS,
@@ -150,7 +182,15 @@ def _file(at: Context, own: Translation) -> dict[str, Any]:
     rest: dict[str, Any] = {}
     for key, value in content.items():
         where = f"{name}: {key}"
-        if key in HANDLED:
+        if key in at.ignored:
+            own.ignored.append(key)
+        elif key == "moe_config":
+            for inner, each in (value or {}).items():
+                reason, harmless = MOE_KEYS.get(inner, (CHOICE, "*"))
+                own.judge(f"moe_config.{inner}", each, harmless, reason)
+        elif key == "dtype":
+            own.judge(key, value, "auto bfloat16", "give model.dtype beside --from")
+        elif key in HANDLED:
             if key in MAPPINGS and value is not None and not isinstance(value, Mapping):
                 raise ConfigError(f"--from: {where}: must be a mapping")
             rest[key] = value
@@ -174,16 +214,15 @@ def _key(at: Context, own: Translation, key: str, value: Any, where: str) -> Non
         if row.detail:
             own.put(row.detail, at.found.values[flag])
     elif key in TRTLLM_NONE:
-        own.without_effect.append(key)
-    elif key in TRTLLM_UNPRICED:
-        own.unpriced.append((key, "it is priced as the engine's own choice"))
+        own.without_effect[key] = TRTLLM_NONE[key]
     elif key not in TRTLLM_REFUSED:
-        names = (*TRTLLM_KEYS, *TRTLLM_NONE, *TRTLLM_UNPRICED, *TRTLLM_REFUSED, *HANDLED)
+        names = (*TRTLLM_KEYS, *TRTLLM_NONE, *TRTLLM_REFUSED, *HANDLED)
         best = nearest(key, names)
         advice = f"nearest: {best}; or leave it out" if best else "leave it out"
         raise ConfigError(f"--from: {where}: trtllm-serve has no such key; {advice}")
     elif value:
-        raise ConfigError(f"--from: {where}: {TRTLLM_REFUSED[key]}; leave the key out to go on without it")
+        reason, harmless = TRTLLM_REFUSED[key]
+        own.judge(key, value, harmless, reason)
 
 
 def _layout(at: Context, own: Translation) -> None:
@@ -229,8 +268,10 @@ def _policies(at: Context, own: Translation, options: Mapping[str, Any]) -> None
             own.put(f"batching.{key}", options[key])
     if options.get("batch_wait_timeout_ms"):
         raise ConfigError("--from: batch_wait_timeout_ms: give batch_wait_timeout_iters in its place")
-    if scheduler or options.get("attention_dp_config"):
-        own.unpriced.append(("scheduler_config, attention_dp_config", "the scheduler has its usual settings"))
+    for key in scheduler:
+        own.refused[f"scheduler_config {key}"] = "the scheduler has its usual settings"
+    if options.get("attention_dp_config"):
+        own.without_effect["attention_dp_config"] = "requests go to the rank with the fewest"
 
 
 def _kv(at: Context, own: Translation, config: dict[str, Any]) -> None:
@@ -256,9 +297,9 @@ def _kv(at: Context, own: Translation, config: dict[str, Any]) -> None:
         own.put("caching.host_gib", float(host) / 2**30)
     if (most := config.pop("max_tokens", None)) is not None:
         own.put("engine.num_kv_blocks", int(most) // size)
-    if config:
-        own.unpriced.append(
-            (f"kv_cache_config ({', '.join(map(str, config))})", "the cache has its usual settings")
+    for key, value in config.items():
+        own.judge(
+            f"kv_cache_config {key}", value, KV_KEYS.get(key, "none"), "the cache has its usual settings"
         )
 
 

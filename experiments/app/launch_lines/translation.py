@@ -6,9 +6,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from omegaconf import DictConfig
 
 from experiments.app.launch_lines.commands import Command, read_text
 from experiments.app.launch_lines.flags import Arguments, Engine
@@ -78,6 +82,9 @@ AS_STORED = (
     "moe_wna16",
 )
 """Methods whose format the checkpoint states."""
+EXPERTS = "auto cutlass* deep_gemm* deepgemm* flashinfer* trtllm* cutedsl* triton* aiter* mega_moe*"
+OTHER_EXPERTS = "prices are those of the engine's fast kernels of experts"
+"""Kernels of experts, as patterns, whose prices are those that are simulated; and what holds of others."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,14 +94,27 @@ class Translation:
     engine: Engine
     settings: dict[str, str] = field(default_factory=dict)
     """Group or setting -> value, as overrides have them."""
-    without_effect: list[str] = field(default_factory=list)
-    """Flags that change no time."""
-    unpriced: list[tuple[str, str]] = field(default_factory=list)
-    """Flags with an effect that is not simulated, and why."""
+    without_effect: dict[str, str] = field(default_factory=dict)
+    """Flags that change no time, or by a few percent at most, with the reason (empty: it is evident)."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Flags that change times in a way that is not modelled, with the reason."""
+    ignored: list[str] = field(default_factory=list)
+    """Flags that were left out as the user asked."""
 
     @property
     def overrides(self) -> list[str]:
         return [f"{key}={value}" for key, value in self.settings.items()]
+
+    def names(self, flag: str) -> bool:
+        """Returns whether the flag is among those without effect, or refused."""
+        return any(shown.split(" ")[0] == flag for shown in (*self.without_effect, *self.refused))
+
+    def judge(self, flag: str, value: Any, patterns: str, reason: str) -> None:
+        """Refuses a flag unless its value matches one of these patterns: it asks for what is priced then."""
+        if any(fnmatchcase(str(value).lower(), pattern) for pattern in patterns.split()):
+            self.without_effect[f"{flag} {value}"] = ""
+        else:
+            self.refused[f"{flag} {value}"] = reason
 
     def put(self, key: str, value: Any) -> None:
         """Sets a key; None: null."""
@@ -111,6 +131,8 @@ class Context:
     dirs: Sequence[Path]
     beside: Sequence[str]
     """Overrides that are given beside the command."""
+    ignored: Sequence[str] = ()
+    """Flags, variables and keys that are left out of the command."""
 
     def get(self, flag: str, default: Any = None) -> Any:
         """Returns the value of a flag, or the default if it is not given."""
@@ -122,24 +144,35 @@ class Context:
 
     def has_experts(self, settings: Mapping[str, str]) -> bool:
         """Returns whether the model is a mixture of experts."""
+        model: ModelSpec = build(self._model(settings), "model")
+        return model.has_experts
+
+    def has_towers(self, settings: Mapping[str, str]) -> bool:
+        """Returns whether towers of the model may be left out."""
+        return "language_model_only" in self._model(settings)
+
+    def _model(self, settings: Mapping[str, str]) -> DictConfig:
         own = [text for text in self.beside if Override.parse(text).root == "model"]
         chosen = [f"{key}={value}" for key, value in settings.items() if Override.parse(key).root == "model"]
         mine = {Override.parse(text).name for text in own}
         kept = [text for text in chosen if Override.parse(text).name not in mine]
-        return _model_has_experts((*kept, *own), tuple(self.dirs))
+        return _model_config((*kept, *own), tuple(self.dirs))
 
 
 @lru_cache(maxsize=16)
-def _model_has_experts(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> bool:
-    cfg = composed(ConfigSource(config_name="simulate", dirs=dirs), overrides)
-    model: ModelSpec = build(cfg.model, "model")
-    return model.has_experts
+def _model_config(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> DictConfig:
+    model: DictConfig = composed(ConfigSource(config_name="simulate", dirs=dirs), overrides).model
+    return model
 
 
 def file_of(at: Context, flag: str, name: str) -> dict[str, Any]:
     """Returns the mapping in a YAML file that a flag names. Raises ConfigError."""
     if name in at.command.files:
-        content = parse_yaml(at.command.files[name], name)
+        try:
+            content = parse_yaml(at.command.files[name], name)
+        except (yaml.YAMLError, ValueError) as error:
+            what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            raise at.wrong(flag, f"is written by the script, and is not valid YAML: {what}") from None
     else:
         path = next((p for p in (Path(name), at.command.folder / name) if p.exists()), None)
         if path is None:
@@ -182,7 +215,7 @@ def set_formats(at: Context, own: Translation) -> None:
                 "the checkpoint states its format, which this model's name does not; give model.weights "
                 "beside --from, and leave --quantization out",
             )
-        own.without_effect.append("--quantization")
+        own.without_effect["--quantization"] = ""
     elif method in WEIGHTS:
         own.put("model.weights", WEIGHTS[method])
     elif method in EXPERT_WEIGHTS:
@@ -190,6 +223,12 @@ def set_formats(at: Context, own: Translation) -> None:
     else:
         known = (*WEIGHTS, *EXPERT_WEIGHTS, *AS_STORED)
         raise at.wrong("--quantization", f"this method is not modelled; {suggest(str(method), known)}")
+
+
+def set_text_only(at: Context, own: Translation) -> None:
+    """Leaves out the towers of a model that has some."""
+    if at.has_towers(own.settings):
+        own.put("model.language_model_only", value=True)
 
 
 def set_copies(own: Translation, count: int) -> None:

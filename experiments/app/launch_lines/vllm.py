@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.app.launch_lines.flags import table
 from experiments.app.launch_lines.translation import (
+    EXPERTS,
     Context,
     Translation,
     check_model_overrides,
@@ -15,6 +15,7 @@ from experiments.app.launch_lines.translation import (
     set_eplb,
     set_formats,
     set_limits,
+    set_text_only,
     text_of,
 )
 from sim.settings.errors import suggest
@@ -24,7 +25,44 @@ LIMITS = {
     "--max-num-batched-tokens": "engine.max_num_batched_tokens",
 }
 """Limits that each rank of data-parallel attention has."""
-COMPILED = "kernels are priced as compiled"
+COMPILED = "kernels are priced as compiled at the engine's own level"
+COMPILED_ANYWAY = (
+    "backend",
+    "cache_dir",
+    "compile_cache_save_format",
+    "compile_mm_encoder",
+    "compile_ranges_split_points",
+    "compile_sizes",
+    "cudagraph_copy_inputs",
+    "cudagraph_num_of_warmups",
+    "cudagraph_specialize_lora",
+    "custom_ops",
+    "debug_dump_path",
+    "dynamic_shapes_config",
+    "full_cuda_graph",
+    "inductor_compile_config",
+    "inductor_passes",
+    "local_cache_dir",
+    "pass_config",
+    "splitting_ops",
+    "use_inductor_graph_partition",
+)
+"""Fields of --compilation-config that choose how kernels are compiled and fused."""
+SAME_DRAFTS = (
+    "attention_backend",
+    "moe_backend",
+    "draft_load_config",
+    "revision",
+    "code_revision",
+    "rejection_sample_method",
+    "draft_sample_method",
+    "disable_padded_drafter_batch",
+    "enforce_eager",
+    "max_model_len",
+)
+"""Fields of --speculative-config that change the time of a draft by little, or by the group acceptance."""
+ATTENTION = "auto flash* cutlass_mla* triton_mla* rocm_* tokenspeed_mla*"
+"""Backends, as patterns, whose prices are those that are simulated."""
 METHODS = ("ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp")
 SHORT = {
     "method": "--spec-method",
@@ -49,6 +87,8 @@ FIELDS = {
 def meaning(at: Context, own: Translation) -> None:
     """Adds what the flags mean. Raises ConfigError for what is not modelled."""
     _check_generates(at)
+    if at.get("--language-model-only"):
+        set_text_only(at, own)
     set_formats(at, own)
     _layout(at, own)
     _cache(at, own)
@@ -124,13 +164,18 @@ def _order(at: Context, own: Translation) -> None:
 
 
 def _kernels(at: Context, own: Translation) -> None:
-    as_chosen = table("vllm")["--attention-backend"].detail
-    if at.get("--moe-backend") == "marlin":
+    kernels = at.get("--kernel-config")
+    kernels = dict(kernels) if isinstance(kernels, Mapping) else {}
+    backend = kernels.pop("moe_backend", None) or at.get("--moe-backend", "auto")
+    if backend == "marlin" or at.command.environment.get("VLLM_MXFP4_USE_MARLIN") == "1":
         own.put("engine.kernels.moe_backend", "marlin")
-    elif at.get("--moe-backend", "auto") != "auto":
-        own.unpriced.append(("--moe-backend", as_chosen))
-    if at.get("--attention-config"):
-        own.unpriced.append(("--attention-config", as_chosen))
+    elif backend != "auto":
+        own.judge(
+            "--moe-backend", backend, EXPERTS, "prices are those of the engine's fast kernels of experts"
+        )
+    attention = at.get("--attention-config")
+    if isinstance(attention, Mapping) and attention.get("backend"):
+        own.judge("--attention-config backend", attention["backend"], ATTENTION, "this backend is slower")
     if at.get("--enable-eplb"):
         set_eplb(own, at.get("--eplb-config") or {})
 
@@ -153,10 +198,13 @@ def _graphs(at: Context, own: Translation) -> None:
     if largest is not None:
         own.put("engine.cuda_graphs.max_capture_size", largest)
     levels = [config.pop(key) for key in ("level", "mode") if key in config]
-    if any(level in (0, "NONE", "none") for level in levels):
-        own.unpriced.append(("--compilation-config", COMPILED))
-    if config:
-        own.unpriced.append((f"--compilation-config ({', '.join(map(str, config))})", COMPILED))
+    for level in levels:
+        own.judge("--compilation-config mode", level, "3 vllm_compile", COMPILED)
+    for key, value in config.items():
+        if key in COMPILED_ANYWAY:
+            own.without_effect[f"--compilation-config {key}"] = COMPILED
+        else:
+            own.judge(f"--compilation-config {key}", value, "none", COMPILED)
 
 
 def _level_without_graphs(at: Context) -> bool:
@@ -204,8 +252,11 @@ def _drafts(at: Context, own: Translation) -> None:
     for name in [*given]:
         if name in FIELDS and (name != "draft_tensor_parallel_size" or method == "draft_model"):
             own.put(FIELDS[name], given.pop(name))
-    if given:
-        own.unpriced.append((f"{flag} ({', '.join(given)})", "the proposer has its usual settings"))
+    for name in given:
+        if name in SAME_DRAFTS:
+            own.without_effect[f"{flag} {name}"] = "the proposer has its usual settings"
+        else:
+            own.refused[f"{flag} {name}"] = "the proposer has its usual settings"
 
 
 def _method(given: dict[str, Any]) -> str:

@@ -10,27 +10,37 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.multiprocessing.spawn import spawn
 
+from hwmodels.fitting.linear import fit_terms
 from realengine.runner.parallel import connect, disconnect
 
 SIZES = tuple(1 << power for power in range(12, 28, 2))
 """Message sizes in bytes, from 4 KiB (a decode of few sequences) to 64 MiB (a prefill)."""
 REPEATS = 20
+LEAST_BYTE_S = 1e-15
+"""Seconds per byte of a link whose bandwidth is not seen."""
 
 
 class RingLink(NamedTuple):
-    """Link of a ring all-reduce; by_bytes: message size in bytes -> measured seconds."""
+    """Link of a ring all-reduce.
+
+    by_bytes: message size in bytes -> measured seconds. undetermined: ranges of figures that the sizes do not
+    determine.
+    """
 
     num_ranks: int
     bandwidth_bytes_per_s: float
     latency_s: float
     by_bytes: dict[int, float]
+    undetermined: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 def measure_link(device_type: str, num_ranks: int) -> RingLink:
@@ -48,9 +58,13 @@ def link_of(num_ranks: int, by_bytes: dict[int, float]) -> RingLink:
     """Fits bandwidth and hop latency to measured seconds; relative errors of all sizes count the same."""
     sizes, seconds = np.array(list(by_bytes)), np.array(list(by_bytes.values()))
     hops = 2 * (num_ranks - 1)
-    columns = np.stack([np.full(len(sizes), hops), hops / num_ranks * sizes], axis=1) / seconds[:, None]
-    (latency_s, byte_s), *_ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
-    return RingLink(num_ranks, float(1 / max(byte_s, 1e-15)), max(float(latency_s), 0.0), by_bytes)
+    found = fit_terms({"latency_s": hops, "byte_s": hops / num_ranks * sizes}, seconds)
+    ranges = dict(found.undetermined)
+    if "byte_s" in ranges:
+        low, high = (1 / max(byte_s, LEAST_BYTE_S) for byte_s in ranges.pop("byte_s"))
+        ranges["bandwidth_bytes_per_s"] = high, low
+    bandwidth = 1 / max(found.values["byte_s"], LEAST_BYTE_S)
+    return RingLink(num_ranks, bandwidth, found.values["latency_s"], by_bytes, ranges)
 
 
 def _rank(rank: int, num_ranks: int, device_type: str, folder: str) -> None:

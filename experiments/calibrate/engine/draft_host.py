@@ -9,17 +9,19 @@ of the model runs in between.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from scipy.stats import trim_mean
 
 from experiments.calibrate.engine.host_time import HostClock, HostTime, core_settings
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
+from hwmodels.fitting.linear import fit_terms
 from hwmodels.speculation.host import OTHERS, DraftHost
 from policies.core.engine import EngineCore
 from policies.speculation import Proposer
@@ -59,10 +61,14 @@ class Measured(NamedTuple):
 
 
 class DraftHostTime(NamedTuple):
-    """The host time that draft tokens add to a step, and the measured steps, whole."""
+    """The host time that draft tokens add to a step, and the measured steps, whole.
+
+    undetermined: ranges of figures that the steps do not determine.
+    """
 
     host: DraftHost
     steps: list[Measured]
+    undetermined: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 def measure_draft_host(
@@ -75,27 +81,21 @@ def measure_draft_host(
     found = {}
     for name in ("ngram", "suffix", OTHERS):
         steps = [_step(name, *run, block_size, served, usual_s) for run in RUNS]
-        found[name] = DraftHostTime(fitted(steps, plain, searches=name != OTHERS), steps)
+        found[name] = fitted(steps, plain, searches=name != OTHERS)
     return found
 
 
-def fitted(steps: list[Measured], plain: HostTime, *, searches: bool) -> DraftHost:
+def fitted(steps: list[Measured], plain: HostTime, *, searches: bool) -> DraftHostTime:
     """Fits what steps take beyond plain ones; relative errors of whole steps are minimised.
 
     searches: whether the host searches contexts, so that their length counts.
     """
     seqs, drafts, context, seconds = np.array(steps).T
-    beyond_s = seconds - plain.iteration_s - plain.sequence_s * seqs
-    columns = np.stack([np.ones(len(steps)), seqs, drafts, 1e-3 * searches * context], axis=1)
-    (iteration_s, sequence_s, token_s, kilotoken_s), _ = nnls(
-        columns / seconds[:, None], np.maximum(beyond_s, 0.0) / seconds
-    )
-    return DraftHost(
-        iteration_s=float(iteration_s),
-        sequence_s=float(sequence_s),
-        token_s=float(token_s),
-        kilotoken_s=float(kilotoken_s),
-    )
+    terms = {"iteration_s": 1.0, "sequence_s": seqs, "token_s": drafts}
+    if searches:
+        terms["kilotoken_s"] = 1e-3 * context
+    found = fit_terms(terms, seconds, known=plain.iteration_s + plain.sequence_s * seqs)
+    return DraftHostTime(DraftHost(**found.values), steps, found.undetermined)
 
 
 def _step(

@@ -12,9 +12,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from experiments.app.job import CannotWriteError
 from experiments.study.yaml_text import figure, quoted
@@ -26,6 +28,8 @@ if TYPE_CHECKING:  # they need torch
     from experiments.calibrate.engine.collectives import RingLink
     from experiments.calibrate.engine.machine import Machine
 
+Undetermined: TypeAlias = Mapping[str, tuple[float, float]]
+"""Figure -> the range of values that fit the measurements equally well."""
 WRITTEN_BY = "# Written by `windtunnel calibrate`"
 """Comment that marks the files that a later measurement may overwrite."""
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
@@ -138,18 +142,33 @@ def _link(link: RingLink | None) -> str:
     return f"""
   _target_: hwmodels.devices.interconnect.Link
   name: all-reduces of {link.num_ranks}
-  bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # reached by a ring all-reduce
-  latency_s: {figure(link.latency_s)}"""
+  bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # reached by a ring all-reduce{
+        in_range(link.undetermined, "bandwidth_bytes_per_s", "; ")
+    }
+  latency_s: {figure(link.latency_s)}{in_range(link.undetermined, "latency_s")}"""
 
 
-def engine_yaml(name: str, profile: EngineProfile, block_size: int) -> str:
-    """Returns the text of a choice of the group engine: windtunnel's engine with its default policies."""
+def in_range(undetermined: Undetermined, name: str, begin: str = "  # ") -> str:
+    """Returns the remark on a figure that the measurements do not determine; empty if they do."""
+    if name not in undetermined:
+        return ""
+    low, high = undetermined[name]
+    return f"{begin}not determined: {figure(low)} to {figure(high)} fit equally well"
+
+
+def engine_yaml(
+    name: str, profile: EngineProfile, block_size: int, undetermined: Undetermined = MappingProxyType({})
+) -> str:
+    """Returns the text of a choice of the group engine: windtunnel's engine with its default policies.
+
+    undetermined: ranges of host times that the measurements do not determine, by their place in the profile
+    (`host.sequence_s`, `draft_host.ngram.token_s`).
+    """
     host, graphs = profile.host, profile.cuda_graphs
-    settings = "\n".join(f"  {field}: {_written(getattr(host, field))}" for field in HostOverhead.__slots__)
-    captured = "\n".join(f"  {field}: {_written(getattr(graphs, field))}" for field in CudaGraphs.__slots__)
+    settings, captured = _figures(host, undetermined, "host"), _figures(graphs, {}, "cuda_graphs")
     drafts = "".join(
-        f"\n  {method}:\n    _target_: hwmodels.speculation.host.DraftHost"
-        + "".join(f"\n    {field}: {_written(getattr(of, field))}" for field in DraftHost.__slots__)
+        f"\n  {method}:\n    _target_: hwmodels.speculation.host.DraftHost\n"
+        + _figures(of, undetermined, f"draft_host.{method}", indent=4)
         for method, of in profile.draft_host.items()
     )
     blocks = "null" if profile.num_kv_blocks is None else profile.num_kv_blocks
@@ -181,6 +200,15 @@ cuda_graphs:
 # in iterations with draft tokens, beside host
 draft_host:{drafts or " {}"}
 """
+
+
+def _figures(
+    of: HostOverhead | CudaGraphs | DraftHost, undetermined: Undetermined, place: str, indent: int = 2
+) -> str:
+    return "\n".join(
+        f"{' ' * indent}{field}: {_written(getattr(of, field))}{in_range(undetermined, f'{place}.{field}')}"
+        for field in type(of).__slots__
+    )
 
 
 def latency_yaml(name: str, model: str, table: Path) -> str:

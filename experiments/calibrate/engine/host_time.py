@@ -9,7 +9,8 @@ here does nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from experiments.calibrate.engine.grids import BATCHES, upto
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
+from hwmodels.fitting.linear import fit_terms
 from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from realengine.engine import Engine
@@ -37,12 +39,14 @@ WARM_UP = 5
 class HostTime(NamedTuple):
     """Host time of a step: iteration_s + sequence_s * sequences.
 
-    by_batch: batch size -> measured seconds.
+    by_batch: batch size -> measured seconds. undetermined: ranges of figures that the batches do not
+    determine.
     """
 
     iteration_s: float
     sequence_s: float
     by_batch: dict[int, float]
+    undetermined: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 def measure_host(
@@ -56,11 +60,13 @@ def measure_host(
     """
     largest = max_num_seqs if served is not None else max(max_num_seqs, LEAST_BATCH)
     by_batch = {count: _step_s(count, block_size, served, usual_s) for count in upto(BATCHES, largest)}
-    counts, seconds = np.array(list(by_batch)), np.array(list(by_batch.values()))
-    # Relative errors are minimised, so that large batches do not dominate the fit of small ones.
-    columns = np.stack([np.ones(len(counts)), counts], axis=1) / seconds[:, None]
-    (fixed_s, each_s), *_ = np.linalg.lstsq(columns, np.ones(len(counts)), rcond=None)
-    return HostTime(max(float(fixed_s), 0.0), max(float(each_s), 0.0), by_batch)
+    return host_of(by_batch)
+
+
+def host_of(by_batch: dict[int, float]) -> HostTime:
+    """Fits the host time to the measured seconds of steps by batch size."""
+    found = fit_terms({"iteration_s": 1.0, "sequence_s": list(by_batch)}, list(by_batch.values()))
+    return HostTime(**found.values, by_batch=by_batch, undetermined=found.undetermined)
 
 
 class HostClock:

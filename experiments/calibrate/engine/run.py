@@ -126,6 +126,11 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
     hardware_text = hardware_yaml(name, machine, link)
     profile = _profile(settings, served, machine, host, drafts)
+    undetermined = {f"host.{figure}": ends for figure, ends in host.undetermined.items()} | {
+        f"draft_host.{method}.{figure}": ends
+        for method, of in drafts.items()
+        for figure, ends in of.undetermined.items()
+    }
     priced = _priced(settings, device_of(hardware_text), rows, machine)
     steps = [total.step for total in totals]
     residuals = residual_table(
@@ -142,10 +147,14 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
             **{package: importlib.metadata.version(package) for package in ("torch", "triton", "numpy")},
         },
         "machine": asdict(machine),
-        "link": None if link is None else link._asdict(),
-        "host": host._asdict(),
+        "link": None if link is None else link._asdict() | {"undetermined": dict(link.undetermined)},
+        "host": host._asdict() | {"undetermined": dict(host.undetermined)},
         "draft_host": {
-            method: {"host": asdict(of.host), "steps": [step._asdict() for step in of.steps]}
+            method: {
+                "host": asdict(of.host),
+                "steps": [step._asdict() for step in of.steps],
+                "undetermined": dict(of.undetermined),
+            }
             for method, of in drafts.items()
         },
         "reference_s": usual_s,
@@ -157,11 +166,15 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     contents: dict[Path, bytes | str] = {
         files.table: table_bytes(rows),
         files.hardware: hardware_text,
-        files.engine: engine_yaml(name, profile, settings.block_size),
+        files.engine: engine_yaml(name, profile, settings.block_size, undetermined),
         files.latency: latency_yaml(name, settings.model.name, files.table),
         files.report: json.dumps(report, indent=2) + "\n",
     }
     notes = _notes(machine, host, drafts, residuals, pace)
+    if undetermined:
+        notes.append(
+            f"Not determined by the measurements: {', '.join(undetermined)} (ranges: {files.engine})."
+        )
     return Results(operators, errors, notes, _next_command(settings, name, files), files, pace, contents)
 
 

@@ -27,7 +27,7 @@ def read_back(launch, overrides):
     settings = CapacitySettings(hardware=(), tensor_parallel_sizes=(), quantisations=(None,))
     candidate = build_candidates(settings, Variants(SOURCE, overrides))[0][0]
     found = translated(command_in(launch(candidate).command), [CONFIG_DIR])
-    assert found.unpriced == []
+    assert found.refused == {}
     hardware = [text for text in overrides if text.startswith("hardware=")]
     return candidate.scenario, build_scenario(composed(SOURCE, [*found.overrides, *hardware]))
 

@@ -15,7 +15,7 @@ from hwmodels.iterations.memory import (
     redundant_bytes,
     weight_bytes,
 )
-from hwmodels.iterations.memory_profile import GIB
+from hwmodels.iterations.memory_profile import GIB, MemoryProfile
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import (
     Block,
@@ -280,10 +280,40 @@ def test_blocks_hold_the_window_where_every_layer_has_one():
     assert kv_split(make_model(grouped(window=8)), 1, 10, 4096) == (256, 0)
 
 
-def test_states_of_linear_attention_are_set_aside():
-    """4 value heads of 8 x 16 in fp32, and 3 x 96 inputs of the convolution in bf16, for each slot."""
+STATE_BYTES = 4 * 8 * 16 * 4 + 3 * 96 * 2
+"""4 value heads of 8 x 16 in fp32, and 3 x 96 inputs of the convolution in bf16."""
+
+
+def plan_with_states(devices, rule="vllm", **settings):
     linear = LinearAttention(num_key_heads=2, key_head_dim=8, num_value_heads=4, value_head_dim=16)
-    assert kv_split(make_model(grouped(), linear), 1, 10, 0) == (256, 10 * (4 * 8 * 16 * 4 + 3 * 96 * 2))
+    asked = {"model": make_model(grouped(), linear), "device": devices["rtx_4090"], "max_num_seqs": 1000}
+    return plan_memory(**asked | {"profile": MemoryProfile(rule=rule)} | settings)
+
+
+def test_vllm_keeps_states_of_linear_attention_in_blocks(devices):
+    """One sequence takes 2,624 bytes of states: a block of 16 tokens of 256 bytes."""
+    plan = plan_with_states(devices)
+    assert (plan.state_bytes_per_sequence, plan.state_blocks, plan.state_slots) == (STATE_BYTES, 1, None)
+    assert plan.window_and_state_bytes == 0
+    assert plan_with_states(devices, block_size=4).state_blocks == 3
+
+
+def test_a_slot_each_has_states_where_blocks_cannot_hold_them(devices):
+    plan = plan_with_states(devices, blocks_hold_states=False)
+    assert plan.window_and_state_bytes == 1000 * STATE_BYTES
+    assert (plan.state_blocks, plan.state_slots) == (0, None)
+
+
+def test_sglang_gives_a_share_of_the_rest_to_states(devices):
+    """0.9 bytes for states per byte of KV, whatever max_num_seqs is; three states for a running sequence."""
+    plan = plan_with_states(devices, "sglang")
+    rest = plan.usable_bytes - plan.fixed_bytes + plan.window_and_state_bytes
+    assert plan.window_and_state_bytes == pytest.approx(rest * 0.9 / 1.9)
+    assert plan.kv_bytes == pytest.approx(rest / 1.9, rel=1e-3)
+    assert plan.state_slots == int(plan.window_and_state_bytes / (3 * STATE_BYTES))
+    alone = plan_with_states(devices, "sglang", finds_prefixes=False)
+    assert alone.window_and_state_bytes == 1000 * STATE_BYTES
+    assert alone.state_slots == 1000
 
 
 def test_windows_get_places_of_their_own_where_that_leaves_more_blocks(models, devices):

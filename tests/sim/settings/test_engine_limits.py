@@ -54,26 +54,87 @@ def test_vllm_chooses_by_memory_and_name_of_the_device(overrides, expected):
     ("overrides", "expected"),
     [
         ((), (2048, 8192, 256)),
-        (("tensor_parallel_size=4",), (2048, 8192, 512)),
+        (("tensor_parallel_size=4",), (4096, 8192, 512)),
         (("hardware=a100_80gb_sxm",), (2048, 8192, 256)),
         (("hardware=t4",), (2048, 2048, 8)),
         (("hardware=rtx_4090",), (2048, 4096, 48)),
         (("hardware=l40s",), (2048, 4096, 32)),
-        (("hardware=l40s", "tensor_parallel_size=4"), (2048, 4096, 160)),
-        (("hardware=b200_sxm",), (2048, 16384, 512)),
+        (("hardware=l40s", "tensor_parallel_size=4"), (None, 4096, 160)),
+        (("hardware=b200_sxm",), (4096, 16384, 512)),
         (("engine.max_num_seqs=20",), (20, 8192, 20)),
         (("speculation=ngram", "acceptance=iid"), (48, 8192, 256)),
+        (("hardware=h20",), (None, 8192, 256)),
+        (("hardware=h200_sxm", "tensor_parallel_size=8"), (4096, 8192, 512)),
+        (("hardware=mi300x", "tensor_parallel_size=8"), (4096, 16384, 512)),
+        (("engine.max_model_len=8192",), (4096, 8192, 256)),
+        (("hardware=l4", "model=qwen3_8b"), (2048, 4096, 48)),
+        (("model=qwen3_32b", "hardware=a100_80gb_sxm"), (2048, 8192, 256)),
     ],
 )
 def test_sglang_chooses_by_memory_and_tensor_parallel_size(overrides, expected):
-    assert limits("engine=sglang", *overrides) == expected
+    """None: by KV memory, which the next test checks."""
+    seqs, *others = limits("engine=sglang", *overrides)
+    assert tuple(others) == expected[1:]
+    assert seqs == expected[0] if expected[0] else 2048 < seqs < 4096
+
+
+def test_sglang_runs_512_requests_a_context_that_kv_memory_has_room_for():
+    scenario = build_scenario(composed(SOURCE, ["engine=sglang", "engine.max_model_len=65536"]))
+    plan = scenario.plan_memory()
+    found = scenario.engine.max_num_seqs
+    assert 2048 < found < 4096
+    assert found == pytest.approx(512 * plan.num_blocks * plan.block_size / 65536, rel=0.01)
+    few = composed(SOURCE, ["engine=sglang", "engine.num_kv_blocks=100"]).engine.max_num_seqs
+    assert few == 100 * 16 // 2  # a request has two tokens at least
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["tensor_parallel_size=x", "engine.gpu_memory_utilization=x", "engine.num_kv_blocks=-1", "model.dtype=x"],
+)
+def test_what_is_wrong_elsewhere_is_said_there(wrong):
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        build_scenario(composed(SOURCE, ["engine=sglang", wrong]))
 
 
 def test_ranks_of_the_attention_have_the_limits_of_vllm_and_trtllm_each_and_share_those_of_sglang():
     ranks = ("model=deepseek_r1", "hardware=h200_sxm", "attention_data_parallel_size=8")
     assert limits(*ranks) == (8192, 65536, 512)
     assert limits(*ranks, "engine=tensorrt_llm") == (16384, 65536, 512)
-    assert limits(*ranks, "engine=sglang")[:2] == (2048, 8192)
+    assert limits(*ranks, "engine=sglang") == (8 * 2048, 8192, 512)  # 512 from a tp_size of 4 on, here 8
+    assert (
+        limits("engine=sglang", "model=deepseek_r1", "hardware=h200_sxm", "tensor_parallel_size=8")[2] == 512
+    )
+
+
+@pytest.mark.parametrize("hardware", ["l40s", "a100_80gb_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "mi300x"])
+def test_trtllm_has_the_same_limits_on_every_device(hardware):
+    assert limits("engine=tensorrt_llm", f"hardware={hardware}", "tensor_parallel_size=4")[:2] == (2048, 8192)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "measured_ms", "error", "other_error"),
+    [((1000, 128, 4), 528.57, 4, -4), ((500, 2000, 100), 143.23, 6, -40), ((500, 4000, 200), 96.19, 5, -35)],
+)
+def test_qwen3_32b_on_an_a100_has_the_tpot_that_was_measured(traffic, measured_ms, error, other_error):
+    """GPUStack's performance lab: vLLM 0.11 on one A100 80GB SXM, all requests at once.
+
+    With the limits of an H100, larger chunks leave less KV memory, and TPOT is shorter by 4 to 54 %.
+    """
+    num, prompt, output = traffic
+    common = (
+        *("model=qwen3_32b", "hardware=a100_80gb_sxm", "engine.version=0.11.0"),
+        *("engine.gpu_memory_utilization=0.9", "engine.max_model_len=16384"),
+        *("workload=synthetic", "workload/arrivals=all_at_once", "workload/lengths=fixed"),
+        f"workload.num_requests={num}",
+        f"workload.lengths.prompt_tokens.value={prompt}",
+        f"workload.lengths.output_tokens.value={output}",
+    )
+    found = simulate(*common).summary["tpot"]["mean_s"] * 1e3
+    assert abs(100 * (found / measured_ms - 1)) < error
+    of_h100 = ("engine.max_num_seqs=1024", "engine.max_num_batched_tokens=8192")
+    other = simulate(*common, *of_h100).summary["tpot"]["mean_s"] * 1e3
+    assert 100 * (other / measured_ms - 1) < other_error
 
 
 def test_a_limit_that_is_set_stays_and_bounds_the_others():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from experiments.app.launch_lines.flags import ENGINES, parse, table, without_effect
+from experiments.app.launch_lines.flags import ENGINES, parse, reasons, table, variables
 from sim.settings.errors import ConfigError
 
-KINDS = {"text", "int", "float", "count", "bool", "switch", "list", "optional", "json", "bool?"}
+KINDS = {"text", "int", "float", "count", "bool", "switch", "list", "optional", "json"}
 VLLM = "tensor-parallel-size pipeline-parallel-size data-parallel-size enable-expert-parallel max-num-seqs"
 NUMBERS = {"vllm": 316, "sglang": 531, "tensorrt_llm": 40}
 """Flags that the pinned versions have, at least."""
@@ -18,7 +18,7 @@ def test_every_flag_has_a_kind_and_an_effect_and_every_effect_a_reason(engine):
     for row in rows.values():
         assert row.flag.startswith("--"), row
         assert row.kind in KINDS, row
-        assert row.effect in ("setting", "none", "unpriced", "refused"), row
+        assert row.effect in ("setting", "none", "refused"), row
         assert row.detail or row.effect == "setting", row
     names = [name for row in rows.values() for name in (row.flag, *row.aliases)]
     assert len(names) == len(set(names))
@@ -83,11 +83,37 @@ def test_a_wrong_flag_is_named_with_what_is_allowed(engine, words, message):
 
 def test_flags_without_effect_are_named_and_those_that_would_change_the_result_refused():
     found = parse("vllm", ["--port", "$PORT", "--attention-backend", "FLASHINFER", "--no-enable-dbo"])
-    none, unpriced = without_effect(found)
-    assert none == ["--port", "--enable-dbo"]
-    assert unpriced == [("--attention-backend", "kernels are priced as the engine's own choice")]
-    with pytest.raises(ConfigError, match="--enable-dbo: overlapped micro-batches"):
-        without_effect(parse("vllm", ["--enable-dbo"]))
-    with pytest.raises(ConfigError, match="--disaggregation-mode prefill: prefill and decode"):
-        without_effect(parse("sglang", ["--disaggregation-mode", "prefill"]))
-    assert without_effect(parse("sglang", ["--disaggregation-mode", "null"])) == ([], [])
+    none, refused = reasons(found, {})
+    assert list(none) == ["--port", "--attention-backend FLASHINFER", "--no-enable-dbo"]
+    assert refused == {}
+    for engine, words, reason in (
+        ("vllm", "--enable-dbo", "overlapped micro-batches"),
+        ("vllm", "--attention-backend FLEX_ATTENTION", "this one is slower"),
+        ("sglang", "--disaggregation-mode prefill", "prefill and decode in servers"),
+    ):
+        none, refused = reasons(parse(engine, words.split()), {})
+        assert none == {}
+        assert list(refused) == [words]
+        assert reason in refused[words]
+    none, refused = reasons(parse("sglang", ["--disaggregation-mode", "null"]), {})
+    assert (list(none), refused) == (["--disaggregation-mode null"], {})
+
+
+def test_a_flag_that_applies_with_another_one_has_no_effect_without_it():
+    for engine, words, other in (
+        ("vllm", "--disable-custom-all-reduce", "--tensor-parallel-size 2"),
+        ("sglang", "--enable-mscclpp", "--tp-size 4"),
+        ("vllm", "--expert-placement-strategy round_robin", "--enable-expert-parallel"),
+    ):
+        assert list(reasons(parse(engine, words.split()), {}).without_effect) == [words.split(" ")[0]]
+        assert list(reasons(parse(engine, f"{words} {other}".split()), {}).refused) == [words]
+
+
+def test_variables_have_an_effect_and_a_reason_as_flags_have():
+    for row in variables():
+        assert row.effect in ("setting", "none", "refused"), row
+        assert row.detail, row
+    environment = {"VLLM_LOGGING_LEVEL": "DEBUG", "CUDA_LAUNCH_BLOCKING": "1", "MODEL": "x", "VLLM_NEW": "1"}
+    none, refused = reasons(parse("vllm", []), environment)
+    assert set(none) == {"VLLM_LOGGING_LEVEL=DEBUG", "VLLM_NEW=1"}
+    assert list(refused) == ["CUDA_LAUNCH_BLOCKING=1"]

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from experiments.calibrate.engine.collectives import SIZES, link_of, measure_link
 from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml
+from experiments.calibrate.engine.host_time import host_of
 from experiments.calibrate.engine.machine import Machine
 from experiments.calibrate.engine.run import device_of
 from hwmodels.devices.host import CudaGraphs, HostOverhead
@@ -84,6 +85,34 @@ def test_the_written_engine_is_the_profile_that_it_was_written_from():
     node = OmegaConf.create(engine_yaml("cpu", profile, 16))
     node.pop("defaults")
     assert build(node, "engine") == profile
+
+
+def test_a_figure_that_the_measurements_do_not_determine_has_its_range_beside_it():
+    alone = host_of({1: 250e-6})
+    assert set(alone.undetermined) == {"iteration_s", "sequence_s"}
+    host = HostOverhead(
+        iteration_s=alone.iteration_s, sequence_s=alone.sequence_s, launch_s=0.0, graph_replay_s=0.0
+    )
+    drafts = {"ngram": DraftHost(token_s=3e-5)}
+    profile = EngineProfile(
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        max_model_len=512,
+        host=host,
+        cuda_graphs=CudaGraphs(enabled=False),
+        draft_host=drafts,
+    )
+    ranges = {f"host.{name}": ends for name, ends in alone.undetermined.items()}
+    text = engine_yaml("cpu", profile, 16, ranges | {"draft_host.ngram.token_s": (0.0, 4e-5)})
+    assert "\n  sequence_s: 0  # not determined: 0 to 250e-6 fit equally well\n" in text
+    assert "\n    token_s: 30e-6  # not determined: 0 to 40e-6 fit equally well\n" in text
+    node = OmegaConf.create(text)
+    node.pop("defaults")
+    assert build(node, "engine") == profile
+    link = link_of(2, {4096: 3e-6})
+    assert "not determined" in hardware_yaml("node", MACHINE, link)
+    assert device_of(hardware_yaml("node", MACHINE, link)).scale_up is not None
+    assert not link_of(4, {size: 6 * 2e-6 + 1.5 * size / 100e9 for size in SIZES}).undetermined
 
 
 def test_files_are_named_after_machine_and_model(tmp_path):

@@ -75,7 +75,7 @@ def test_draft_tokens_take_the_host_longer_and_searches_the_longest():
     found = measure_draft_host(HostTime(iteration_s=0.0, sequence_s=0.0, by_batch={}), 16)
     assert set(found) == {"ngram", "suffix", "others"}
     assert found["others"].host.kilotoken_s == 0
-    for host, steps in found.values():
+    for host, steps, _ in found.values():
         assert host.iteration_s + host.sequence_s + host.token_s > 0
         assert max(step.num_drafts for step in steps) > 1
     assert found["suffix"].steps[-1].seconds > found["others"].steps[-1].seconds
@@ -99,7 +99,7 @@ def test_the_host_time_of_drafts_comes_back_from_the_steps_that_it_makes(fixed, 
             (12, 6, 25000),
         )
     ]
-    found = fitted(steps, plain, searches=True)
+    found = fitted(steps, plain, searches=True).host
     for ours, theirs in (
         (found.iteration_s, fixed),
         (found.sequence_s, each),
