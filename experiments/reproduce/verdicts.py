@@ -9,7 +9,7 @@ from enum import Enum
 
 from experiments.reproduce.rows import CLOSE, Compared, Family, Row, Sampled, figure
 from sim.metrics.paired import Interval
-from sim.report.numbers import MISSING, number
+from sim.report.numbers import MISSING, number, supported
 
 
 class State(Enum):
@@ -61,9 +61,8 @@ class Verdict:
             return MISSING
         simulated = isinstance(self.row.ours, Compared | Sampled)
         text = self.row.with_unit(number(ours.mean) if simulated else figure(ours.mean))
-        if math.isnan(ours.low) or ours.is_exact:
-            return text
-        return f"{text} ({number(ours.low)} to {number(ours.high)})"
+        shown = supported(ours)
+        return text if shown is None else f"{self.row.with_unit(shown.mean)} ({shown.low} to {shown.high})"
 
     @property
     def ratio_text(self) -> str:

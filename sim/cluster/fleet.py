@@ -17,6 +17,7 @@ from policies.core.request import Request
 from sim.cluster.loads import Loads
 from sim.engine.jittered_replica import JitteredReplica
 from sim.engine.lane_replica import LaneReplica
+from sim.engine.pipelined_replica import PipelinedReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -325,6 +326,8 @@ def new_replica(index: int, pool: ReplicaPool, context: RunContext) -> Replica:
     if pool.make_replica is not None:
         made: Replica = pool.make_replica(index, pool, context)
         return made
+    if pool.batches_in_flight > 1:
+        return PipelinedReplica(index, pool, context)
     if pool.jitter is not None:
         return JitteredReplica(index, pool, context, pool.jitter)
     return LaneReplica(index, pool, context)

@@ -80,9 +80,7 @@ class Recorder:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""
         core, plan, tokens, iterations = self._core, step.plan, self.tokens, self.iterations
         outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
-        num_separate_gaps = 0
-        if tokens.apart or plan.idle or self._paused:
-            num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], iterations)
+        num_separate_gaps = self._log_gaps(step)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
@@ -96,6 +94,12 @@ class Recorder:
             for chunk in plan.chunks:
                 num_prefills[chunk.seq.request_id] += step.num_iterations
         return outcome
+
+    def _log_gaps(self, step: RunningStep) -> int:
+        """Logs the gaps that differ from those of the other sequences; returns their number."""
+        if self.tokens.apart or step.plan.idle or self._paused:
+            return self.tokens.log_gaps(step.plan, step.ends_s[0], self.iterations)
+        return 0
 
     def prefilled(self, seq: Sequence, now: float) -> None:
         """Records the token that a prefill, or a recomputation, has produced."""
@@ -173,3 +177,12 @@ class Recorder:
         self.iterations.cut()
         self.events = self.events.continued()
         self.lost_engines.clear()
+
+
+class BatchRecorder(Recorder):
+    """The recorder of an engine with several batches in flight: each sequence has gaps of its own."""
+
+    def _log_gaps(self, step: RunningStep) -> int:
+        plan, end_s = step.plan, step.end_s
+        self.tokens.log_all_gaps(plan, end_s, self.iterations)
+        return plan.num_decodes - plan.num_branches

@@ -43,6 +43,8 @@ class ReplicaPool:
     frontend_s: float = 0.0
     plans_ahead: bool = False
     recv_interval: int = 1
+    batches_in_flight: int = 1
+    """Batches on their way through a pipeline; 1: there is none, or its iterations are priced whole."""
     links: Callable[[], Links] = Links
     """Makes the links between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0

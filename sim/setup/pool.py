@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.memory_profile import GIB
@@ -18,6 +19,7 @@ from policies.caching.settings import pool_of
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.batch_engine import BatchEngineCore
 from policies.core.engine import EngineCore
+from policies.core.pipelined_engine import PipelinedEngineCore
 from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
@@ -191,7 +193,8 @@ class PoolSettings(Deployment):
             make_replica=self._make_replica,
             jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
-            plans_ahead=self.host.overlapped,
+            plans_ahead=self.host.overlapped and self.batches_in_flight == 1,
+            batches_in_flight=self.batches_in_flight,
             recv_interval=self.engine.scheduler_recv_interval,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
@@ -269,6 +272,10 @@ class PoolSettings(Deployment):
         if self.adapters is not None:
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
         make: Callable[..., EngineCore] = AsyncEngineCore if self.host.overlapped else EngineCore
+        if self.batches_in_flight > 1:
+            make = partial(
+                PipelinedEngineCore, max_batches=self.batches_in_flight, max_batch_seqs=self.max_batch_seqs
+            )
         if getattr(self.batching, "until_last", False):
             make = BatchEngineCore
         if self.speculation is not None and self.draft_length is not None:
@@ -289,6 +296,26 @@ class PoolSettings(Deployment):
             num_swap_blocks=self.num_swap_blocks,
             residents=residents,
         )
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that a replica has in flight: one per pipeline stage, if the stages are priced one by one.
+
+        Drafts, batches that end as a whole and measured times of whole iterations have one at a time.
+        """
+        if self.pipeline_parallel_size == 1 or getattr(self.batching, "until_last", False):
+            return 1
+        model = self.iteration_model()
+        has_stages = isinstance(model, Roofline) and model.stages is not None
+        return self.pipeline_parallel_size if has_stages else 1
+
+    @property
+    def max_batch_seqs(self) -> int | None:
+        """Maximum number of sequences in a batch of a pipeline; None: the slots limit them alone."""
+        limit = self.engine.pp_max_micro_batch_size
+        if limit == 0:
+            return max(1, self.engine.max_num_seqs // self.pipeline_parallel_size)
+        return limit
 
     @property
     def num_swap_blocks(self) -> int:

@@ -180,6 +180,8 @@ class Scenario(PoolSettings, ClusterSettings):
                         "LoRA adapters; choose a policy, such as adapters=fixed_slots"
                     )
                 continue
+            fitted = pool.adapters.fitted(adapter.rank for adapter in self.served_adapters)
+            object.__setattr__(pool, "adapters", fitted)
             try:
                 pool.check_served(self.served_adapters)
             except ValueError as error:

@@ -10,14 +10,6 @@ from experiments.reproduce.claims.built import PALM, decode, prefill
 LLAMA = ("model=llama2_7b", "hardware=a100_80gb_sxm")
 CONTEXT = 100  # the blog's prompts have 5 tokens, its outputs about 200
 INT4 = "model.weights=int4_wo_g32"  # the blog: scales for 32 weights
-EAGER_KERNELS, LOOP_KERNELS = 61, 42
-"""Kernels that a layer launches per token: gpt-fast without torch.compile, and Llama in transformers 4.37.1.
-
-Counted with PyTorch's dispatcher on small models (model.py of 30 November 2023, attention as its generate.py
-asks for it), without views, which launch nothing.
-"""
-LOOP_LAUNCH_S = 70e-6
-"""Host time per kernel of the model that gives the loop's 40.24 tokens/s on an A100 (Spec-Bench, issue 4)."""
 SPECULATING = Comparison(
     name="gpt-fast",
     source="PyTorch's blog, Accelerating Generative AI with PyTorch II: GPT, Fast, November 2023",
@@ -48,12 +40,6 @@ PROMPTS = 250, 1050  # of the slope of the prefill's time (assumed)
 def speed(*settings: str) -> float:
     """Returns the tokens/s of one sequence."""
     return decode(*LLAMA, *settings, context=CONTEXT).tokens_per_s
-
-
-def eager_speed() -> float:
-    """Returns the tokens/s of one sequence in gpt-fast without torch.compile."""
-    launch_s = LOOP_LAUNCH_S * EAGER_KERNELS / LOOP_KERNELS
-    return speed("engine=hf_static", f"engine.host.launch_s={launch_s:.6g}")
 
 
 def speculative_speed() -> float:
