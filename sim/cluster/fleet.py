@@ -17,7 +17,6 @@ from policies.core.request import Request
 from sim.cluster.loads import Loads
 from sim.engine.jittered_replica import JitteredReplica
 from sim.engine.lane_replica import LaneReplica
-from sim.engine.pipelined_replica import PipelinedReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -327,6 +326,8 @@ def new_replica(index: int, pool: ReplicaPool, context: RunContext) -> Replica:
         made: Replica = pool.make_replica(index, pool, context)
         return made
     if pool.batches_in_flight > 1:
+        from sim.engine.pipelined_replica import PipelinedReplica  # noqa: PLC0415 (few pools have stages)
+
         return PipelinedReplica(index, pool, context)
     if pool.jitter is not None:
         return JitteredReplica(index, pool, context, pool.jitter)

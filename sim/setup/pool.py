@@ -19,7 +19,6 @@ from policies.caching.settings import pool_of
 from policies.core.async_engine import AsyncEngineCore
 from policies.core.batch_engine import BatchEngineCore
 from policies.core.engine import EngineCore
-from policies.core.pipelined_engine import PipelinedEngineCore
 from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
@@ -284,6 +283,8 @@ class PoolSettings(Deployment):
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
         make: Callable[..., EngineCore] = AsyncEngineCore if self.host.overlapped else EngineCore
         if self.batches_in_flight > 1:
+            from policies.core.pipelined_engine import PipelinedEngineCore  # noqa: PLC0415 (few have stages)
+
             make = partial(
                 PipelinedEngineCore, max_batches=self.batches_in_flight, max_batch_seqs=self.max_batch_seqs
             )

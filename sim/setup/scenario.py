@@ -41,7 +41,6 @@ from sim.setup.role_check import check_kv, check_roles, first_token_at
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
-from sim.speculation.acceptance.iid import for_task
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.faster import faster
 from sim.workload.longer import LongerSource
@@ -122,8 +121,10 @@ class Scenario(PoolSettings, ClusterSettings):
         sender = self.kv_transfer.first_token_at or first_token_at(self.pools_by_name)
         object.__setattr__(self, "kv_transfer", replace(self.kv_transfer, first_token_at=sender))
         task = getattr(self.workload, "task", None)
-        if task is None:
+        if task is None or not any(pool.speculation for pool in self.pools_by_name.values()):
             return
+        from sim.speculation.acceptance.iid import for_task  # noqa: PLC0415 (most runs do not speculate)
+
         object.__setattr__(self, "acceptance", for_task(self.acceptance, task))
         pools = {
             name: replace(pool, acceptance=for_task(pool.acceptance, task))

@@ -22,8 +22,6 @@ from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer, num_places
 from sim.speculation.acceptance import Acceptance
-from sim.speculation.acceptance.iid import Iid
-from sim.speculation.acceptance.published import TASKS, rate_sentence
 
 KEY = "speculation"
 ASSUMED = ("iid", "beta")
@@ -149,6 +147,9 @@ def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayou
 
 def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
+    from sim.speculation.acceptance.iid import Iid  # noqa: PLC0415 (most runs do not speculate)
+    from sim.speculation.acceptance.published import TASKS, rate_sentence  # noqa: PLC0415
+
     if isinstance(acceptance, Iid) and acceptance.rate is None:
         yield rate_sentence(proposer.method, acceptance.task or TASKS[0])
     elif name_of(acceptance) in ASSUMED:
