@@ -119,7 +119,7 @@ class MemoryProfile:
 
     @property
     def has_state_share(self) -> bool:
-        """True if states of linear attention have a share of the memory (SGLang), false if they take KV blocks.
+        """True if states of linear attention have a share of the memory (SGLang), false if in KV blocks.
 
         For TensorRT-LLM the latter is assumed.
         """

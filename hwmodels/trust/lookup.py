@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, ExpectedError, Level
 
 LEAST_ROWS = 5
-"""Number of measured rows below which a GPU has no figure of its own."""
+"""Number of measured rows below which a GPU has no figure of its own, unless more groups widened it."""
 
 
 class Place(NamedTuple):
@@ -32,7 +32,7 @@ def errors_at(
         row
         for row in table
         if (row.traffic, row.architecture, row.level) == (traffic, place.architecture, place.level)
-        and row.rows >= least_rows
+        and (row.rows >= least_rows or row.is_widened)
     ]
     nearest = ((place.engine, place.gpu), (place.engine, ALL_GPUS), (ALL_ENGINES, ALL_GPUS))
     found: dict[str, ExpectedError] = {}

@@ -285,7 +285,7 @@ def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
     own = place_of(pool).engine
     engine = ENGINES.get(row.engine, row.engine)
     if row.engine == ALL_ENGINES:
-        engine = f"all engines, as such runs of {ENGINES.get(own, own)} were not compared"
+        engine = f"all engines and GPUs, as such runs of {ENGINES.get(own, own)} were not compared"
     what = (
         f"{plural(row.rows, RUNS[row.traffic])} in {plural(row.groups, 'group')} of "
         f"{MODELS[row.architecture]} with {engine}"
@@ -296,6 +296,8 @@ def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
             f"{pool.hardware.name} was never measured: {what}, on GPUs that were simulated without "
             f"measurements of their own{wider}"
         )
+    if row.engine == ALL_ENGINES:
+        return f"measured: {what}{wider}"
     if row.gpu == ALL_GPUS:
         return f"measured on other GPUs than {pool.hardware.name}: {what}{wider}"
     return f"measured: {what} on {row.gpu}{wider}"

@@ -96,6 +96,11 @@ def test_rows_of_the_gpu_come_before_those_of_all_gpus():
     of_all = {"TTFT": OTHERS[-1]}
     assert found() == {"TPOT": TPOT} | of_all
     assert found(gpu="A100 80GB SXM") == {"TPOT": OTHERS[0]} | of_all  # one row is too few
+    few = TPOT._replace(gpu="A100 80GB SXM", rows=1, groups=1, basis_groups=12)
+    place = Place("vllm", "A100 80GB SXM", "dense", Level.measured)
+    assert errors_at((TPOT, OTHERS[0], few), place, "closed") == {
+        "TPOT": few
+    }  # but has the band of 12 groups
     assert found(gpu="L40S", level=Level.relative) == {"TPOT": OTHERS[1]}
     assert found(architecture="moe") == {}
     assert found(engine="sglang") == of_all

@@ -127,8 +127,8 @@ def test_few_groups_and_other_engines_are_named(monkeypatch):
     monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (sglang, *of_all))
     words = ("workload=offline_batch", "engine=sglang")
     assert note(*words).endswith(
-        "(measured on other GPUs than H100 SXM: 93 bursts in 3 groups of dense models with all engines, as "
-        "such runs of SGLang were not compared)."
+        "(measured: 93 bursts in 3 groups of dense models with all engines and GPUs, as such runs of SGLang "
+        "were not compared)."
     )
     scenario = scenario_of(*words)
     assert expected_errors_json(scenario, scenario.workload)["figures"]["TTFT"]["engine"] is None
