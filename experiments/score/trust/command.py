@@ -15,7 +15,7 @@ from experiments.app.run_folder import print_path
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.score.prediction_file import PredictionFile
 from experiments.score.trust.bands import FAMILY, FEW
-from experiments.score.trust.cases import Case, read_cases
+from experiments.score.trust.cases import SOURCES, Case, read_cases
 from experiments.score.trust.left_out import (
     Fitted,
     Outcome,
@@ -132,10 +132,13 @@ def print_outcome(found: Sequence[Outcome], rows: Rows, console: Console) -> Non
 
 
 def error_lines(found: Iterable[Outcome]) -> list[list[str]]:
-    """Returns the errors by traffic, level, architecture and figure; the heading first."""
+    """Returns the errors of left-out rows by traffic, level, architecture and figure; the heading first.
+
+    Public rows are not among them: `kind=public` prints their errors.
+    """
     cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for one in found:
-        if not one.case.is_for_testing:
+        if SOURCES[one.case.table].fitted:
             cells[one.case.traffic, one.level.value, one.case.architecture, one.figure].append(one)
     lines = [["traffic", "GPU", "architecture", "figure", "rows", "median", "p90", "bias"]]
     for key, own in sorted(cells.items()):
