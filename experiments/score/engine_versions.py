@@ -26,7 +26,8 @@ class Since(NamedTuple):
 
 PROFILES = {
     "vllm": (
-        Since((0, 0), "", "vllm_sync"),
+        Since((0, 0), "", "vllm_v0"),
+        Since((0, 8), "2025-03-18", "vllm_sync"),
         Since((0, 14), "2026-02-01", "vllm"),
     ),
     "trtllm": (
@@ -35,7 +36,8 @@ PROFILES = {
         Since((1, 2), "2025-12-15", "tensorrt_llm"),
     ),
 }
-"""By engine, oldest first. Days: those on which InferenceMAX first ran an image of that version."""
+"""By engine, oldest first. Days: those on which InferenceMAX first ran an image of that version; that of vLLM
+0.8, which made v1 the default, is its release."""
 
 
 WITH_ASYNC_SCHEDULING = {"vllm_sync": "vllm_0_10_async"}

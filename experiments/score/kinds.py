@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import kv_memory, mlperf, modes, per_request, runs, silicon
+from experiments.score import kv_memory, mlperf, modes, per_request, public, runs, silicon
 from experiments.study import measured_requests
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.setup.scenario import Scenario
@@ -73,5 +73,14 @@ KINDS = {
         kv_memory.scenario_of,
         kv_memory.predict,
         kv_memory.with_halves,
+    ),
+    "public": Kind(
+        public.COLUMNS,
+        public.POSITIVE,
+        public.METRICS,
+        public.GROUPS,
+        public.scenario_of,
+        public.predict,
+        public.checked,
     ),
 }

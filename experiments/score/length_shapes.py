@@ -20,8 +20,11 @@ def capped_lognormal(mean: float, most: float) -> Quantiles:
     """Returns a lognormal distribution cut at `most`, with the given mean after the cut.
 
     The standard deviation before the cut is half of the way from the mean to `most`, but at most `CV` of the
-    mean. Example: mean 9,428, at most 20,000: the standard deviation is 0.56 of the mean.
+    mean. Example: mean 9,428, at most 20,000: the standard deviation is 0.56 of the mean. A mean of `most`
+    leaves one length.
     """
+    if mean >= most:
+        return Quantiles(probabilities=(0.0, 1.0), values=(float(most), float(most)))
     cv = min(CV, (most / mean - 1) / 2)
     probabilities = np.linspace(0, 1, POINTS + 1)
     centres = (probabilities[1:] + probabilities[:-1]) / 2

@@ -48,6 +48,11 @@ def test_the_profile_does_not_depend_on_columns_of_other_settings():
     assert engine_of({**row, "concurrency": float("nan")}) == "tensorrt_llm"
 
 
+def test_vllm_before_0_8_is_v0():
+    assert profile("vllm", "0.7.3") == profile("vllm", None, "2024-09-05") == "vllm_v0"
+    assert profile("vllm", "0.8.0") == profile("vllm", None, "2025-03-19") == "vllm_sync"
+
+
 def test_versions_that_were_told_to_schedule_asynchronously_have_their_own_profile():
     assert profile("vllm", None, "2025-10-29", source="inferencemax") == "vllm_0_10_async"
     assert profile("vllm", "0.15.1", source="inferencemax") == "vllm"

@@ -23,6 +23,35 @@ ROW = {
 }
 
 
+REFERENCES = {
+    "llama2-70b": (24_576, 294.45, 1024),
+    "mixtral-8x7b": (15_000, 145.9, 1024),
+    "llama3.1-405b": (8_313, 684.68, 2000),
+    "deepseek-r1": (4_388, 3886.2274, 20_000),
+}
+"""Samples, output tokens per sample of the reference, and their limit, of benchmarks that count tokens."""
+
+
+def test_the_outputs_are_those_of_the_reference_models():
+    for model, reference in REFERENCES.items():
+        data = mlperf.DATA_SETS[model]
+        assert (data.samples, data.mean_output, data.max_output) == reference
+
+
+def test_the_summaries_of_llama_3_1_8b_fill_the_limit(published_8b):
+    """GEN_LEN, 8,167,644 for 13,368 samples, counts characters: 128 tokens of 4.8, not 73 tokens of 8.4."""
+    samples, _, output, _, most = published_8b
+    assert 4 < 8_167_644 / samples / output < 5
+    lengths = capped_lognormal(output, most)
+    assert set(lengths.values) == {most}
+
+
+@pytest.fixture(scope="module")
+def published_8b():
+    """Returns the data set before the fixture below replaces it."""
+    return mlperf.DATA_SETS["llama3.1-8b"]
+
+
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     """Gives one benchmark few short requests and short measurements."""
