@@ -25,6 +25,7 @@ MODULES = (
     *(f"sim/engine/{name}.py" for name in ("replica", "recorder", "intake", "polled_intake", "running_step")),
     *(f"sim/engine/{name}.py" for name in ("load_counts", "engine_loop", "lane_loop", "lane_replica")),
     *(f"sim/engine/{name}.py" for name in ("clock", "iteration_times", "shape", "last_tokens")),
+    "sim/engine/pipelined_replica.py",
     *(f"sim/speculation/{name}.py" for name in ("replica", "recorder", "log", "lane_loop")),
     *(f"sim/speculation/{name}.py" for name in ("answer_log", "lane_log")),
     *("hwmodels/iterations/equal_passes.py", "hwmodels/speculation/leaps.py"),

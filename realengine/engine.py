@@ -4,8 +4,8 @@ Nothing here chooses what runs: queues, batches, preemptions and cache hits are 
 policies.
 
 overlap: a step is launched before the tokens of the previous one are read, so the device need not wait for
-Python. The end of a sequence is then known one step late: an ended sequence takes part in one more step,
-whose token is discarded.
+Python; not while an output with a form is in a slot, as its next token depends on those before. The end of a
+sequence is then known one step late: an ended sequence takes part in one more step, whose token is discarded.
 
     plan 1 | launch 1 | commit 1 | plan 2 | launch 2 | read 1 | commit 2 | plan 3 | launch 3 | read 2 ...
     device:   ---- step 1 ------------------- step 2 --------------------- step 3 -----
@@ -28,6 +28,7 @@ from realengine.runner.runner import Runner
 from realengine.serving.answer import Answer
 from realengine.serving.appending import RepeatedRows, append_tokens
 from realengine.serving.content_names import ContentNames
+from realengine.serving.forms import Forms
 from realengine.serving.intake import Intake
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Tokenizer
@@ -65,7 +66,8 @@ class Engine:
         """Called for each event of the engine, if set."""
         self._answer_of: dict[Sequence, Answer] = {}
         self._names = ContentNames(core.block_pool.block_size)
-        self._intake = Intake(core, self._names, vocab_size, eos_token_ids, tokenizer)
+        self.forms = Forms(tokenizer, vocab_size, tuple(eos_token_ids))
+        self._intake = Intake(core, self._names, vocab_size, eos_token_ids, tokenizer, self.forms)
         self._next_id = 0
         self.start_s: dict[str, float] = {}  # seconds of each part of the start
         self.pause_s = 0.0
@@ -174,13 +176,20 @@ class Engine:
         num_iterations = self._num_iterations(plan)
         if self.observer is not None:
             self.observer.planned(plan, num_iterations, now)
+        changed: list[Answer] = []
+        if self._pending is not None and self.runner.has_forms:
+            try:  # the tokens before must be known
+                changed += self._read_pending()
+            except RuntimeError as error:
+                return self.fail(error)
         try:
             launch = self.runner.launch(plan, num_iterations)
         except DeviceLostError as error:
-            return self.fail(error)
+            return changed + self.fail(error)
         except RuntimeError as error:  # such as out of memory
-            return self._fail(plan, error)
-        changed: list[Answer] = []
+            return changed + self._fail(plan, error)
+        for seq, reason in launch.faults:
+            self._note_reason(seq, reason)
         try:
             self._read_due(launch, plan, changed)
         except RuntimeError as error:  # from a kernel, after which the device computes nothing
@@ -190,9 +199,7 @@ class Engine:
 
     def _read_due(self, launch: Launch, plan: StepPlan, changed: list[Answer]) -> None:
         """Reads the launch before, and this one unless the engine overlaps; adds the answers that changed."""
-        previous, self._pending = self._pending, None
-        if previous is not None:
-            changed += self._read(previous)
+        changed += self._read_pending()
         if self._overlap and not _has_branches(plan):
             self._pending = launch
             return
@@ -201,6 +208,11 @@ class Engine:
         if self._overlap:
             self._early = [seq for seq in self._ended[num_late:] if seq.request.branching is None]
             self._ended = [seq for seq in self._ended if seq not in self._early]
+
+    def _read_pending(self) -> list[Answer]:
+        """Reads the launch before, unless it is read; returns the answers that changed."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else self._read(pending)
 
     def run(self) -> None:
         """Steps until all requests have ended."""
@@ -212,9 +224,8 @@ class Engine:
     def _step_without_plan(self) -> list[Answer]:
         changed = []
         if self._pending is not None:
-            pending, self._pending = self._pending, None
             try:
-                changed = self._read(pending)
+                changed = self._read_pending()
             except RuntimeError as error:
                 return self.fail(error)
             self._commit_late_ends()
@@ -260,7 +271,8 @@ class Engine:
         output = answer.alive[branch]
         tokens = answer.prompt_tokens + output.tokens
         params, stops = answer.params, answer.stop_tokens
-        self.runner.fill_slot(seq, branch, output.index, tokens, params, answer.lora, stops)
+        form = output.form
+        self.runner.fill_slot(seq, branch, output.index, tokens, params, answer.lora, stops, form)
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
@@ -331,7 +343,10 @@ class Engine:
 
     def _note_fault(self, seq: Sequence, error: Exception) -> None:
         """Notes that a policy has failed at a sequence, which ends before the next plan."""
-        reason = reason_of(error, self.policies)
+        self._note_reason(seq, reason_of(error, self.policies))
+
+    def _note_reason(self, seq: Sequence, reason: str) -> None:
+        """Notes why a sequence ends before the next plan."""
         answer = self._answer_of.get(seq)
         if answer is None:
             warnings.warn(f"request {seq.request_id} has ended already, but {reason}", stacklevel=2)
@@ -352,9 +367,8 @@ class Engine:
         """Ends the sequences of a failed launch with the error; the others continue."""
         changed = []
         if self._pending is not None:  # the tokens of the previous launch are valid
-            pending, self._pending = self._pending, None
             try:
-                changed = self._read(pending)
+                changed = self._read_pending()
             except RuntimeError as broken:
                 return self.fail(broken)
         for seq in self.core.cancel(plan):

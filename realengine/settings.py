@@ -31,6 +31,7 @@ KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 
 SIMULATED_PARALLELISM = (
     "pipeline_parallel_size",
+    "pp_layer_partition",
     "context_parallel_size",
     "attention_data_parallel_size",
     "expert_parallel_size",

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,6 +209,9 @@ def _exit_code(given: list[str], *, with_traceback: bool) -> int:
         return 3
     except KeyboardInterrupt:
         print(f"windtunnel: {'terminated' if terminated.is_set() else 'interrupted'}", file=sys.stderr)
+        # After an interrupt inside exec(), as in the import of a dataclass, `python -m` would exit with 130.
+        # The next exec() makes it forget, and namedtuple() has one.
+        namedtuple("Forgotten", "interrupt")
         return 143 if terminated.is_set() else 130
     return 0
 

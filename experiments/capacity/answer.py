@@ -13,7 +13,8 @@ from experiments.capacity.optuna_search import propose
 from experiments.capacity.precision import Unchanged, cheapest_unchanged
 from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, sessions_of, traffic
 from experiments.capacity.results import Ranked, ranked_of
-from experiments.capacity.search import Search, State, begin
+from experiments.capacity.search import Search, State, begin, sets_formats
+from experiments.capacity.start_doubt import start_doubt
 from experiments.study.notes import merged_notes
 from experiments.study.workers import Report, in_turn
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
@@ -65,6 +66,11 @@ class Answer:
     lack: str | None = None
     """Why the runs of the winner do not show a steady state; None if they do."""
 
+    @property
+    def is_trace(self) -> bool:
+        """True if all seeds give the same runs, so that there is one of each fleet."""
+        return len(self.seeds) < len(self.question.settings.seeds)
+
 
 def answer(question: Question, report: Report) -> Answer | None:
     """Searches and measures; returns None after Ctrl-C before the first result.
@@ -98,12 +104,16 @@ def answer(question: Question, report: Report) -> Answer | None:
         first = searches[0]
         finals = _finals(first, interrupt)
         ranked = ranked_of(first, finals)
+        if doubtful := [row.candidate.name for row in ranked if start_doubt(row.candidate)]:
+            ranked = ranked_of(first, finals, last=doubtful)
         winner = ranked[0] if ranked else None
         day = None
         if winner is not None:
             day = day_of(winner.candidate, winner.num_up, settings, seeds[0])
         kept = None if winner is None else _kept_with_one_less(first, winner, interrupt)
-        unchanged = cheapest_unchanged(first, interrupt)
+        unchanged = None
+        if winner is None or sets_formats(state_of(first, winner)):
+            unchanged = cheapest_unchanged(first, interrupt)
         limits = None if winner is None else first_limit(first, state_of(first, winner), interrupt)
         advice = None if first.ranked() or first.interrupted else advise(first, interrupt)
         was_interrupted = interrupt.noted

@@ -77,7 +77,8 @@ def vllm_launch(candidate: Candidate) -> Launch:
         notes.append(f"scheduling={name_of(scenario.scheduling)}: vLLM has no flag for it")
     if not isinstance(scenario.caching, Paged | PrefixCaching):
         notes.append(f"caching={name_of(scenario.caching)}: vLLM has no flag for it")
-    return Launch(_joined(["vllm", "serve", _model(scenario)], flags), notes + _common_notes(scenario))
+    words = [*_partition("VLLM", scenario), "vllm", "serve", _model(scenario)]
+    return Launch(_joined(words, flags), notes + _common_notes(scenario))
 
 
 def _vllm_flags(scenario: Scenario) -> Iterator[str]:
@@ -140,7 +141,8 @@ def sglang_launch(candidate: Candidate) -> Launch:
         notes.append(f"caching={name_of(scenario.caching)}: SGLang has no flag for it")
     if scenario.layout.context_parallel_size > 1:
         notes.append("context_parallel_size: its flags depend on the model; see SGLang's documentation")
-    command = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
+    command = [*_partition("SGLANG", scenario), "python", "-m", "sglang.launch_server"]
+    command += ["--model-path", _model(scenario)]
     return Launch(_joined(command, flags), notes + _common_notes(scenario))
 
 
@@ -164,6 +166,8 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
     yield f"--tensor-parallel-size {layout.stage_size}"
     if layout.pipeline_parallel_size > 1:
         yield f"--pipeline-parallel-size {layout.pipeline_parallel_size}"
+        if engine.pp_max_micro_batch_size:
+            yield f"--pp-max-micro-batch-size {engine.pp_max_micro_batch_size}"
     if layout.attention_data_parallel_size > 1:
         yield f"--data-parallel-size {layout.attention_data_parallel_size} --enable-dp-attention"
     if layout.expert_parallel_size > 1:
@@ -222,6 +226,8 @@ def tensorrt_llm_launch(candidate: Candidate) -> Launch:
         flags.append("--enable_chunked_prefill")
     if not isinstance(scenario.scheduling, Fcfs):
         notes.append(f"scheduling={name_of(scenario.scheduling)}: TensorRT-LLM has no flag for it")
+    if layout.pp_layer_partition is not None:
+        notes.append("pp_layer_partition: TensorRT-LLM's PyTorch backend has no flag for it")
     if layout.context_parallel_size > 1:
         notes.append("context_parallel_size: its flags depend on the model; see TensorRT-LLM's documentation")
     if ranks > 1 and layout.tensor_parallel_size > 1:
@@ -324,6 +330,12 @@ def _common_notes(scenario: Scenario) -> list[str]:
             f"prediction={name_of(scenario.prediction)}: has no flag; engines do not predict output lengths"
         )
     return notes
+
+
+def _partition(engine: str, scenario: Scenario) -> list[str]:
+    """Returns the variable with the layers of each pipeline stage, if they are set."""
+    layers = scenario.layout.pp_layer_partition
+    return [] if layers is None else [f"{engine}_PP_LAYER_PARTITION={','.join(map(str, layers))}"]
 
 
 def _model(scenario: Scenario) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from experiments.capacity.settings import CapacitySettings
 from experiments.study.longer_traffic import last_begin_s, longer_traffic
 from experiments.study.seeds import DRAWING, draws
 from experiments.study.steady_state import Lack, lack_of
+from experiments.study.trace_runs import TraceRun, trace_interval
+from sim.metrics.paired import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.settings.scenario import run
@@ -54,6 +57,8 @@ class Run(NamedTuple):
     batch: tuple[float, float]
     """Means over iterations with decodes: decoding sequences, and context tokens of each."""
     notes: tuple[str, ...]
+    intervals: Mapping[str, Interval] = MappingProxyType({})
+    """Of a trace: intervals of the share and of the figures of single requests, by name."""
     lack: Lack | None = None
     """Why the run does not show a steady state; None if it does."""
     num_requests: int = 0
@@ -92,6 +97,8 @@ class Probe:
     stop: bool = True
     num_requests: int | None = None
     """Number of requests of a longer, or shorter, run of the same traffic; None: the planned window."""
+    is_trace: bool = False
+    """True if all seeds give the same runs, so that their intervals come from blocks of their requests."""
 
     def run(self) -> list[Run]:
         """Simulates the seeds one after the other and returns their figures."""
@@ -107,19 +114,21 @@ class Probe:
         is_whole = not (scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
         scenario = replace(scenario, sim=replace(scenario.sim, stop_missed=self.stop and is_whole))
         source: Source | None = sessions_of(replace(scenario, load=1.0))
-        has_sessions = source is not None
+        has_sessions, period = source is not None, None
         if self.num_requests is not None and (has_sessions or self._is_whole(seed)):
-            scenario, source = longer_traffic(replace(scenario, load=1.0), self.num_requests)
+            scenario, source, period = longer_traffic(replace(scenario, load=1.0), self.num_requests)
             scenario = replace(scenario, load=self.load)
         elif source is None:
             source, _ = traffic(self.scenario, seed, self.window_s)
             if self.num_requests is not None:
-                source = repeated(source, self.num_requests)
+                period, source = len(source.listed), repeated(source, self.num_requests)
         until_s = last_begin_s(source) / self.load
         result = run(scenario, source if self.load == 1 else faster(source, self.load))
         found = _measured(result, self.replicas * self.scenario.layout.num_devices)
         target = 1.0 if scenario.slo is None else scenario.slo.attainment_target
         lack = lack_of(result.requests, until_s, has_sessions=has_sessions, target=target)
+        if self.is_trace and not found.is_cut:
+            found = found._replace(intervals=_intervals(result, found, target, period))
         return found._replace(lack=lack, num_requests=len(result.requests))
 
     def _is_whole(self, seed: int) -> bool:
@@ -248,6 +257,22 @@ def _measured(result: RunResult, num_devices: int) -> Run:
         batch=_batch(result),
         notes=tuple(summary["notes"]),
     )
+
+
+def _intervals(result: RunResult, found: Run, target: float, period: int | None) -> dict[str, Interval]:
+    """Returns the intervals of the figures of single requests of one run of a trace, by name in `Run`."""
+    run = TraceRun.of(result)
+    figures = {
+        "share": ("goodput.share", found.share),
+        "goodput_per_s": ("goodput.requests_per_s", found.figures["goodput_per_s"]),
+        "tpot_p50_s": ("tpot.p50_s", found.figures["tpot_p50_s"]),
+        **{
+            at_target(term): (f"{term}.p{100 * target:g}_s", limit_s)
+            for term, limit_s in found.term_limits_s.items()
+            if target < 1 and limit_s < float("inf")
+        },
+    }
+    return {name: trace_interval(run, key, value, period) for name, (key, value) in figures.items()}
 
 
 def _judged(result: RunResult, term: str) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,17 +60,24 @@ class Ranked:
         return self.replicas * self.candidate.num_devices
 
 
-def ranked_of(search: Search, finals: Mapping[str, Sequence[Run]]) -> list[Ranked]:
-    """Returns the ranking, best first; finals: candidate -> runs with all replicas and no headroom."""
+def ranked_of(
+    search: Search, finals: Mapping[str, Sequence[Run]], last: Collection[str] = ()
+) -> list[Ranked]:
+    """Returns the ranking, best first; finals: candidate -> runs with all replicas and no headroom.
+
+    last: candidates that come last, whatever they cost.
+    """
     rows: list[Ranked] = []
     settings = search.question.settings
     winner: list[float] = []
-    for state in search.ranked()[: settings.top]:
+    top = search.ranked()[: settings.top]
+    for state in sorted(top, key=lambda one: one.candidate.name in last):
         if state.candidate.name not in finals or state.num_up is None:
             continue
         replicas = state.candidate.deployed(state.num_up, settings)
         usd = search.least_cost(state)
         columns = derived(finals[state.candidate.name], usd, replicas * state.candidate.num_devices)
+        shares = [run.share for run in state.runs[state.num_up]]
         costs = columns["usd_per_million_output_tokens"]
         rows.append(
             Ranked(
@@ -78,14 +85,32 @@ def ranked_of(search: Search, finals: Mapping[str, Sequence[Run]]) -> list[Ranke
                 num_up=state.num_up,
                 replicas=replicas,
                 usd_per_hour=usd,
-                share_at_margin=mean_interval([run.share for run in state.runs[state.num_up]]),
-                figures={name: mean_interval(values) for name, values in columns.items()},
+                share_at_margin=_intervals(state.runs[state.num_up], {"share": shares})["share"],
+                figures=_intervals(finals[state.candidate.name], columns),
                 limit=limit_of(state, search.question),
                 ahead=compare_paired(costs, winner) if winner else None,
             )
         )
         winner = winner or costs
     return rows
+
+
+OF_GOODPUT = ("goodput_per_s_and_gpu", "good_requests_per_usd", "good_requests_per_kwh")
+"""Figures that are goodput times a constant."""
+
+
+def _intervals(runs: Sequence[Run], columns: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
+    """Returns figures with their intervals over the seeds, or over blocks of a trace, which has one run."""
+    found = {name: mean_interval(values) for name, values in columns.items()}
+    if len(runs) > 1 or not runs[0].intervals:
+        return found
+    own = {name: one for name, one in runs[0].intervals.items() if name in found}
+    if "goodput_per_s" in own and own["goodput_per_s"].mean > 0:
+        mean, low, high, count = own["goodput_per_s"]
+        for name in OF_GOODPUT:
+            times = found[name].mean / mean
+            own[name] = Interval(found[name].mean, times * low, times * high, count)
+    return {**found, **own}
 
 
 def derived(runs: Sequence[Run], usd_per_hour: float, num_devices: int) -> dict[str, list[float]]:

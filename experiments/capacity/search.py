@@ -263,6 +263,7 @@ class Search:
             load=self.load * (1 + settings.headroom),
             seeds=self.seeds,
             window_s=settings.window_s,
+            is_trace=len(self.seeds) < len(settings.seeds),
         )
 
     def exhaust(self, interrupt: Interrupt, report: Report) -> None:

@@ -21,8 +21,10 @@ from experiments.capacity.precision import precision_sentence
 from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
+from experiments.capacity.start_doubt import start_doubt
 from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
 from experiments.study.notes import expected_error_lines
+from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Interval, Outcome
 from sim.metrics.summary import plain_json
@@ -30,6 +32,7 @@ from sim.report.numbers import (
     MISSING,
     decimals_of,
     mean_text,
+    number,
     rounded,
     seconds,
     supported,
@@ -53,6 +56,8 @@ def print_answer(found: Answer, console: Console) -> None:
         if len(found.seeds) > 1:
             text = f"  ±: half the width of the {LEVEL} over {len(found.seeds)} seeds"
             console.print(Text(text, style="dim"))
+        elif found.is_trace:
+            console.print(Text(f"  ±: half the width of the {LEVEL} over blocks of the trace", style="dim"))
     if len(found.stages) > 1:
         console.print(plain_table(stage_rows(found), (0, 2)))
     for line in exclusion_lines(excluded(found.question, found.search)):
@@ -155,9 +160,11 @@ def _sure(found: Answer) -> list[str]:
         shown = supported(share, 100)
         assert shown is not None
         most = shown.high if share.high <= 1 else "100"
+        each = f", at least {100 * target:g} % in each of {share.num_values} seeds"
+        each = "" if found.is_trace else each
         lines.append(
-            f"SLO attainment, including the margins: {shown.mean} % ({LEVEL} {shown.low} to {most}), at "
-            f"least {100 * target:g} % in each of {share.num_values} seeds{reaches}."
+            f"SLO attainment, including the margins: {shown.mean} % ({LEVEL} {shown.low} to {most})"
+            f"{each}{reaches}."
         )
     if found.kept_with_one_less is not None:
         kept, seeds = found.kept_with_one_less
@@ -174,7 +181,10 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
         more = other.usd_per_hour / best.usd_per_hour - 1
         is_worse = other.share_at_margin.mean < best.share_at_margin.mean
         as_much = f", the same cost{' but lower SLO attainment' * is_worse}"
-        text += f", {100 * more:.3g} % more" if more > 1e-9 else as_much
+        if more < -1e-9:
+            text += f", {number(-100 * more)} % less, but it may not start"
+        else:
+            text += f", {number(100 * more)} % more" if more > 1e-9 else as_much
     if other.limit is not None:
         text += (
             f"; with one replica fewer {LATENCIES[other.limit.term]} fails ({other.limit.resource}; "
@@ -215,11 +225,10 @@ def caveats(found: Answer) -> list[str]:
     settings, lines = found.question.settings, []
     if found.interrupted:
         lines.append("Interrupted: the ranking contains only the candidates evaluated so far.")
-    if len(found.seeds) < len(settings.seeds):
+    if found.is_trace:
         lines.append(
-            "The traffic is the same for every seed and nothing else is random, so one run is exact. "
-            "Confidence intervals need varying traffic, such as workload.window_by_seed=true on a longer "
-            "trace."
+            f"{blocks_text([row.share_at_margin for row in found.ranked])} Other parts of a longer trace are "
+            "drawn with workload.window_by_seed=true."
         )
     elif len(found.seeds) < 2:
         lines.append("One seed gives no confidence interval; use two or more.")
@@ -235,6 +244,12 @@ def caveats(found: Answer) -> list[str]:
         )
     if found.ranked and (short := kv_shortage(found.ranked[0])):
         lines.append(f"{short[0].upper()}{short[1:]}.")
+    lines += [
+        f"{row.candidate.name} costs less (${row.usd_per_hour:,.2f}/hour), but comes last: "
+        f"{start_doubt(row.candidate)}."
+        for row in found.ranked[1:]
+        if row.usd_per_hour < found.ranked[0].usd_per_hour
+    ]
     if settings.search == "optuna":
         lines.append("Optuna evaluated only some of the candidates: a better one may be among the others.")
     return [*lines, *expected_error_lines(found.notes)]

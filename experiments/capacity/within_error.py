@@ -10,12 +10,11 @@ are taken as independent: 3 % and 4 % are 5 % together.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
 from experiments.capacity.results import Ranked
-from hwmodels.iterations.memory_profile import GIB
+from experiments.capacity.start_doubt import start_doubt
 from hwmodels.trust.lookup import errors_at
 from hwmodels.trust.table import RATIO, shipped
 from sim.setup.expected_errors import place_of, unknown_because
@@ -23,10 +22,6 @@ from sim.setup.pool import PoolSettings
 
 FULL = 0.995
 """Share of the KV blocks in use from which KV memory counts as full."""
-LEAST_KV_BYTES = 0.5 * GIB
-"""KV memory of a GPU that the errors of the memory model may use up."""
-SORTING_VERSION = "0.16.0"
-"""Last version of vLLM that sorts all logits: see `hwmodels.iterations.memory_profile`."""
 
 
 class Decision(Enum):
@@ -58,8 +53,11 @@ class Verdict(NamedTuple):
 
 
 def verdict(best: Ranked, other: Ranked) -> Verdict | None:
-    """Returns the verdict on the winner and the runner-up; None if they cost nothing."""
-    if not best.usd_per_hour > 0:
+    """Returns the verdict on the winner and the runner-up; None if they cost nothing.
+
+    None as well if the runner-up is cheaper, but may not start.
+    """
+    if not best.usd_per_hour > 0 or other.usd_per_hour < best.usd_per_hour:
         return None
     more = 100 * (other.usd_per_hour / best.usd_per_hour - 1)
     found = decide(more, best.candidate.scenario, other.candidate.scenario)
@@ -72,8 +70,7 @@ def verdict(best: Ranked, other: Ranked) -> Verdict | None:
 def kv_shortage(row: Ranked) -> str:
     """Returns a clause if a fleet's KV memory is too small to rely on it; empty if there is room.
 
-    It is if the working set fills it in a run, or if whether an engine starts depends on its version: vLLM up
-    to 0.16 takes up to 3 GiB more for sampling.
+    It is if the working set fills it in a run, or if whether an engine starts depends on its version.
     """
     scenario, name = row.candidate.scenario, row.candidate.name
     plan = scenario.plan_memory()
@@ -85,25 +82,7 @@ def kv_shortage(row: Ranked) -> str:
             f"the working set of {name} fills its KV memory of {tokens:,} tokens per replica, so that "
             "requests wait or lose their KV"
         )
-    given = scenario.engine.num_kv_blocks is not None
-    if not given and (plan.kv_bytes < LEAST_KV_BYTES or not _starts_with(scenario, SORTING_VERSION)):
-        return (
-            f"the KV memory of {name} is {plan.kv_bytes / GIB:.1f} GiB on each GPU, and whether an engine "
-            f"finds that much depends on its version (vLLM {SORTING_VERSION} takes more for sampling)"
-        )
-    return ""
-
-
-def _starts_with(scenario: PoolSettings, version: str) -> bool:
-    """Returns whether the replica of a newest vLLM also fits in the memory of an older version."""
-    engine = scenario.engine
-    if engine.memory_profile != "vllm" or engine.version is not None or engine.num_kv_blocks is not None:
-        return True
-    try:
-        replace(scenario, engine=replace(engine, version=version)).plan_memory()
-    except ValueError:
-        return False
-    return True
+    return start_doubt(row.candidate)
 
 
 def decide(more_percent: float, best: PoolSettings, other: PoolSettings) -> Verdict:
@@ -135,7 +114,8 @@ def verdict_sentence(found: Verdict, name: str) -> str:
         f"their ratio, {shared}, is expected within {found.median_percent:.2g} % (half of the cases) and "
         f"{found.p90_percent:.2g} % (nine in ten)"
     )
-    cost = f"{found.more_percent:.2g} % more" if found.more_percent > 1e-7 else "as much"
+    more_text = f"{found.more_percent:,.0f}" if found.more_percent >= 99.5 else f"{found.more_percent:.2g}"
+    cost = f"{more_text} % more" if found.more_percent > 1e-7 else "as much"
     more = f"{name} costs {cost}, and {error}"
     if found.reason:
         return f"The winner is not decided, because {found.reason}; {more}."

@@ -81,7 +81,7 @@ class CompareJob:
             runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
         if runs.table.empty:
             raise KeyboardInterrupt  # no run has ended yet
-        found = evaluate(experiment, runs.table, interrupted=runs.interrupted)
+        found = evaluate(experiment, runs.table, interrupted=runs.interrupted, traced=runs.traced)
         print_results(found, console)
         self._write(folder, found, runs)
         print_folder(folder, console)

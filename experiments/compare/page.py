@@ -39,6 +39,9 @@ def write_comparison(
     experiment = found.experiment
     source = f" Source: {experiment.source}." if experiment.source else ""
     seeds = f"with each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "with one seed"
+    means = "Means over seeds"
+    if found.traced:
+        seeds, means = "of a trace, once", "Figures of the trace"
     introduction = (
         f"{experiment.claim}{source} Every arm serves the same traffic {seeds}. Each {LEVEL} is for one "
         "comparison: of 20 comparisons of equal arms, about one appears to differ by chance."
@@ -53,8 +56,7 @@ def write_comparison(
         introduction,
         {
             "Verdicts": listed([*caveats(found), *verdicts(found)]),
-            "Figures": f"<p>Means over seeds, each with its {LEVEL}. Axes start at 0.</p>"
-            f"{drawn(figure(found))}",
+            "Figures": f"<p>{means}, each with its {LEVEL}. Axes start at 0.</p>{drawn(figure(found))}",
             "Comparisons": tables,
             "Settings that differ between the arms": _differences(found, points),
             "Assumptions and notes": listed(merged_notes(notes)),

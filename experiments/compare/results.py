@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from experiments.compare.settings import Expectation, Experiment
 from experiments.study.figures import Metric
+from experiments.study.trace_runs import TraceRun, compare_traced, trace_interval
 from sim.metrics.paired import Held, Interval, Outcome, Paired, compare_paired, judge_ratio, mean_interval
 from sim.metrics.summary import plain_json
 
@@ -55,6 +56,18 @@ class Results:
     interrupted: bool
     clipped_apart: bool
     """True if arms truncated different numbers of the same requests, as their context lengths differ."""
+    traced: Mapping[tuple[str, Any], TraceRun] = field(default_factory=dict)
+    """See `experiments.study.runs.Runs.traced`; the pairs are then blocks of the trace."""
+
+    @property
+    def pairs(self) -> str:
+        """Name of the pairs of a comparison."""
+        return "paired blocks of the trace" if self.traced else "paired seeds"
+
+    @property
+    def every(self) -> str:
+        """Name of all of them."""
+        return "every block of the trace" if self.traced else "every seed"
 
     def of(self, metric: Metric, arm: str) -> list[Comparison]:
         """Returns the comparisons of a metric and an arm, in the order of the swept values."""
@@ -79,28 +92,37 @@ class Results:
         return record
 
 
-def evaluate(experiment: Experiment, runs: pd.DataFrame, *, interrupted: bool) -> Results:
+def evaluate(
+    experiment: Experiment,
+    runs: pd.DataFrame,
+    *,
+    interrupted: bool,
+    traced: Mapping[tuple[str, Any], TraceRun] | None = None,
+) -> Results:
     """Compares the arms and judges the expectations.
+
+    traced: see `experiments.study.runs.Runs.traced`; intervals are then from blocks of the trace.
 
     `runs` has the columns arm, seed and swept, and one column per metric. Seeds without a value in both arms
     are left out of the pairs.
     """
+    figures = _Figures(experiment, runs, traced or {})
     comparisons = tuple(
         Comparison(
             metric=metric,
             arm=arm,
             swept=value,
-            mean=mean_interval(_values(experiment, runs, metric.key, arm, i)),
+            mean=figures.mean(metric.key, arm, i),
             paired=None
             if arm == experiment.baseline
-            else _paired(experiment, runs, metric.key, arm, experiment.baseline, i),
+            else figures.paired(metric.key, arm, experiment.baseline, i),
         )
         for metric in experiment.metrics
         for i, value in enumerate(experiment.swept)
         for arm in experiment.arms
     )
     judged = tuple(
-        _judge(experiment, runs, expectation, i)
+        _judge(figures, expectation, i)
         for expectation in experiment.expect
         for i, value in enumerate(experiment.swept)
         if expectation.at is None or expectation.at == value
@@ -112,6 +134,7 @@ def evaluate(experiment: Experiment, runs: pd.DataFrame, *, interrupted: bool) -
         num_runs=len(runs),
         interrupted=interrupted,
         clipped_apart=_clipped_apart(runs),
+        traced=traced or {},
     )
 
 
@@ -122,9 +145,10 @@ def _clipped_apart(runs: pd.DataFrame) -> bool:
     return bool((of_traffic.nunique() > 1).any())
 
 
-def _judge(experiment: Experiment, runs: pd.DataFrame, expectation: Expectation, index: int) -> Judged:
+def _judge(figures: _Figures, expectation: Expectation, index: int) -> Judged:
+    experiment = figures.experiment
     over = expectation.over or experiment.baseline
-    paired = _paired(experiment, runs, expectation.metric, expectation.arm, over, index)
+    paired = figures.paired(expectation.metric, expectation.arm, over, index)
     return Judged(
         expectation=expectation,
         over=over,
@@ -136,19 +160,41 @@ def _judge(experiment: Experiment, runs: pd.DataFrame, expectation: Expectation,
     )
 
 
-def _paired(experiment: Experiment, runs: pd.DataFrame, key: str, arm: str, over: str, index: int) -> Paired:
-    return compare_paired(
-        _values(experiment, runs, key, arm, index), _values(experiment, runs, key, over, index)
-    )
+class _Figures(NamedTuple):
+    """Figures of the runs of an experiment, with their intervals."""
 
+    experiment: Experiment
+    runs: pd.DataFrame
+    traced: Mapping[tuple[str, Any], TraceRun]
 
-def _values(experiment: Experiment, runs: pd.DataFrame, key: str, arm: str, index: int) -> list[float]:
-    """Returns the metric for each seed of the experiment; NaN if the run or the value does not exist."""
-    mine = runs[runs["arm"] == arm]
-    if experiment.sweep is not None:
-        mine = mine[mine["swept"] == experiment.swept[index]]
-    by_seed = dict(zip(mine["seed"], mine[key], strict=True)) if key in mine else {}
-    return [float(by_seed.get(seed, math.nan)) for seed in experiment.seeds]
+    def mean(self, key: str, arm: str, index: int) -> Interval:
+        """Returns the mean of a metric over the seeds, or its value in the one run of a trace."""
+        found = mean_interval(self._values(key, arm, index))
+        run = self._traced(arm, index)
+        return found if run is None or not found.num_values else trace_interval(run, key, found.mean)
+
+    def paired(self, key: str, arm: str, over: str, index: int) -> Paired:
+        """Compares a metric of two arms over the seeds, or over blocks of the trace."""
+        ours, theirs = self._values(key, arm, index), self._values(key, over, index)
+        one, other = self._traced(arm, index), self._traced(over, index)
+        if one is None or other is None:
+            return compare_paired(ours, theirs)
+        found = compare_traced([one, other], key, [ours[0], theirs[0]])
+        if found is not None:
+            return found
+        alone = compare_paired(ours[:1], theirs[:1])
+        return compare_paired(ours, theirs) if alone.same else alone
+
+    def _traced(self, arm: str, index: int) -> TraceRun | None:
+        return self.traced.get((arm, self.experiment.swept[index]))
+
+    def _values(self, key: str, arm: str, index: int) -> list[float]:
+        """Returns the metric for each seed of the experiment; NaN if the run or the value does not exist."""
+        mine = self.runs[self.runs["arm"] == arm]
+        if self.experiment.sweep is not None:
+            mine = mine[mine["swept"] == self.experiment.swept[index]]
+        by_seed = dict(zip(mine["seed"], mine[key], strict=True)) if key in mine else {}
+        return [float(by_seed.get(seed, math.nan)) for seed in self.experiment.seeds]
 
 
 def _comparison_record(comparison: Comparison) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from experiments.compare.results import Comparison, Judged, Results
 from experiments.study.figures import Metric, label_of, unit_of
+from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL, interval_text, ratio_text, signed, with_sign
 from sim.metrics.paired import Held, Outcome, Paired
 from sim.report.numbers import supported
@@ -31,7 +32,9 @@ def caveats(found: Results) -> list[str]:
     experiment, lines = found.experiment, []
     if found.interrupted:
         lines.append(f"Interrupted after {found.num_runs:,} of {experiment.num_runs:,} runs.")
-    if len(experiment.seeds) < 2:
+    if found.traced:
+        lines.append(blocks_text([comparison.mean for comparison in found.comparisons]))
+    elif len(experiment.seeds) < 2:
         lines.append(
             "One seed gives no confidence interval, so differences cannot be distinguished from noise; use "
             "at least two seeds."
@@ -46,7 +49,7 @@ def caveats(found: Results) -> list[str]:
     missing: dict[tuple[str, str], int] = {}
     for comparison in found.comparisons:
         lacking = len(experiment.seeds) - comparison.mean.num_values
-        if lacking and not found.interrupted:
+        if lacking and not found.interrupted and not (found.traced and comparison.mean.num_values):
             key = (label_of(comparison.metric), comparison.arm)
             missing[key] = missing.get(key, 0) + lacking
     total = len(experiment.seeds) * len(experiment.swept)
@@ -62,27 +65,29 @@ def _verdict(found: Results, comparison: Comparison) -> str:
     assert paired is not None
     if outcome is Outcome.UNKNOWN:
         pairs = {0: "no seed has", 1: "only one seed has"}[paired.num_pairs]
+        if found.traced and paired.num_pairs:
+            return f"{arm} against {baseline}: no verdict on {label}, {_size(comparison)}; it has no interval"
         return f"{arm} against {baseline}: no verdict on {label}; {pairs} a value in both arms"
     if outcome is Outcome.EQUAL:
-        return f"{arm} against {baseline}: {label} is the same in every seed{_pairs(paired)}"
-    amount = _amount(paired, comparison.metric)
+        return f"{arm} against {baseline}: {label} is the same{_pairs(found, paired)}"
+    amount = _amount(found, paired, comparison.metric)
     if outcome is Outcome.NO_DIFFERENCE:
         return f"{arm} against {baseline}: {label}, no difference beyond noise, {amount}"
     return f"{arm} {'beats' if outcome is Outcome.BETTER else 'loses to'} {baseline}: {label} {amount}"
 
 
-def _amount(paired: Paired, metric: Metric) -> str:
-    seeds = f"{paired.num_pairs} paired seeds"
+def _amount(found: Results, paired: Paired, metric: Metric) -> str:
+    seeds = f"{paired.num_pairs} {found.pairs}"
     if paired.ratio is None:
         factor, unit = unit_of(metric)
         in_unit = f" {unit}" if unit else ""
         texts = supported(paired.difference, factor)
         if texts is None:
-            return f"{signed(factor * paired.difference.mean)}{in_unit} in every seed ({seeds})"
+            return f"{signed(factor * paired.difference.mean)}{in_unit} in {found.every} ({seeds})"
         mean, low, high = map(with_sign, (texts.mean, texts.low, texts.high))
         return f"{mean}{f' {unit}' if unit else ''} ({LEVEL} {low} to {high}, {seeds})"
     if paired.ratio.is_exact:
-        return f"{ratio_text(paired)} in every seed ({seeds})"
+        return f"{ratio_text(paired)} in {found.every} ({seeds})"
     return f"{ratio_text(paired)} ({LEVEL} {interval_text(paired.ratio)}, {seeds})"
 
 
@@ -136,9 +141,9 @@ def _expectation(found: Results, judged: Judged) -> str:
     if ratio is None or math.isnan(ratio.mean):
         outcome = "no ratio can be formed"
     elif math.isnan(ratio.low):
-        outcome = f"{ratio_text(judged.paired)}, one seed gives no interval"
+        outcome = f"{ratio_text(judged.paired)}, {'it has' if found.traced else 'one seed gives'} no interval"
     elif ratio.is_exact:
-        outcome = f"{ratio_text(judged.paired)} in every seed"
+        outcome = f"{ratio_text(judged.paired)} in {found.every}"
     else:
         outcome = f"{ratio_text(judged.paired)}, {LEVEL} {interval_text(ratio)}"
     return (
@@ -147,5 +152,5 @@ def _expectation(found: Results, judged: Judged) -> str:
     )
 
 
-def _pairs(paired: Paired) -> str:
-    return f" ({paired.num_pairs} paired seeds)"
+def _pairs(found: Results, paired: Paired) -> str:
+    return "" if found.traced else f" in {found.every} ({paired.num_pairs} {found.pairs})"

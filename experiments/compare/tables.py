@@ -63,7 +63,14 @@ def metric_rows(found: Results, metric: Metric) -> list[list[str]]:
 
 
 def _headings(found: Results) -> list[str]:
-    return ["mean", "±", f"over {found.experiment.baseline}", LEVEL, "seeds", "verdict"]
+    return [
+        "mean",
+        "±",
+        f"over {found.experiment.baseline}",
+        LEVEL,
+        "blocks" if found.traced else "seeds",
+        "verdict",
+    ]
 
 
 def _short_table(found: Results) -> Table:

@@ -45,6 +45,8 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
     settings = replace(
         settings, seeds=distinct_seeds([arm.scenarios.__getitem__ for arm in arms], settings.seeds)
     )
+    if len(settings.seeds) < given:
+        arms = [replace(arm, is_trace=True) for arm in arms]
     rough_seed, total = settings.seeds[0], len(arms) * (1 + len(settings.seeds))
     with ctrl_c_noted() as interrupt:
         rough: dict[str, Rough] = {}

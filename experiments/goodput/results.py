@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -56,22 +56,21 @@ def highest_of(arms: Sequence[Arm], found: Mapping[str, Sequence[Found]]) -> lis
     rates = {arm.name: [_rate(one) for one in found[arm.name]] for arm in arms}
     order = sorted(arms, key=lambda arm: -mean_interval(rates[arm.name]).mean)
     best = order[0]
+    intervals = {arm.name: _rate_interval(arm, found[arm.name]) for arm in arms}
     return [
         Highest(
             arm=arm,
-            rate=_rate_interval(found[arm.name]),
+            rate=intervals[arm.name],
             goodput_per_s=mean_interval(
                 [one.highest.goodput_per_s if one.highest else 0.0 for one in found[arm.name]]
             ),
-            figures={
-                key: mean_interval([_figure(one.highest, key) for one in found[arm.name]]) for key in FIGURES
-            },
+            figures={key: _figure_interval(found[arm.name], key) for key in FIGURES},
             limiting=_limiting(found[arm.name]),
             share_above=mean_interval(
                 [one.above.share if one.above else math.nan for one in found[arm.name]]
             ),
             lack=_lack(found[arm.name]),
-            best=None if arm is best else compare_paired(rates[arm.name], rates[best.name]),
+            best=None if arm is best else _compared(arm, best, found, intervals),
         )
         for arm in order
     ]
@@ -129,14 +128,72 @@ def _rate(found: Found) -> float:
     return found.highest.rate if found.highest else 0.0
 
 
-def _rate_interval(found: Sequence[Found]) -> Interval:
+def _rate_interval(arm: Arm, found: Sequence[Found]) -> Interval:
     """Returns the mean of the highest rates; its interval contains the steps of the search, too.
 
     The upper bound is that of the lowest rates which miss the SLO.
     """
+    if arm.is_trace and len(found) == 1:
+        return _of_trace(found[0], arm.target)
     met = mean_interval([_rate(one) for one in found])
-    missed = mean_interval([one.above.rate if one.above else math.nan for one in found])
+    missed = mean_interval([_missed(one) for one in found])
     return met if math.isnan(missed.high) else met._replace(high=max(met.high, missed.high))
+
+
+def _of_trace(found: Found, target: float) -> Interval:
+    """Returns the highest rate of a trace, from the highest rate surely within the SLO to the first beyond.
+
+    A run is surely within it if the whole interval of its SLO attainment is at least the target, and surely
+    beyond it if the whole interval is below, or if its backlog grows. There are no bounds if no run is surely
+    within the SLO, or none surely beyond it.
+    """
+    rate, missed = _rate(found), _missed(found)
+    none = Interval(rate, math.nan, math.nan, 1)
+    runs = [run for run in (*found.at_rates, found.highest, found.above) if run is not None]
+    shares = {run.rate: run.intervals.get("goodput.share", none) for run in runs}
+    beyond = [
+        run.rate
+        for run in runs
+        if not run.is_attained and (shares[run.rate].high < target or run.is_overloaded or run.lack)
+    ]
+    high = min(beyond, default=math.nan)
+    within = [each for each, share in shares.items() if share.low >= target and not each >= high]
+    if not within or math.isnan(high) or math.isnan(missed):
+        return none
+    count = min(share.num_values for share in shares.values() if not math.isnan(share.low))
+    return Interval(rate, min(max(within), rate), max(high, missed), count)
+
+
+def _compared(
+    arm: Arm, best: Arm, found: Mapping[str, Sequence[Found]], intervals: Mapping[str, Interval]
+) -> Paired:
+    """Compares the highest rates of an arm and of the best one; the interval contains the search's steps.
+
+    The interval of the ratio of two rates of a trace takes them as independent, so it is rather too wide.
+    """
+    ours, theirs = found[arm.name], found[best.name]
+    paired = compare_paired([_rate(one) for one in ours], [_rate(one) for one in theirs])
+    if paired.ratio is None or paired.same:
+        return paired
+    if arm.is_trace:
+        one, other = intervals[arm.name], intervals[best.name]
+        if math.isnan(one.low) or math.isnan(other.low) or one.low <= 0:
+            return paired
+        down = math.hypot(math.log(one.mean / one.low), math.log(other.high / other.mean))
+        up = math.hypot(math.log(one.high / one.mean), math.log(other.mean / other.low))
+        count = min(one.num_values, other.num_values)
+        bounds = paired.ratio.mean * math.exp(-down), paired.ratio.mean * math.exp(up)
+        return replace(paired, num_pairs=count, ratio=Interval(paired.ratio.mean, *bounds, count))
+    least = compare_paired([_rate(one) for one in ours], [_missed(one) for one in theirs]).ratio
+    most = compare_paired([_missed(one) for one in ours], [_rate(one) for one in theirs]).ratio
+    if least is None or most is None or math.isnan(paired.ratio.low):
+        return paired
+    low, high = min(paired.ratio.low, least.low), max(paired.ratio.high, most.high)
+    return replace(paired, ratio=paired.ratio._replace(low=low, high=high))
+
+
+def _missed(found: Found) -> float:
+    return math.nan if found.above is None else found.above.rate
 
 
 def _lack(found: Sequence[Found]) -> str | None:
@@ -147,6 +204,12 @@ def _lack(found: Sequence[Found]) -> str | None:
         if one.above.lack is not None and not one.above.is_overloaded and one.above.is_attained:
             return one.above.lack.reason
     return None
+
+
+def _figure_interval(found: Sequence[Found], key: str) -> Interval:
+    if len(found) == 1 and found[0].highest is not None and key in found[0].highest.intervals:
+        return found[0].highest.intervals[key]
+    return mean_interval([_figure(one.highest, key) for one in found])
 
 
 def _figure(run: Measured | None, key: str) -> float:
@@ -165,9 +228,11 @@ def _limiting(found: Sequence[Found]) -> str | None:
 
 
 def _row(run: Measured) -> dict[str, Any]:
+    share = run.intervals.get("goodput.share")
     return {
         "rate": run.rate,
         "share": run.share,
+        **({"share_low": share.low, "share_high": share.high} if share is not None else {}),
         "goodput_per_s": run.goodput_per_s,
         "overloaded": run.is_overloaded,
         "requests": run.num_requests,

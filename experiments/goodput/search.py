@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -19,6 +20,8 @@ import pandas as pd
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
 from experiments.study.longer_traffic import last_begin_s, longer_traffic
 from experiments.study.steady_state import Lack, lack_of, steady_part
+from experiments.study.trace_runs import TraceRun, trace_interval
+from sim.metrics.paired import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.settings.errors import ConfigError
@@ -42,6 +45,7 @@ class Measured(NamedTuple):
     lasts_s: float  # until the last request, or session, began
     lack: Lack | None  # why the run does not show a steady state; None if it does
     is_attained: bool  # whether the share attains the target
+    intervals: Mapping[str, Interval] = MappingProxyType({})  # of a trace: of goodput.share and latencies
 
     @property
     def goodput_per_s(self) -> float:
@@ -81,11 +85,13 @@ class Arm:
     """Number of requests up to which its traffic is made longer."""
     requests_per_session: float | None = None
     """Mean number of requests of a session; None: requests arrive one by one."""
+    is_trace: bool = False
+    """True if all seeds give the same runs, so that their intervals come from blocks of their requests."""
 
     def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
         """Simulates a run at a rate, in requests/s. Raises KeyboardInterrupt after Ctrl-C."""
         try:
-            scenario, source = longer_traffic(self.scenarios[seed], num_requests)
+            scenario, source, period = longer_traffic(self.scenarios[seed], num_requests)
         except ValueError as error:
             raise ConfigError(f"workload: {error}") from error
         own_rate = rate_of(source)  # the rate of these requests, which may cover only a part of a day
@@ -94,7 +100,7 @@ class Arm:
                 f"workload: {num_requests} requests have no rate; use a workload with more requests"
             )
         result = run(scenario, faster(source, rate / own_rate))
-        return self._measured(result, rate, last_begin_s(source) * own_rate / rate)
+        return self._measured(result, rate, last_begin_s(source) * own_rate / rate, period)
 
     def measure_steady(self, seed: int, rate: float, num_requests: int) -> Measured:
         """Measures as `measure` does, with more requests if a run that attains the SLO is too short."""
@@ -105,8 +111,11 @@ class Arm:
                 return found
             num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
 
-    def _measured(self, result: RunResult, rate: float, until_s: float) -> Measured:
-        """Returns the figures of a run. until_s: arrival of its last request, or last session."""
+    def _measured(self, result: RunResult, rate: float, until_s: float, period: int | None) -> Measured:
+        """Returns the figures of a run. until_s: arrival of its last request, or last session.
+
+        period: number of requests after which its traffic repeats, if it does.
+        """
         table, summary = result.requests.sort_values("arrival_s", kind="stable"), result.summary
         trimmed, has_sessions = summary["trimmed"], self.requests_per_session is not None
         if self.warmup_share is None:
@@ -119,9 +128,11 @@ class Arm:
             inside = steady_part(table, until_s, has_sessions=True).holds(counted["arrival_s"].to_numpy())
             counted = counted[inside]
         num_counted = len(counted)
+        share = float(self.slo.met(counted).mean())
+        figures = {key: _figure(summary, counted, key) for key in FIGURES}
         return Measured(
             rate=rate,
-            share=float(self.slo.met(counted).mean()),
+            share=share,
             is_overloaded=result.records.overload is not None,
             term_shares={
                 term: float(met.sum()) / num_counted for term, met in self.slo.terms_met(counted).items()
@@ -129,12 +140,15 @@ class Arm:
             scale_shares={
                 scale: float(scaled(self.slo, scale).met(counted).mean()) for scale in self.slo_scales
             },
-            figures={key: _figure(summary, counted, key) for key in FIGURES},
+            figures=figures,
             notes=tuple(summary["notes"]),
             num_requests=len(table),
             lasts_s=until_s,
-            is_attained=float(self.slo.met(counted).mean()) >= self.target,
+            is_attained=share >= self.target,
             lack=lack,
+            intervals=_intervals(TraceRun.of(result, counted), share, figures, period)
+            if self.is_trace
+            else {},
         )
 
     def attains(self, measured: Measured) -> bool:
@@ -243,6 +257,15 @@ class Search:
             highest=runs.get(bracket.low),
             above=runs.get(bracket.high),
         )
+
+
+def _intervals(
+    run: TraceRun, share: float, figures: Mapping[str, float | None], period: int | None
+) -> dict[str, Interval]:
+    """Returns the intervals of the figures of single requests of one run of a trace."""
+    values = {"goodput.share": share, **figures}
+    known = {key: value for key, value in values.items() if value is not None}
+    return {key: trace_interval(run, key, value, period) for key, value in known.items()}
 
 
 def scaled(slo: Slo, scale: float) -> Slo:

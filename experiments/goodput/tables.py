@@ -19,9 +19,14 @@ from sim.metrics.summary import plain_json
 from sim.report.numbers import MISSING, bounds_text, mean_text, number, supported, with_interval
 from sim.report.wording import LATENCIES
 
-SAME_RUN = (
-    "The traffic is the same for every seed and nothing else is random, so there is one run at a rate and no "
-    "confidence interval."
+SAME_RUN = "The traffic is the same for every seed and nothing else is random, so there is one run at a rate"
+OF_BLOCKS = (
+    f"{SAME_RUN}; intervals are from blocks of consecutive requests (moving-block bootstrap): that of a rate "
+    "ends at tried rates whose SLO attainment is surely above, and surely below, the target."
+)
+NO_INTERVAL = (
+    f"{SAME_RUN} and no confidence interval of the highest rate: the trace is too short, or too much of one "
+    "trend, for ten independent blocks, or no tried rate is surely within the SLO, or none surely beyond it."
 )
 HEADINGS = (
     "arm",
@@ -46,12 +51,12 @@ def print_goodput(highest: Sequence[Highest], warnings: Sequence[str], console: 
 def caveats(outcome: Outcome) -> list[str]:
     """Returns warnings about the results, and their expected errors."""
     settings, found = outcome.settings, []
+    has_interval = any(supported(one.rate) is not None for one in outcome.highest)
     if outcome.is_one_run:
-        found.append(SAME_RUN)
+        found.append(OF_BLOCKS if has_interval else NO_INTERVAL)
     elif len(settings.seeds) < 2:
         found.append("One seed gives no confidence interval; use two or more.")
     within = f"The highest rate of each seed is found to within {100 * settings.precision:g} %"
-    has_interval = any(supported(one.rate) is not None for one in outcome.highest)
     found.append(f"{within}, which its interval includes." if has_interval else f"{within}.")
     for one in outcome.highest:
         if one.arm.requests_per_session is not None and one.rate.mean > 0:
@@ -151,7 +156,7 @@ def _cells(one: Highest) -> list[str]:
         with_interval(figures["ttft.p90_s"], 1e3),
         with_interval(figures["tpot.p90_s"], 1e3),
         with_interval(figures["cost.usd_per_million_output_tokens"]),
-        MISSING if one.limiting is None else LATENCIES.get(one.limiting, one.limiting),
+        MISSING if one.limiting is None or one.is_open else LATENCIES.get(one.limiting, one.limiting),
     ]
 
 

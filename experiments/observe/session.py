@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from experiments.observe.endpoint import connect
-from experiments.observe.load import Load, PreparedRequest
+from experiments.observe.load import BEAT_S, Load, PreparedRequest
 from experiments.observe.probe import Probed, probe
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
@@ -32,10 +34,12 @@ async def observe(
 ) -> Observed:
     """Probes the server, then runs the load. Raises ConfigError before the first request of the load.
 
+    Raises KeyboardInterrupt if Ctrl-C comes while the server is probed.
+
     begin: called with the source of requests; returns the progress callback of `Load.run`.
     """
     async with connect(settings) as endpoint:
-        probed = await probe(endpoint, settings)
+        probed = await _unless_interrupted(probe(endpoint, settings), interrupt)
         try:
             source = settings.workload.source(seed=settings.seed, max_model_len=probed.max_model_len)
         except (ValueError, OSError) as error:
@@ -66,3 +70,14 @@ async def observe(
         )
         await load.run(begin(source))
         return Observed(load=load, probed=probed, source=source)
+
+
+async def _unless_interrupted(work: Coroutine[Any, Any, Probed], interrupt: Interrupt | None) -> Probed:
+    """Waits for the result, however long a server is silent. Raises KeyboardInterrupt after Ctrl-C."""
+    task = asyncio.create_task(work)
+    while not (await asyncio.wait([task], timeout=BEAT_S))[0]:
+        if interrupt is not None and interrupt.noted:
+            task.cancel()
+            await asyncio.wait([task])
+            raise KeyboardInterrupt
+    return task.result()

@@ -54,6 +54,8 @@ COMMON = [
     "engine.max_num_seqs=1024",
     "engine.gpu_memory_utilization=0.95",
     "engine.frontend_s=0",
+    "engine.frontend=null",
+    "kv_transfer.first_token_at=prefill",
     "signal_age_s=0",
 ]
 MAX_TOKENS = {"vllm": 16_384, "distserve": 8_192}

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.terminal import plain_table, terminal_console
+from experiments.study.verdicts import minus
 from sim.cluster.availability import (
     FATAL,
     at_least_up,
@@ -19,6 +20,8 @@ from sim.cluster.availability import (
 )
 from sim.cluster.failures import Failures, Random
 from sim.cluster.recovery import Recovery
+from sim.metrics.paired import Interval
+from sim.report.numbers import bounds_text, mean_text, supported
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
@@ -122,9 +125,13 @@ def report(settings: SparesSettings, console: Console) -> None:
         theory = None if up_share is None else at_least_up(k, n, up_share)
         best = found.share if theory is None else theory
         shown = "–" if theory is None else f"{theory:.4%}"
-        minutes = f"{(1 - best) * MINUTES_PER_YEAR:,.0f}"
+        share = Interval(found.share, found.low, found.high, found.num_replications)
+        simulated = supported(share, 100)
+        cells = [f"{text}%" for text in simulated[:3]] if simulated else [f"{found.share:.3%}", "–", "–"]
+        down = supported(minus(share, 1.0), -MINUTES_PER_YEAR)
+        minutes = f"{(1 - best) * MINUTES_PER_YEAR:,.0f}" if theory is not None or down is None else down.mean
         spares = f"{k} + {n - k}" if n > k else f"{k}"
-        rows.append([spares, f"{found.share:.3%}", shown, f"{found.low:.3%}", f"{found.high:.3%}", minutes])
+        rows.append([spares, cells[0], shown, *cells[1:], minutes])
         if enough is None and (best if theory is not None else found.low) >= settings.wanted_share:
             enough = n
     console.print(plain_table(rows))
@@ -156,8 +163,9 @@ def _kv_copies_left(settings: SparesSettings, n: int) -> str:
     )
     if found is None:
         return f"KV replication with {n} replicas: none of them crashed"
+    share = Interval(found.share, found.low, found.high, found.num_replications)
     return (
-        f"KV replication with {n} replicas: a copy survived in {found.share:.3%} of "
+        f"KV replication with {n} replicas: a copy survived in {mean_text(share, 100)}% of "
         f"{found.num_replications:,} crashes "
-        f"({100 * settings.confidence:g} % confidence interval: {found.low:.3%} to {found.high:.3%})"
+        f"({100 * settings.confidence:g} % confidence interval: {bounds_text(share, 100)}%)"
     )

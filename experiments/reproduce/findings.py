@@ -8,8 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.reproduce.rows import Row
+
 FILE = Path(__file__).with_name("mutations.csv")
-LEAST_FACTOR = 1.1
+LEAST_MOVE = 0.01
+"""Share by which a mutation must move a row for the row to depend on what it changes."""
 
 
 class Finding(NamedTuple):
@@ -17,12 +20,33 @@ class Finding(NamedTuple):
 
     row: str
     mutation: str
-    change: float
-    """Ours with a factor of 1.1 over ours without, less 1; infinite: ours is a ratio to nothing."""
-    falls_at: float | None
-    """Smallest factor with which the row falls out of its band; None: none that was tried."""
-    tried: float
-    """Largest factor that was tried."""
+    ours: float
+    worse: float
+    """Ours with the quantity a tenth worse; NaN: it no longer runs; infinite: a ratio to nothing."""
+    better: float | None
+    """The same with it a tenth better; None: not run, as the row differs or the worse one breaks it."""
+
+    @property
+    def changes(self) -> list[float]:
+        """Returns ours with each change that was run over ours without, less 1; infinite without a figure."""
+        found = [self.worse, *([] if self.better is None else [self.better])]
+        ratios = [value / self.ours - 1 if self.ours else math.inf for value in found]
+        return [math.inf if math.isnan(ratio) else ratio for ratio in ratios]
+
+    @property
+    def most(self) -> float:
+        """Returns the largest change without its sign."""
+        return max(map(abs, self.changes))
+
+    @property
+    def change_text(self) -> str:
+        """Returns the changes in per cent."""
+        return " and ".join("none" if math.isinf(change) else f"{change:+.1%}" for change in self.changes)
+
+    def breaks(self, row: Row) -> bool:
+        """Returns whether the row holds without the mutation, and not with it in one of the directions."""
+        values = [self.worse] if self.better is None else [self.worse, self.better]
+        return row.holds(self.ours) and not all(row.holds(value) for value in values)
 
 
 @cache
@@ -31,32 +55,30 @@ def known() -> dict[str, tuple[Finding, ...]]:
     found: dict[str, list[Finding]] = {}
     with FILE.open(newline="") as file:
         for line in csv.DictReader(file):
-            falls_at = float(line["falls_at"]) if line["falls_at"] else None
-            change, tried = float(line["change"]), float(line["tried"])
-            finding = Finding(line["row"], line["mutation"], change, falls_at, tried)
+            better = float(line["better"]) if line["better"] else None
+            finding = Finding(
+                line["row"], line["mutation"], float(line["ours"]), float(line["worse"]), better
+            )
             found.setdefault(finding.row, []).append(finding)
     return {row: tuple(lines) for row, lines in found.items()}
 
 
-def broken_by(row: str, *, differs: bool = False) -> str:
-    """Returns a sentence on the changes that break a row, or that do not; empty if none is known.
+def broken_by(row: Row) -> str:
+    """Returns a sentence on the changes that break a row, or only move it; empty if none is known to."""
+    found = sorted(known().get(row.name, ()), key=lambda finding: -finding.most)
+    breaking = [finding.mutation for finding in found if finding.breaks(row)]
+    moving = [f"{line.mutation} {_percent(line.most)}" for line in found if line.mutation not in breaking]
+    words = [f"falls out with {_listed(breaking)} 10 % off"] if breaking else []
+    if moving:
+        words.append(
+            f"{'others move it' if breaking else '10 % off moves it'} by at most: {', '.join(moving)}"
+        )
+    return f"{'; '.join(words)}.".capitalize() if words else ""
 
-    differs: whether the row does not hold without any change.
-    """
-    found = known().get(row, ())
-    falls = sorted((finding.falls_at, finding.mutation) for finding in found if finding.falls_at is not None)
-    if falls:
-        words = [f"{mutation} x {factor:g}" for factor, mutation in falls]
-        return f"Falls out with {', '.join(words)}."
-    if not found:
-        return ""
-    if any(math.isinf(finding.change) for finding in found):
-        return f"Has no finite figure with a change of x {LEAST_FACTOR:g}."
-    most = max(found, key=lambda finding: (finding.tried, abs(finding.change)))
-    if differs:
-        strongest = max(found, key=lambda finding: abs(finding.change))
-        return f"Moves by {100 * strongest.change:+.1f} % with {strongest.mutation} x {LEAST_FACTOR:g}."
-    return (
-        f"Still holds with {most.mutation} x {most.tried:g}; x {LEAST_FACTOR:g} moves it by "
-        f"{100 * most.change:+.1f} %."
-    )
+
+def _percent(change: float) -> str:
+    return "to no figure" if math.isinf(change) else f"{100 * change:.1f} %"
+
+
+def _listed(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,18 +1,18 @@
-"""Changes models of the simulator for the worse, and finds which rows of the gallery move or fall out.
+"""Changes quantities of the simulator by a tenth, and finds which rows of the gallery that moves or breaks.
 
-    python -m experiments.reproduce.mutations                       # all simulated rows; minutes to an hour
+    python -m experiments.reproduce.mutations                       # all rows; half an hour on one core
     python -m experiments.reproduce.mutations decoding awq_speed    # families or rows by name
 
-A row that holds whatever the simulator does says nothing about it. A row of kind `simulated` must therefore
-move by `LEAST_MOVE` under one of `MUTATIONS` with a factor of 1.1, or fall out of its band under a larger
-one of `FACTORS`. The findings are kept in `mutations.csv`, which the gallery prints beside the rows:
+A row that holds whatever the simulator does says nothing about it. Each of `MUTATIONS` therefore makes one
+quantity a tenth worse, and a tenth better for the rows that still hold. The figures are kept in
+`mutations.csv`, from which the gallery prints what breaks a row, and tests check the kind that it states:
 
-    row, mutation   one line for every mutation that moves the row
-    change          ours with a factor of 1.1 over ours without, less 1
-    falls_at        the smallest of `FACTORS` with which the row falls out of its band; empty: none of those
-                    that were tried, up to `tried`
+    row, mutation   one line for every mutation that moves the row by `LEAST_MOVE`
+    ours            without a mutation
+    worse, better   with it; nan: the settings no longer run; inf: a ratio to nothing; empty: not needed
 
-Values change in memory, in a process of its own for every mutation; no file does.
+Bands are not kept, so that a change of them needs no run. Values change in memory, in a process of its own
+for every mutation; no file does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
@@ -32,10 +33,9 @@ from experiments.papers import distserve_prices, splitwise_prices
 from experiments.papers.speculation import speedup
 from experiments.reproduce.claims import FAMILIES, decoding, speculation
 from experiments.reproduce.command import chosen
-from experiments.reproduce.findings import FILE, LEAST_FACTOR, Finding, known
-from experiments.reproduce.rows import Kind, Row
+from experiments.reproduce.findings import FILE, LEAST_MOVE, Finding, known
+from experiments.reproduce.rows import Row
 from experiments.reproduce.tasks import VALUE, planned, result_of
-from experiments.reproduce.verdicts import State, Verdict
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostShare
 from hwmodels.model.attention import GroupedQueryAttention, LatentAttention
@@ -43,15 +43,15 @@ from hwmodels.operators.attention import HeadLayout
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.mla import MlaHeads
 from hwmodels.tariff import Tariff
-from sim.metrics.paired import mean_interval
 from sim.settings import build as building
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance import rates
 from sim.speculation.acceptance.draws import uniforms
 
-FACTORS = (LEAST_FACTOR, 1.25, 1.5, 2.0)
-LEAST_MOVE = 0.01
+WORSE, BETTER = 1.1, 1 / 1.1
+SEEDS = (0, 1, 2)
+"""Those of `windtunnel reproduce`."""
 
 Patch = tuple[Any, str, Any]
 """An object, the name of its attribute, and what replaces it."""
@@ -59,7 +59,7 @@ Patch = tuple[Any, str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutation:
-    """A change of one kind of figure for the worse, by a factor >= 1."""
+    """A change of one kind of figure: for the worse by a factor above 1, for the better by one below."""
 
     what: str
     """The figure, in a few words."""
@@ -71,6 +71,24 @@ class Mutation:
         with ExitStack() as stack:
             for target, name, value in self.patches(factor):
                 stack.enter_context(patch.object(target, name, value))
+            yield
+
+    @contextmanager
+    def watched(self, note: Callable[[], None]) -> Iterator[None]:
+        """Changes nothing inside of the context, and calls `note` when the figure is used."""
+
+        def noting(change: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **more: Any) -> Any:
+                note()
+                return change(*args, **more)
+
+            return noted
+
+        with ExitStack() as stack:
+            for target, name, value in self.patches(1.0):
+                is_property = isinstance(value, property)
+                watcher = property(noting(value.fget)) if is_property else noting(value)
+                stack.enter_context(patch.object(target, name, watcher))
             yield
 
 
@@ -170,15 +188,17 @@ def _acceptance(factor: float) -> list[Patch]:
 
 
 def _discount(factor: float) -> list[Patch]:
-    def dearer(tariff: Tariff) -> Tariff:
-        cut = {
-            name: min(1.0, factor * getattr(tariff, name))
-            for name in ("batch_factor", "read_factor")
-            if getattr(tariff, name) < 1
-        }
-        return replace(tariff, **cut)
+    bill_usd = Tariff.bill_usd
 
-    return _of_built(Tariff, dearer)
+    def dearer(self: Tariff, **tokens: float) -> float:
+        cut = {
+            name: min(1.0, factor * getattr(self, name))
+            for name in ("batch_factor", "read_factor")
+            if getattr(self, name) < 1
+        }
+        return bill_usd(replace(self, **cut), **tokens)
+
+    return [(Tariff, "bill_usd", dearer)]
 
 
 def _measured_times(factor: float) -> list[Patch]:
@@ -203,124 +223,122 @@ MUTATIONS: Mapping[str, Mutation] = {
 
 
 def figures_under(mutation: str | None, factor: float, names: Sequence[str]) -> dict[str, float]:
-    """Returns ours of rows under a mutation, by name.
+    """Returns ours of rows under a mutation, by name, as `windtunnel reproduce` does with `SEEDS`.
 
     It is NaN for a row whose settings no longer run, and infinite for a ratio to nothing.
-    mutation: None for none. All tasks run in this process, with one seed.
+    mutation: None for none. All tasks run in this process.
     """
-    rows = _rows(names)
-    results: dict[tuple[str, ...], dict[str, float]] = {}
     with ExitStack() as stack:
         if mutation is not None:
             stack.enter_context(MUTATIONS[mutation].applied(factor))
-        plan = planned([row for row in rows if _can_be_built(row)], [0], [CONFIG_DIR])
-        for key, work in plan.tasks().items():
-            try:
-                results[key] = result_of(work)
-            except (ConfigError, ValueError):  # such as KV that no longer fits
-                results[key] = {}
-            except ZeroDivisionError:  # the other system meets its limits at no rate
-                results[key] = {VALUE: math.inf}
-        return {row.name: plan.interval(row, results).mean for row in rows}
+        return {row.name: _ours(row) for row in _rows(names)}
 
 
-def findings(
-    names: Sequence[str], jobs: int, most: float = FACTORS[-1], mutations: Sequence[str] = tuple(MUTATIONS)
-) -> list[Finding]:
+def figures_and_uses(names: Sequence[str]) -> dict[str, tuple[float, set[str]]]:
+    """Returns ours of rows without a mutation, and the mutations whose figures each of them used, by name."""
+    found = {}
+    for row in _rows(names):
+        used: set[str] = set()
+        with ExitStack() as stack:
+            for name, mutation in MUTATIONS.items():
+                stack.enter_context(mutation.watched(partial(used.add, name)))
+            found[row.name] = _ours(row), used
+    return found
+
+
+def _ours(row: Row) -> float:
+    results: dict[tuple[str, ...], dict[str, float]] = {}
+    try:
+        plan = planned([row], SEEDS, [CONFIG_DIR])
+    except ConfigError:  # such as KV that no longer fits
+        return math.nan
+    for key, work in plan.tasks().items():
+        try:
+            results[key] = result_of(work)
+        except (ConfigError, ValueError):
+            results[key] = {}
+        except ZeroDivisionError:  # the other system meets its limits at no rate
+            results[key] = {VALUE: math.inf}
+    return plan.interval(row, results).mean
+
+
+def findings(names: Sequence[str], jobs: int, mutations: Collection[str] = tuple(MUTATIONS)) -> list[Finding]:
     """Returns what mutations do to the rows, as far as they move them.
 
-    most: largest factor that is tried; rows that a factor of 1.1 leaves in their bands are tried with the
-    next one by the mutation that moves them most.
+    A row that does not use the figures that a mutation changes is not run with it.
     """
+    rows = {row.name: row for row in _rows(names)}
     context = get_context("spawn")  # nothing of an earlier mutation may be cached
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        cases = [None, *mutations]
-        ours, *changed = pool.map(figures_under, cases, [FACTORS[0]] * len(cases), [list(names)] * len(cases))
-        moves = {
-            (row.name, name): found[row.name] / ours[row.name] - 1
-            for name, found in zip(mutations, changed, strict=True)
-            for row in _rows(names)
+        plain = pool.submit(figures_and_uses, list(rows)).result()
+
+        def changed(factor: float, chosen: Mapping[str, list[str]]) -> dict[tuple[str, str], float]:
+            """Returns ours of the chosen rows by mutation and row."""
+            runs = [pool.submit(figures_under, name, factor, some) for name, some in chosen.items() if some]
+            names = [name for name, some in chosen.items() if some]
+            return {
+                (name, row): ours
+                for name, run in zip(names, runs, strict=True)
+                for row, ours in run.result().items()
+            }
+
+        using = {name: [row for row, (_, used) in plain.items() if name in used] for name in mutations}
+        worse = changed(WORSE, using)
+        holding = {
+            name: [
+                row
+                for row in some
+                if rows[row].holds(plain[row][0])
+                and rows[row].holds(worse[name, row])
+                and worse[name, row] != plain[row][0]  # then it does not depend on it
+            ]
+            for name, some in using.items()
         }
-        fallen = {place: FACTORS[0] for place in moves if not _holds(place[0], ours, moves[place])}
-        tried = dict.fromkeys(moves, FACTORS[0])
-        strongest = {name: max(mutations, key=lambda mutation: _size(moves[name, mutation])) for name in ours}
-        for factor in (f for f in FACTORS[1:] if f <= most):
-            left: dict[str, list[str]] = {}
-            for name, mutation in strongest.items():
-                if not any(row == name for row, _ in fallen) and _is_met(name, ours[name]):
-                    left.setdefault(mutation, []).append(name)
-            again = pool.map(figures_under, left, [factor] * len(left), left.values())
-            for mutation, found in zip(left, again, strict=True):
-                for name, value in found.items():
-                    tried[name, mutation] = factor
-                    if not _is_met(name, value):
-                        fallen[name, mutation] = factor
-    return [
-        Finding(row, mutation, change, fallen.get((row, mutation)), tried[row, mutation])
-        for (row, mutation), change in moves.items()
-        if _size(change) >= LEAST_MOVE or (row, mutation) in fallen
+        better = changed(BETTER, holding)
+    found = [
+        Finding(row, name, plain[row][0], ours, better.get((name, row)))
+        for (name, row), ours in worse.items()
     ]
+    return [finding for finding in found if finding.most >= LEAST_MOVE]
 
 
-def write(found: Sequence[Finding]) -> None:
-    """Writes `mutations.csv`: the findings, and the earlier ones on other rows and mutations."""
-    places = {(finding.row, finding.mutation) for finding in found}
-    kept = [old for lines in known().values() for old in lines if (old.row, old.mutation) not in places]
-    known.cache_clear()
+def write(found: Sequence[Finding], names: Collection[str], mutations: Collection[str]) -> None:
+    """Writes `mutations.csv`: the findings on these rows and mutations, and the earlier ones on others."""
     order = {row.name: index for index, row in enumerate(_rows(()))}
-    lines = sorted([*kept, *found], key=lambda finding: (order.get(finding.row, -1), finding.mutation))
+    kept = [
+        old
+        for lines in known().values()
+        for old in lines
+        if old.row in order and not (old.row in names and old.mutation in mutations)
+    ]
+    known.cache_clear()
     with FILE.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(Finding._fields)
-        for finding in lines:
-            falls_at = "" if finding.falls_at is None else finding.falls_at
-            out.writerow([finding.row, finding.mutation, f"{finding.change:.4f}", falls_at, finding.tried])
+        for line in sorted([*kept, *found], key=lambda finding: (order[finding.row], finding.mutation)):
+            values = ("" if value is None else f"{value:.6g}" for value in line[2:])
+            out.writerow([line.row, line.mutation, *values])
 
 
 def _rows(names: Sequence[str]) -> list[Row]:
     return [row for family in chosen(names, FAMILIES) for row in family.rows]
 
 
-def _can_be_built(row: Row) -> bool:
-    """Returns whether the row's comparisons fit their devices."""
-    try:
-        planned([row], [0], [CONFIG_DIR])
-    except ConfigError:
-        return False
-    return True
-
-
-def _is_met(name: str, value: float) -> bool:
-    (row,) = _rows([name])
-    return Verdict(row=row, ours=mean_interval([value])).state is State.HOLDS
-
-
-def _holds(name: str, ours: Mapping[str, float], change: float) -> bool:
-    """Returns whether the row still holds, or did not before."""
-    return not _is_met(name, ours[name]) or _is_met(name, ours[name] * (1 + change))
-
-
-def _size(change: float) -> float:
-    return math.inf if math.isnan(change) else abs(change)
-
-
 def main() -> None:
-    """Prints what the mutations do to the simulated rows, and keeps it."""
+    """Prints what the mutations do to the rows, and keeps it."""
     parser = argparse.ArgumentParser(description="Which rows of the gallery a changed simulator breaks")
     parser.add_argument("names", nargs="*", help="families or rows; none: all")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--most", type=float, default=FACTORS[-1], help="largest factor that is tried")
     parser.add_argument("--mutations", nargs="+", choices=MUTATIONS, default=list(MUTATIONS))
     options = parser.parse_args()
-    names = [row.name for row in _rows(options.names) if row.kind is Kind.SIMULATED]
-    found = findings(names, options.jobs, options.most, options.mutations)
-    write(found)
-    for finding in found:
-        falls = "" if finding.falls_at is None else f", falls out at {finding.falls_at:g}"
-        print(f"{finding.row:24} {finding.mutation:15} {100 * finding.change:+7.1f} %{falls}")
-    moved = {finding.row for finding in found}
-    if unmoved := [name for name in names if name not in moved]:
-        print(f"Moved by no mutation: {', '.join(unmoved)}")
+    rows = {row.name: row for row in _rows(options.names)}
+    found = findings(list(rows), options.jobs, options.mutations)
+    write(found, rows.keys(), options.mutations)
+    for line in found:
+        broken = ", falls out" if line.breaks(rows[line.row]) else ""
+        print(f"{line.row:24} {line.mutation:15} {line.change_text}{broken}")
+    if unmoved := rows.keys() - {line.row for line in found}:
+        print(f"Moved by none of them: {', '.join(name for name in rows if name in unmoved)}")
 
 
 if __name__ == "__main__":

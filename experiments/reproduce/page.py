@@ -28,12 +28,12 @@ def write_gallery(path: Path, judged: Sequence[Judged], seeds: Sequence[int]) ->
     if len(seeds) == 1:
         simulated = "those of runs with every seed have one seed, and none either"
     introduction = (
-        f"{count_line(judged)} A row holds if our figure is at most 25 % outside of the published one (2 % "
-        "for plain arithmetic), or in the band that the row states. Only simulated rows could be broken by "
-        "the simulator: no change of it moves computed ones, such as formulas, and fitted ones have a "
-        "constant or a setting that was chosen by the published figure. Figures of one run have no interval; "
-        f"{simulated}. Figures whose source was not read "
-        "here are marked. In the drawings, bars are the published values and dots ours, relative to the "
+        f"{count_line(judged)} A row holds if our figure is at most 5 % outside of the published one (2 % "
+        "for plain arithmetic), or in the band that the row states. Only simulated rows are evidence for the "
+        "simulator: a change of it by a tenth breaks each of them that holds. None breaks indicative ones, "
+        "computed ones are formulas, and fitted ones have a constant or a setting that was chosen by the "
+        f"published figure. Figures of one run have no interval; {simulated}. Figures whose source was not "
+        "read here are marked. In the drawings, bars are the published values and dots ours, relative to the "
         "middle of what was published."
     )
     write_page(

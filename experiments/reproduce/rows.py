@@ -10,23 +10,34 @@ from typing import Any, Literal
 
 from sim.report.numbers import number
 
-TOLERANCE = 0.25
-"""Relative distance from the published figure up to which a row holds, unless the row has its own."""
+TOLERANCE = 0.05
+"""Relative distance from the published figure up to which a row holds, unless the row has its own.
+
+By so much do two careful measurements of one system differ, and figures of two digits from what was measured.
+"""
 EXACT = 0.02
 """The same for rows that are plain arithmetic: published figures are rounded to two or three digits."""
+CLOSE = 0.25
+"""Relative distance of rows that differ, but not by much."""
+UNVERIFIED = "Cause not verified."
 
 Shown = Literal["value", "percent", "times", "times less", "% less"]
 
 
 class Kind(Enum):
-    """Says what a row that holds is evidence of. Only rows of the first kind are advertised."""
+    """Says what a row that holds is evidence of. Only rows of the first kind are advertised.
+
+    `mutations.csv`, which a run writes, tells the first two apart.
+    """
 
     SIMULATED = "simulated"
-    """The simulator could break it: a change of its models moves ours (`mutations.csv`)."""
+    """A run or price of the simulator. If it holds, a change of the simulator by a tenth breaks it."""
+    INDICATIVE = "indicative"
+    """The same, but no such change breaks it: a range was published, or the changes cancel in a ratio."""
     COMPUTED = "computed"
-    """A formula of this tool, figures that were put in, or a ratio that no mutation moves by 1 %."""
+    """A formula of this tool, or figures that were put in."""
     FITTED = "fitted"
-    """A constant or a setting was chosen by the published figure."""
+    """A constant or a setting was chosen by the published figure, or an input that decides it is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +119,30 @@ class Row:
     differs: bool = False
     """Whether the row is known not to hold; it then does not change the exit code."""
     why: str = ""
-    """One sentence on the difference."""
+    """What is known of the difference, or why the row has its own band."""
+    verified: bool = False
+    """Whether a run, arithmetic or the text shows that `why` is the cause; else the output says so."""
 
     def __post_init__(self) -> None:
         low, high = self.published
         if not 0 <= low <= high:
             raise ValueError(f"{self.name}: published={self.published}: must be two values >= 0 in order")
-        if (self.differs or self.band) and not self.why:
-            raise ValueError(f"{self.name}: a row that differs or has its own band needs a sentence: why")
+        if (self.verified or self.band) and not self.why:
+            raise ValueError(f"{self.name}: a verified cause or a band of a row's own needs a sentence: why")
 
     @property
     def limits(self) -> tuple[float, float]:
         """Returns the least and the largest value of ours with which the row holds."""
         low, high = self.published
         return self.band or ((1 - self.tolerance) * low, (1 + self.tolerance) * high)
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a value of ours is within the limits; NaN and infinity are not."""
+        if not math.isfinite(value):
+            return False
+        low, high = self.limits
+        slack = 1e-9 * abs(value)  # it absorbs rounding errors: 3.0 of 4.0 is not below 0.75
+        return low - slack <= value <= high + slack
 
     @property
     def published_text(self) -> str:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from experiments.app.terminal import plain_table
 from experiments.reproduce.findings import broken_by
-from experiments.reproduce.rows import Kind, Row, Source
-from experiments.reproduce.verdicts import Judged, State, Verdict, without_reason
+from experiments.reproduce.rows import CLOSE, UNVERIFIED, Kind, Row, Source
+from experiments.reproduce.verdicts import Judged, State, Verdict
 from sim.metrics.summary import plain_json
 from sim.report.wording import plural
 
@@ -34,9 +34,9 @@ def print_gallery(judged: Sequence[Judged], console: Console) -> None:
             console.print(Padding(text.append("".join(f" {words}" for words in notes(row))), (0, 0, 0, 2)))
         console.print()
     console.print(Text(count_line(judged)))
-    if left := without_reason(judged):
-        names = ", ".join(verdict.row.name for verdict in left)
-        console.print(Text(f"More than 25 % from the published figure, without a known cause: {names}."))
+    verdicts = (verdict for part in judged for verdict in part.verdicts)
+    if left := [verdict.row.name for verdict in verdicts if verdict.is_unexplained]:
+        console.print(Text(f"Not within the band, and the cause is not verified: {', '.join(left)}."))
 
 
 def count_line(judged: Sequence[Judged]) -> str:
@@ -51,14 +51,18 @@ def count_line(judged: Sequence[Judged]) -> str:
             for state, count in counts.items()
             if count
         ]
+        if close := sum(verdict.state is State.DIFFERS and verdict.is_close for verdict in of_kind):
+            words.append(f"{close} of them by at most {100 * CLOSE:g} %")
         if words:
             sentences.append(f"{plural(len(of_kind), f'{kind.value} row')}: {', '.join(words)}.")
     return " ".join(sentences)
 
 
 def notes(row: Row) -> list[str]:
-    """Returns the sentence on a row's difference, and the one on the changes that break it, if there are."""
-    return [words for words in (row.why, broken_by(row.name, differs=row.differs)) if words]
+    """Returns what is known of a row's difference, and which changes break the row, as far as there are."""
+    cause = UNVERIFIED if row.differs and not row.verified else ""
+    broken = broken_by(row) if row.kind in (Kind.SIMULATED, Kind.INDICATIVE) else ""
+    return [words for words in (row.why, cause, broken) if words]
 
 
 def source_text(source: Source) -> str:
@@ -85,6 +89,7 @@ def records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
                 "band": list(verdict.row.limits),
                 "state": verdict.state.value,
                 "why": verdict.row.why,
+                "cause_verified": verdict.row.verified,
             }
             for part in judged
             for verdict in part.verdicts

@@ -29,7 +29,7 @@ from sim.settings.hydra_errors import composed
 from sim.settings.json_files import read_json_object
 
 OWN_CODE = ("reproduce", "papers")
-"""Folders of `experiments` that the functions of rows are in."""
+"""Folders of `experiments` that the functions of rows and their arguments are in."""
 CURE = "choose another folder with cache=, or cache=null"
 VALUE = "value"
 NAN = math.nan
@@ -224,7 +224,8 @@ def _files(
 def _own_code() -> str:
     digest = hashlib.blake2b(digest_size=12)
     for folder in OWN_CODE:
-        for file in sorted((Path(__file__).parents[1] / folder).rglob("*.py")):
+        files = (Path(__file__).parents[1] / folder).rglob("*")
+        for file in sorted(file for file in files if file.suffix in (".py", ".yaml")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from experiments.reproduce.rows import TOLERANCE, Compared, Family, Row, Sampled, figure
+from experiments.reproduce.rows import CLOSE, Compared, Family, Row, Sampled, figure
 from sim.metrics.paired import Interval
-from sim.report.numbers import MISSING, number
+from sim.report.numbers import MISSING, number, supported
 
 
 class State(Enum):
@@ -35,10 +35,7 @@ class Verdict:
     def state(self) -> State:
         if math.isnan(self.ours.mean):
             return State.MISSING
-        low, high = self.row.limits
-        # The slack absorbs rounding errors: 3.0 of 4.0 is not below 0.75.
-        slack = 1e-9 * abs(self.ours.mean)
-        if low - slack <= self.ours.mean <= high + slack:
+        if self.row.holds(self.ours.mean):
             return State.HOLDS
         return State.DIFFERS if self.row.differs else State.FELL_OUT
 
@@ -47,9 +44,14 @@ class Verdict:
         return self.row.ratio(self.ours.mean)
 
     @property
-    def is_far(self) -> bool:
-        """Returns whether ours is more than a quarter away from the published figure."""
-        return self.state is not State.MISSING and abs(self.ratio - 1) > TOLERANCE + 1e-9
+    def is_close(self) -> bool:
+        """Returns whether ours is at most `CLOSE` outside of the published figure."""
+        return abs(self.ratio - 1) <= CLOSE + 1e-9
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Returns whether the row does not hold, and no cause of that is verified."""
+        return self.state in (State.DIFFERS, State.FELL_OUT) and not self.row.verified
 
     @property
     def ours_text(self) -> str:
@@ -59,9 +61,8 @@ class Verdict:
             return MISSING
         simulated = isinstance(self.row.ours, Compared | Sampled)
         text = self.row.with_unit(number(ours.mean) if simulated else figure(ours.mean))
-        if math.isnan(ours.low) or ours.is_exact:
-            return text
-        return f"{text} ({number(ours.low)} to {number(ours.high)})"
+        shown = supported(ours)
+        return text if shown is None else f"{self.row.with_unit(shown.mean)} ({shown.low} to {shown.high})"
 
     @property
     def ratio_text(self) -> str:
@@ -85,8 +86,3 @@ class Judged:
 def of_state(judged: Sequence[Judged], state: State) -> list[Verdict]:
     """Returns the rows of all families that are in a state."""
     return [verdict for part in judged for verdict in part.verdicts if verdict.state is state]
-
-
-def without_reason(judged: Sequence[Judged]) -> list[Verdict]:
-    """Returns the rows that are far from the published figure and have no sentence on the difference."""
-    return [verdict for part in judged for verdict in part.verdicts if verdict.is_far and not verdict.row.why]

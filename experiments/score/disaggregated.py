@@ -21,7 +21,7 @@ from experiments.score.engine_versions import engine_of
 from experiments.score.layouts import given, layout_of
 from experiments.score.silicon import closed_loop, model_of
 from experiments.study.measured_rows import check_context, whole
-from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.presets import NotSimulatedError, base_scenario, load_generator
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.levels.speculative import Speculative
@@ -36,9 +36,6 @@ USUAL_WORKERS = {"prefill": 1, "decode": 5}
 
 DRAFTS = 3
 """Tokens that are drafted with multi-token prediction, in most published configurations of small batches."""
-
-DYNAMO_FRONTEND_S = 80e-3
-"""HTTP, tokenisation and routing in Dynamo, as in the profile tensorrt_llm_1_0, set on runs behind it."""
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
@@ -75,9 +72,9 @@ def engine_in_dynamo(row: dict[str, Any]) -> str:
 
 
 def behind_dynamo(base: Scenario) -> Scenario:
-    """Returns the engine's scenario with the frontend of Dynamo, unless its own is slower."""
-    frontend_s = max(DYNAMO_FRONTEND_S, base.engine.frontend_s)
-    return replace(base, engine=replace(base.engine, frontend_s=frontend_s))
+    """Returns the engine's scenario behind Dynamo, or with InferenceMAX's client if that adds more."""
+    clients = [load_generator(name) for name in ("dynamo", "inferencex")]
+    return replace(base, client=max(clients, key=lambda client: client.added_s(base.engine.family)))
 
 
 def with_published_drafts(latency: LatencyLevel, row: dict[str, Any]) -> LatencyLevel:

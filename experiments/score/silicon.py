@@ -15,9 +15,9 @@ import pandas as pd
 from experiments.score.drafts import with_drafts
 from experiments.score.engine_versions import engine_of
 from experiments.score.layouts import layout_of
-from experiments.score.recipes import Recipe, recipe_of
+from experiments.score.recipes import SGLANG_MODELS, Recipe, recipe_of
 from experiments.study.measured_rows import check_context, whole
-from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.presets import NotSimulatedError, base_scenario, load_generator
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching
@@ -86,6 +86,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     )
     return replace(
         base,
+        client=load_generator(client_of(row)),
         latency=with_drafts(latency, row),
         model=model,
         engine=engine,
@@ -97,6 +98,14 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         attention_data_parallel_size=share,
         expert_parallel_size=layout.expert_parallel_size,
     )
+
+
+def client_of(row: dict[str, Any]) -> str:
+    """Returns the load generator of the row's source; `dynamo`: one behind NVIDIA Dynamo."""
+    if row.get("source") == "inferencemax" or row["model"] in SGLANG_MODELS:  # the lab repeated such runs
+        return "inferencex"
+    behind_dynamo = row["backend"] == "sglang" or engine_of(row) == "tensorrt_llm_1_0"
+    return "dynamo" if row.get("source") == "nvidia-lab" and behind_dynamo else "none"
 
 
 def model_of(row: dict[str, Any], base: Scenario) -> ModelSpec:

@@ -24,7 +24,9 @@ from experiments.score import runs
 from experiments.score.table import chosen_rows, read_table
 from experiments.study.measured_rows import simulated
 from hwmodels.levels.rooflines import Calibrated
+from sim.metrics.paired import Interval
 from sim.metrics.pressure import held_back
+from sim.report.numbers import bounds_text, mean_text
 from sim.settings.errors import ConfigError
 
 ARGUMENTS = {"measured": "", "seeds": "10", "where": ""}
@@ -78,7 +80,8 @@ def line(row: Mapping[str, Any], tails: Sequence[Tail]) -> list[str]:
 
 def _interval(values: Any) -> str:
     low, middle, high = np.percentile(values, [5, 50, 95])
-    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
+    interval = Interval(middle, low, high, len(values))
+    return f"{mean_text(interval)} ({bounds_text(interval)})"
 
 
 def main(arguments: Sequence[str]) -> None:

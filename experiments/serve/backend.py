@@ -14,7 +14,7 @@ class Sampling:
 
     max_tokens: limit of the output tokens. min_tokens: no end of sequence and no stop string ends the output
     before. logprobs: number of most likely tokens to report with each token; None: no log-probabilities.
-    prompt_logprobs: the same for the tokens of the prompt.
+    prompt_logprobs: the same for the tokens of the prompt. logit_bias: numbers that are added to logits.
     """
 
     max_tokens: int
@@ -32,6 +32,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
 
 
 class RemoteKv(NamedTuple):
@@ -59,10 +60,11 @@ class Structure(NamedTuple):
     """The form that an output must have. param: the field of the request that asks for it.
 
     kind: json, with a JSON schema as value; choice, with the texts of which it is one; regex, with a pattern
-    that matches all of it; tools, with the functions that it may call, one of them if `must_call`.
+    that matches all of it; grammar, with one in Lark or GBNF; tools, with the functions that it may call, one
+    of them if `must_call`.
     """
 
-    kind: Literal["json", "choice", "regex", "tools"]
+    kind: Literal["json", "choice", "regex", "grammar", "tools"]
     value: Any
     param: str
     must_call: bool = False

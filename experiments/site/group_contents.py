@@ -26,6 +26,7 @@ CONTENTS = {
     "latency/jitter": "random scatter of iteration times",
     "calibration": "parameters of the roofline, fitted to operators measured on a GPU",
     "workload": "traffic: generated, or read from a trace",
+    "client": "load generator of a measurement, whose own time is part of TTFT",
     "workload/arrivals": "arrival processes of generated traffic",
     "workload/lengths": "distributions of prompt and output lengths of generated traffic",
     "retries": "what clients do when a request is refused or takes too long",

@@ -20,6 +20,8 @@ class Traffic(NamedTuple):
 
     scenario: Scenario
     source: Source
+    period: int | None = None
+    """Number of requests after which it repeats them; None: it does not."""
 
 
 def longer_traffic(scenario: Scenario, num_requests: int) -> Traffic:
@@ -35,7 +37,7 @@ def longer_traffic(scenario: Scenario, num_requests: int) -> Traffic:
         return _of(scenario, num_requests=num_requests)
     most = getattr(workload, "max_requests", 0)
     if most is None or most > num_requests:
-        scenario, own = _of(scenario, max_requests=num_requests)
+        scenario, own, _ = _of(scenario, max_requests=num_requests)
     else:
         own = scenario.source()
     count = own.num_requests or 0
@@ -49,7 +51,7 @@ def longer_traffic(scenario: Scenario, num_requests: int) -> Traffic:
         return _of(scenario, duration_s=workload.duration_s * num_requests / max(count, 1))
     if not is_open_loop(own) or isinstance(own, BeginsByRate):
         return Traffic(scenario, own)
-    return Traffic(scenario, repeated(listed(own), num_requests))
+    return Traffic(scenario, repeated(listed(own), num_requests), count)
 
 
 def last_begin_s(source: Source) -> float:

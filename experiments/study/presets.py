@@ -11,6 +11,7 @@ from sim.settings.errors import ConfigError, suggest
 from sim.settings.hydra_errors import composed
 from sim.settings.model_names import NamedModel, model_named
 from sim.settings.scenario import build_scenario
+from sim.setup.client import Client
 from sim.setup.scenario import Scenario
 
 ALIASES = {
@@ -26,6 +27,9 @@ ALIASES = {
     "engine": {"trtllm": "tensorrt_llm"},
 }
 """Names in tables of measurements that differ from our presets' names, by config group."""
+
+
+SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
 
 class NotSimulatedError(Exception):
@@ -44,14 +48,19 @@ def base_scenario(model: str, gpu: str, engine: str, overrides: tuple[str, ...] 
         "hardware": preset("hardware", gpu),
         "engine": preset("engine", engine),
     }
-    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     chosen = [f"{group}={choice}" for group, choice in choices.items()]
     if named.weights is not None:
         chosen.append(f"model.weights={named.weights}")
     try:
-        return build_scenario(composed(source, [*chosen, "workload=offline_batch", "slo=none", *overrides]))
+        return build_scenario(composed(SOURCE, [*chosen, "workload=offline_batch", "slo=none", *overrides]))
     except ConfigError as error:
         raise NotSimulatedError(str(error)) from error
+
+
+@lru_cache(maxsize=16)
+def load_generator(name: str) -> Client:
+    """Returns the client that measured a table's rows, a choice of the group client."""
+    return build_scenario(composed(SOURCE, [f"client={name}"])).client
 
 
 @lru_cache(maxsize=1024)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments.study.figures import as_text, figures, leaves
 from experiments.study.seeds import distinct_seeds
+from experiments.study.trace_runs import TraceRun
 from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
@@ -58,6 +59,8 @@ class Runs:
     notes: dict[str, list[str]]
     """Notes of each arm's first run on the basis of its figures."""
     interrupted: bool
+    traced: Mapping[tuple[str, Any], TraceRun] = field(default_factory=dict)
+    """(arm, swept value) -> values of the requests, if all seeds give the same runs, as those of a trace."""
 
 
 def summary_of(result: RunResult) -> dict[str, Any]:
@@ -81,9 +84,13 @@ def run_all(
     tasks = [Task(point, seed) for seed in run_seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
     notes: dict[str, list[str]] = {}
+    traced: dict[tuple[str, Any], TraceRun] = {}
+    is_one_run = len(run_seeds) < len(seeds)
     with ctrl_c_noted() as interrupt:
-        summaries = in_turn(partial(_summary, summarise), tasks, jobs, interrupt)
-        for index, summary in summaries:
+        summaries = in_turn(partial(_summary, summarise, is_one_run), tasks, jobs, interrupt)
+        for index, (summary, run) in summaries:
+            if run is not None:
+                traced[tasks[index].point.arm, tasks[index].point.swept] = run
             row = figures(summary)
             row.pop(INTERRUPTED)
             rows[index] = {**tasks[index].label, **row}
@@ -93,10 +100,10 @@ def run_all(
         interrupted = interrupt.noted and len(rows) < len(tasks)
     columns = ["arm", "seed", "swept"]
     of_runs = [rows[index] for index in sorted(rows)]
-    if len(run_seeds) < len(seeds):
+    if is_one_run:
         of_runs = [{**row, "seed": seed} for seed in seeds for row in of_runs]
     table = pd.DataFrame(of_runs, columns=None if rows else columns)
-    return Runs(table=table, notes=notes, interrupted=interrupted)
+    return Runs(table=table, notes=notes, interrupted=interrupted, traced=traced)
 
 
 def settings_that_differ(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
@@ -111,5 +118,8 @@ def _scenario(point: Point, seed: int) -> Scenario:
     return build_scenario(resolved(point.with_seed(seed)))
 
 
-def _summary(summarise: Callable[[RunResult], dict[str, Any]], task: Task) -> dict[str, Any]:
-    return summarise(simulate_config(task.point.with_seed(task.seed)))
+def _summary(
+    summarise: Callable[[RunResult], dict[str, Any]], is_one_run: bool, task: Task
+) -> tuple[dict[str, Any], TraceRun | None]:
+    result = simulate_config(task.point.with_seed(task.seed))
+    return summarise(result), TraceRun.of(result) if is_one_run else None

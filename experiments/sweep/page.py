@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -15,7 +16,7 @@ from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.verdicts import LEVEL
 from experiments.sweep.figures import heat_map, lines, parallel, pareto_front
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
-from experiments.sweep.grid import Cell, Grid, grid_of
+from experiments.sweep.grid import PARETO, Cell, Grid, grid_of
 from experiments.sweep.settings import ReportSettings
 from sim.report.numbers import with_interval
 from sim.report.plain_page import drawn, folded, listed, table, write_page
@@ -75,6 +76,10 @@ def print_found(grid: Grid, console: Console) -> None:
         if fits(printed, console):
             break
     console.print(printed)
+    others = [one for one in PARETO if one.key not in {metric.key for metric in grid.metrics[:num_metrics]}]
+    if others and all(one.key in cell for cell in grid.cells.values() for one in others):
+        heading, *lines = rows(replace(grid, metrics=tuple(others)), num_metrics=len(others))
+        console.print(plain_table([heading, *lines[:PRINTED_ROWS]], range(max(1, len(grid.axes)))))
     if len(body) > PRINTED_ROWS:
         console.print(Text(f"  {plural(len(body) - PRINTED_ROWS, 'more row')} in runs.parquet and {PAGE}"))
 

@@ -50,17 +50,19 @@ class TimedOperators(ABC):
 
         In a pipeline: one micro-batch on all stages, or all on the slowest stage, whichever takes longer.
         """
+        shape = self._adapters.of(shape)
         parts = self._critical_path(shape)
         return [(op, total_of(op, parts, partial(seconds_of, op))) for op in self._operators_of(shape)]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
+        shape = self._adapters.of(shape)
         zeros = np.zeros(np.broadcast(*shape.counts, *(shape.drafts or ())).shape)[()]
         parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
         for op, seconds in self.operator_seconds(shape):
             parts[op.component] = parts[op.component] + seconds
         batch = self.layout.rank_batch(shape)
-        replays = self._host.replays(whole(batch.tokens), shape.prefill_tokens)
+        replays = self._replays(whole(batch.tokens), shape)
         num_seqs = shape.decode_seqs + shape.prefill_seqs
         more_kernels = self._host.mixed_kernels(shape.decode_seqs, shape.prefill_seqs)
         if shape.adapters is not None:
@@ -75,6 +77,7 @@ class TimedOperators(ABC):
         An operator is bound by the larger of its data-sheet times, or by launches if it takes less than
         15 us per kernel and that data-sheet time is less than a quarter of it. Pipelines: `operator_seconds`.
         """
+        shape = self._adapters.of(shape)
         path = self._critical_path(shape)
         fullest = path[0].batch
         total_s = float(self.seconds(shape))
@@ -104,11 +107,20 @@ class TimedOperators(ABC):
 
         2 per weight and token, 4 heads head_dim per query-key pair and layer; the LM head on sampled rows.
         """
+        shape = self._adapters.of(shape)
         return whole_total(self._whole_operators_of(shape), "flops", shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns the bytes of the matrices that tokens are multiplied with, and of KV and states."""
+        shape = self._adapters.of(shape)
         return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
+
+    def _replays(self, tokens: Any, shape: IterationShape) -> Any:
+        """Returns whether a CUDA graph runs the whole iteration, adapters included."""
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        if shape.adapters is None or self._adapters.captured:
+            return replays
+        return replays & (shape.adapters.adapters == 0)
 
     def _operators_of(self, shape: IterationShape) -> list[Operator]:
         """Returns the operators of an iteration on one device, those of its adapters included."""
@@ -146,7 +158,7 @@ class TimedOperators(ABC):
     def _padded_batch(self, shape: IterationShape) -> RankBatch:
         batch = self.layout.rank_batch(shape)
         tokens = whole(batch.tokens)
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         tokens = self._host.computed_tokens(tokens, replays, rows_of_each(batch))[()]
         return batch._replace(
             tokens=tokens, all_tokens=tokens if self._counted.any_tokens_s is None else batch.all_tokens

@@ -38,7 +38,7 @@ from hwmodels.iterations.iteration import DraftWork, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.offload import Offload
 from hwmodels.iterations.ops import Per
-from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
@@ -88,9 +88,9 @@ class Roofline(TimedOperators):
             layout=self.layout,
             calibration=calibration.in_a_stream(),
             kernels=kernels or Kernels(),
-            lora=lora,
         )
-        self._adapters = AddedByAdapters(site)
+        host = host or HostOverhead()
+        self._adapters = AddedByAdapters(site, host.launch_s, lora)
         self._whole_adapters = AddedByAdapters(replace(site, layout=ParallelLayout()))
         self.operators = iteration_operators(site, inputs)
         if device.chain is not None:
@@ -109,15 +109,15 @@ class Roofline(TimedOperators):
         self._prefill_ops = [op for op in self.operators if op.per is Per.prefill]
         # Every stage launches its own kernels, for each of its micro-batches.
         most_layers = self.layout.micro_batches * self.layout.stage_share(self.model.num_layers)
-        num_kernels = max(1.0, most_layers) * sum(op.calls * op.kernels for op in self.operators)
-        mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
-        self._host = HostShare(
-            host or HostOverhead(), cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels
+        num_kernels = max(1.0, most_layers) * sum(
+            op.calls * host.launches(op.name, op.kernels) for op in self.operators
         )
+        mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
+        self._host = HostShare(host, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels)
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
         self._whole = (
             None
-            if is_shared
+            if is_shared or self._adapters.in_every_batch
             else WholeBatches(
                 counted=self._counted,
                 decodes=self._decodes,
@@ -125,17 +125,30 @@ class Roofline(TimedOperators):
                 host=self._host,
             )
         )
-        """None if several devices, or micro-batches, share each batch."""
+        """None if several devices, or micro-batches, share each batch, or if all batches have adapters."""
         self._decode_batches = RowsByCount(self._decode_batch_figures)
         self._known_batches: dict[float, list[float]] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
         """None if an iteration is one batch that passes all stages once."""
         if self.stages is not None:
+            self._one_batch = replace(self.layout, num_micro_batches=1)
+            self._stage_kernels = [
+                (
+                    sum(
+                        op.calls * host.launches(op.name, op.kernels) * stage.share(op.part)
+                        for op in self.operators
+                    ),
+                    sum(op.calls * op.mixed_kernels * stage.share(op.part) for op in self.operators),
+                    stage.layers,
+                )
+                for stage in self.stages.all
+            ]
             self._decode_ends = RowsByCount(self._decode_ends_figures)
             self._known_ends: dict[float, list[float]] = {}
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
+        shape = self._adapters.of(shape)
         of_passes = None if shape.drafts is None else _of_passes(shape, shape.drafts)
         if of_passes is not None and self._whole is not None:
             return self.pass_seconds(*of_passes)
@@ -149,7 +162,7 @@ class Roofline(TimedOperators):
                 return self._whole.prefill_seconds(shape)
         own: Any = self.layout.rank_batch(shape)
         tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
-        replays = self._host.replays(tokens, prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         gpu_s = self._counted.of(computed, all_tokens, rows)
         decodes_s = 0.0
@@ -192,7 +205,7 @@ class Roofline(TimedOperators):
         if self._whole is not None:
             return self._whole.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
         contexts = [num_context_tokens + num_seqs * i for i in range(num_iterations)]
-        if num_iterations <= FEW_ITERATIONS:
+        if num_iterations <= FEW_ITERATIONS and not self._adapters.in_every_batch:
             durations_s = [self._decode_seconds(num_seqs, context) for context in contexts]
         else:
             shape = IterationShape(num_seqs, np.array(contexts), 0, 0, 0, 0, num_seqs)
@@ -204,18 +217,66 @@ class Roofline(TimedOperators):
 
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
+        shape = self._adapters.of(shape)
         own = self.layout.rank_batch(shape)
+        computed, rows, gpu_s, decodes_s = self._of_batch(shape, own)
+        if self.stages is None:
+            return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
+        return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
+
+    def _of_batch(self, shape: IterationShape, own: RankBatch) -> tuple[Any, Any, Any, Any]:
+        """Returns the computed tokens, the rows, and the GPU seconds of all and of decodes; also arrays."""
         tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
         decodes_s = self._decodes.batch_seconds_many(own)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
         gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
         if shape.adapters is not None:
             gpu_s = gpu_s + self._adapters.seconds(own)[0]
-        if self.stages is None:
-            return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
-        return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
+        return computed, rows, gpu_s, decodes_s
+
+    def one_batch(self, shape: IterationShape) -> MicroBatch:
+        """Returns the GPU seconds of an iteration that passes the stages as one batch; also arrays."""
+        assert self.stages is not None
+        shape = self._adapters.of(shape)
+        computed, rows, gpu_s, _ = self._of_batch(shape, self._one_batch.rank_batch(shape))
+        return MicroBatch(gpu_s, *self._counted.ends(computed, rows))
+
+    def stage_times(self, shape: IterationShape) -> Pass:
+        """Returns the times of an iteration that passes the stages as one batch. The counts are numbers."""
+        assert self.stages is not None
+        shape = self._adapters.of(shape)
+        own: Any = self._one_batch.rank_batch(shape)
+        tokens, rows = int(own.tokens), int(own.rows)
+        replays = self._replays(tokens, shape)
+        computed = self._host.computed_tokens(tokens, replays)
+        gpu_s = self._counted.of(computed, int(own.all_tokens), rows)
+        if shape.decode_seqs:
+            gpu_s += self._decodes.batch_seconds(own)
+        for op in self._prefill_ops:
+            gpu_s += op.calls * op.seconds(own)
+        adapter_kernels = 0.0
+        if shape.adapters is not None:
+            adapters_s, adapter_kernels = self._adapters.seconds(own)
+            gpu_s += adapters_s
+        batch = MicroBatch(gpu_s, *self._counted.ends(computed, rows))
+        is_mixed = bool(shape.decode_seqs and shape.prefill_seqs)
+        launches_s = self._host.stage_launch_seconds(
+            replays,
+            [
+                kernels + mixed * is_mixed + adapter_kernels * layers
+                for kernels, mixed, layers in self._stage_kernels
+            ],
+        )
+        stage_s, send_s = self.stages.one(batch)
+        return Pass(
+            self._host.engine_seconds(shape.decode_seqs + shape.prefill_seqs),
+            [max(own_s, launch_s) for own_s, launch_s in zip(stage_s, launches_s, strict=True)],
+            send_s,
+            sum(launches_s),
+            self._host.exposed_s,
+        )
 
     def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
         """Returns the wall time of one decode-only iteration in seconds."""
@@ -293,6 +354,7 @@ class Roofline(TimedOperators):
 
     def _seconds_many(self, shape: IterationShape) -> Any:
         """Computes `seconds` of each of many iterations, in the same order of operations."""
+        shape = self._adapters.of(shape)
         batch = self.layout.rank_batch(shape)
         prefills = np.asarray(shape.prefill_tokens).any()
         no_adapters = shape.adapters is None
@@ -309,7 +371,7 @@ class Roofline(TimedOperators):
                 gpu_s = self._decode_round(gpu_s, *ends)
             return np.maximum(gpu_s, floor_s) + added_s
         tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
-        replays = self._host.replays(tokens, shape.prefill_tokens)
+        replays = self._replays(tokens, shape)
         computed = self._host.computed_tokens(tokens, replays, rows_of_each(batch))
         decodes_s = self._decodes.batch_seconds_many(batch)
         gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s

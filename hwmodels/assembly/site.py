@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hwmodels.devices.device import DTYPE_BYTES, Device
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
 from hwmodels.model.block import Block
-from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix, Ranks, Role
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import WeightFormat, weight_format
@@ -28,6 +27,7 @@ from hwmodels.operators.collectives import (
     send_recv_seconds,
 )
 from hwmodels.operators.gemm import gemm_seconds
+from hwmodels.operators.lora_kernels import LoraKernels
 from hwmodels.operators.moe_routing import Routing
 from hwmodels.operators.stream import stream_seconds
 from hwmodels.operators.systolic import systolic_gemm_seconds
@@ -43,9 +43,6 @@ COLLECTIVES = {
 
 SUMS = ("all_reduce", "reduce_scatter")
 """Collectives that need the results of all ranks, and wait for the last one: `Calibration.peer_wait_s`."""
-
-LORA_PEAK_SHARE = 0.25
-"""Share of the dense peak that adapters of rank 8 to 64 reach: they fill this share of a tile's columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +67,8 @@ class Kernels:
     """Whether the operator before a GEMM also quantises to one scale (fp8, int8); else a kernel does."""
     absorbed_latent_decode: bool = True
     """Whether decode attends to the cached latent vectors; false: keys and values are expanded first."""
+    lora: LoraKernels = LoraKernels()
+    """Kernels of LoRA adapters."""
     routing: Routing = Routing(kind="zipf", exponent=0.8)
     """Distribution of tokens over experts. The default is skewed, as measured also with random prompts."""
 
@@ -95,7 +94,6 @@ class Site:
     layout: ParallelLayout
     calibration: Calibration
     kernels: Kernels
-    lora: Lora | None = None
     formats: Mapping[str, str] = field(default_factory=dict)
     """Storage formats of the layer's matrices, by name, that are not those of their role."""
 
@@ -147,7 +145,7 @@ class Site:
         return self.stream(name, calls, num_norms * 4 * self.hidden_bytes / split)
 
     def gemm(self, matrix: Matrix, calls: float, per: Per = Per.token) -> Iterator[Operator]:
-        """Yields x[m, k] w[k, n] for m tokens (or sampled rows), and its LoRA operator, if any."""
+        """Yields x[m, k] w[k, n] for m tokens (or sampled rows)."""
         weights, device = self.stored(matrix.role, matrix.stored or self.formats.get(matrix.name))
         k, n, b = matrix.k, matrix.n, self.model.element_bytes
         rows = per.value
@@ -181,8 +179,6 @@ class Site:
             dtype=compute,
             kernels=1 + quantises,
         )
-        if self.lora is not None and matrix.role is Role.dense:
-            yield self._adapters(matrix, calls, self.lora)
 
     def stored(self, role: Role, own: str | None = None) -> tuple[WeightFormat, Device]:
         """Returns the storage format of matrices of that role, and the device with their peaks.
@@ -201,34 +197,6 @@ class Site:
             return halved, self.device
         peaks = {dtype: 2 * peak for dtype, peak in self.device.peak_flops_per_s.items()}
         return halved, replace(self.device, peak_flops_per_s=peaks)
-
-    def _adapters(self, matrix: Matrix, calls: float, lora: Lora) -> Operator:
-        """Returns shrink x[m, k] a[k, r] and expand by b[r, n]: 2 m r (k + n) FLOPs, adapters read once."""
-        r, k, n, b = lora.rank, matrix.k, matrix.n, self.model.element_bytes
-        peak = self.device.peak_flops_per_s[self.dtype] * LORA_PEAK_SHARE
-
-        def read(batch: RankBatch) -> Any:
-            return r * (k + n) * b * smaller(batch.tokens, lora.num_active)
-
-        def moved(batch: RankBatch) -> Any:
-            return read(batch) + (k + 2 * n + 2 * r) * b * batch.tokens
-
-        def seconds(batch: RankBatch) -> Any:
-            stream_s = stream_seconds(moved(batch), self.device, self.calibration.stream, kernels=2)
-            return larger(2 * r * (k + n) * batch.tokens / peak, stream_s)
-
-        return Operator(
-            name="lora",
-            component="gemm",
-            per=Per.token,
-            calls=calls * matrix.count,
-            seconds=seconds,
-            flops=per_token(2 * r * (k + n)),
-            stored_bytes=read,
-            bytes_moved=moved,
-            dtype=self.dtype,
-            kernels=2,
-        )
 
     def message(
         self,

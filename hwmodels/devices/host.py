@@ -1,8 +1,21 @@
-"""Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches."""
+"""Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches.
+
+Without a graph the host launches kernel by kernel. Launches run ahead of the device, so an iteration takes
+the longer of the two, kernels or launches. What a launch costs and how many there are says `Compilation`:
+
+    inductor, native   one per fused kernel: torch.compile's code, or an engine in C++; launch_s each
+    eager              the same kernels, called by PyTorch modules: OPS_PER_KERNEL operators of op_s each
+    pytorch            plain PyTorch, nothing fused: each operator is a launch (`UNFUSED`), op_s each
+
+Llama-2-7B: 327 kernels, 1.3 ms of launches compiled, 17.7 ms eager, and 35.4 ms in plain PyTorch, which
+launches 1,966.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -11,6 +24,37 @@ from numpy.typing import NDArray
 
 from hwmodels.checks import check_finite, check_whole
 from hwmodels.exact import larger, smaller
+
+OPS_PER_KERNEL = 3
+"""PyTorch operators of a module per kernel: the output is allocated, viewed, and the kernel called."""
+
+UNFUSED = {
+    **dict.fromkeys(
+        ("attention_norm", "mlp_norm"), 9
+    ),  # cast, square, mean, + eps, rsqrt, *, cast, *, residual
+    "final_norm": 8,
+    "qk_norm": 16,
+    "latent_norm": 16,
+    "rotary": 18,  # of queries and of keys: cast, 2 products and a sum for each half, stack, cast
+    "kv_write": 2,
+    "attention_decode": 16,  # heads repeated, mask, scaling, two products, softmax, copies of layouts
+    "gate_up_proj": 2,
+    "shared_gate_up_proj": 2,
+    "activation": 2,
+}
+"""Launches of plain PyTorch for one call of an operator; those of others are as in an engine.
+
+A layer of Llama-2 has 61, as counted with PyTorch's dispatcher on gpt-fast's model of November 2023.
+"""
+
+
+class Compilation(Enum):
+    """A way to run the model where no CUDA graph is: what is fused, and what launches it."""
+
+    inductor = "torch.compile: fused kernels, launched by compiled code"
+    native = "an engine in C++, or one whose launch_s stands for all that a kernel costs"
+    eager = "PyTorch modules with the engine's fused kernels"
+    pytorch = "plain PyTorch modules"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,12 +77,31 @@ class HostOverhead:
     """CPU time to launch a captured graph of any length."""
     overlapped: bool = False
     """Asynchronous scheduling: the host prepares iteration i+1 while the GPU runs i."""
+    op_s: float = 18e-6
+    """CPU time of a PyTorch operator without compilation, its Python code included: 19 us in gpt-fast's text,
+    17 us in Spec-Bench's loop."""
+    one_by_one: bool = False
+    """Whether the model runs in plain PyTorch, in which nothing is fused; set by `under`."""
     exposed_s: float = 0.0
     """Time that the GPU still waits between the end of one graph and the next if `overlapped` is true."""
 
     def __post_init__(self) -> None:
-        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "exposed_s"):
+        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "op_s", "exposed_s"):
             check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
+
+    def under(self, compilation: Compilation) -> HostOverhead:
+        """Returns the overhead with the launches of a way to run the model."""
+        if compilation is Compilation.eager:
+            return replace(self, launch_s=max(self.launch_s, OPS_PER_KERNEL * self.op_s))
+        if compilation is Compilation.pytorch:
+            return replace(self, launch_s=self.op_s, one_by_one=True)
+        return self
+
+    def launches(self, name: str, kernels: int) -> int:
+        """Returns the launches of a call of an operator that has so many kernels in an engine."""
+        if not self.one_by_one or not kernels:
+            return kernels
+        return UNFUSED.get(name, kernels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,12 +192,27 @@ class HostShare:
             self._padded_arrays[rows] = np.array(self.padded(rows))
         return self._padded_arrays[rows]
 
+    def engine_seconds(self, num_seqs: Any) -> Any:
+        """Returns the seconds of the engine's process around an iteration, launches left out."""
+        return self._host.iteration_s + self._host.sequence_s * num_seqs
+
+    def stage_launch_seconds(self, replays: bool, kernels: Sequence[float]) -> list[float]:
+        """Returns the seconds in which each pipeline stage launches so many kernels, or replays its graph."""
+        if replays:
+            return [self._host.graph_replay_s] * len(kernels)
+        return [self._host.launch_s * num for num in kernels]
+
+    @property
+    def exposed_s(self) -> float | None:
+        """`HostOverhead.exposed_s` if the host works beside the devices, else None."""
+        return self._host.exposed_s if self._host.overlapped else None
+
     def bounds(self, replays: Any, num_seqs: Any, more_kernels: Any = None) -> tuple[Any, Any]:
         """Returns floor_s and added_s: the iteration takes max(gpu, floor_s) + added_s.
 
         more_kernels: number of kernels that the iteration launches beyond num_kernels.
         """
-        host_s = self._host.iteration_s + self._host.sequence_s * num_seqs
+        host_s = self.engine_seconds(num_seqs)
         launch_s = self._launch_seconds(replays, more_kernels)
         return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
 

@@ -16,6 +16,8 @@ class AdapterBatch(NamedTuple):
     Ranks include the padding of the kernels.
     """
 
+    adapters: Num
+    """Different adapters."""
     tokens: Num
     """Tokens that go through an adapter."""
     rank_tokens: Num

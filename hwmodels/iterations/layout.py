@@ -3,8 +3,8 @@
     tensor     heads, MLP columns, vocabulary are cut; two all-reduces per layer (Megatron-LM, Shoeybi 2019)
     sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
                (Korthikanti 2022)
-    pipeline   layers are cut into stages; a batch passes them in micro-batches (GPipe, Huang 2019), which
-               follow each other without a gap, those of the next iteration too (vLLM, TensorRT-LLM)
+    pipeline   layers are cut into stages, which a batch passes one after the other; other batches follow it
+               (GPipe, Huang 2019). A chunk of a prompt is in one batch, whole
     context    a prompt's tokens are cut, keys and values pass around a ring (Liu 2023), or queries if these
                are fewer (pass-Q, Yang 2024); in decode each device holds a share of every context
     attention data   every group of tensor-parallel devices has its own sequences; the experts are shared
@@ -27,7 +27,7 @@ from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 
 SMALLEST_PIECE = 256
-"""Fewest tokens of a piece of a chunk in a micro-batch; fewer take as long, to read the weights."""
+"""Fewest tokens of a piece of a chunk if micro-batches cut chunks (`ParallelLayout.cuts_chunks`)."""
 
 
 class RankBatch(NamedTuple):
@@ -48,6 +48,7 @@ class RankBatch(NamedTuple):
     prefill_tokens: Num
     prefill_pairs: Num
     prefill_context_tokens: Num
+    adapter_count: Num = 0
     adapter_tokens: Num = 0
     adapter_rank_tokens: Num = 0
     adapter_ranks: Num = 0
@@ -80,6 +81,8 @@ class ParallelLayout:
     """Whether all attention groups send as many tokens to the experts as the fullest one."""
     num_micro_batches: int | None = None
     """Largest number of micro-batches per iteration in a pipeline; None: the number of stages."""
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each stage (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION); None: equal numbers."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -92,11 +95,34 @@ class ParallelLayout:
             check_whole(name, getattr(self, name))
         if self.num_micro_batches is not None:
             check_whole("num_micro_batches", self.num_micro_batches, remedy=", or null for one per stage")
+        if self.pp_layer_partition is not None:
+            self._check_partition(self.pp_layer_partition)
         if self.stage_size % self.expert_parallel_size:
             raise ValueError(
                 f"expert_parallel_size={self.expert_parallel_size}: must divide the {self.stage_size} "
                 "devices of a stage, tensor x context x attention data parallel"
             )
+
+    def _check_partition(self, layers: tuple[int, ...]) -> None:
+        """Raises ValueError unless there is a whole number of layers for each stage."""
+        shown = ",".join(map(str, layers))
+        if self.pipeline_parallel_size == 1 or len(layers) != self.pipeline_parallel_size:
+            raise ValueError(
+                f"pp_layer_partition=[{shown}]: must have one number for each of the "
+                f"pipeline_parallel_size={self.pipeline_parallel_size} stages, at least two; set "
+                f"pipeline_parallel_size={max(2, len(layers))}, or pp_layer_partition=null for equal stages"
+            )
+        for number in layers:
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(
+                    f"pp_layer_partition=[{shown}]: {number} must be a whole number of layers >= 1, as every "
+                    "stage has at least one; set pp_layer_partition=null for equal stages"
+                )
+
+    @property
+    def cuts_chunks(self) -> bool:
+        """True if micro-batches cut the chunk of a prompt; those of a pipeline do not."""
+        return self.pipeline_parallel_size == 1
 
     @property
     def stage_size(self) -> int:
@@ -126,14 +152,19 @@ class ParallelLayout:
     def stage_layers(self, num_layers: int) -> tuple[int, ...]:
         """Returns the layers per stage; left-over layers go to the stages before the last one, as in vLLM.
 
-        The last stage has the LM head. 33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8.
+        The last stage has the LM head. 33 layers in 4 stages: 8, 8, 9, 8; 35: 9, 9, 9, 8. A partition
+        that is set comes first.
         """
+        if self.pp_layer_partition is not None:
+            return self.pp_layer_partition
         each, left = divmod(num_layers, self.pipeline_parallel_size)
         before_last = range(self.pipeline_parallel_size - 1 - left, self.pipeline_parallel_size - 1)
         return tuple(each + (stage in before_last) for stage in range(self.pipeline_parallel_size))
 
     def stage_share(self, num_layers: int) -> float:
         """Returns the largest share of the model's layers on one stage: 31 of 61 in 2 stages."""
+        if self.pp_layer_partition is not None:
+            return max(self.pp_layer_partition) / num_layers
         return share_of(num_layers, self.pipeline_parallel_size) / num_layers
 
     @property
@@ -157,6 +188,12 @@ class ParallelLayout:
             raise ValueError(
                 f"pipeline_parallel_size={self.pipeline_parallel_size}: must be <= {model.num_layers}, "
                 f"the layers of {model.name}"
+            )
+        partition = self.pp_layer_partition
+        if partition is not None and sum(partition) != model.num_layers:
+            raise ValueError(
+                f"pp_layer_partition=[{','.join(map(str, partition))}]: the sum is {sum(partition)}; must be "
+                f"{model.num_layers}, the layers of {model.name}"
             )
         experts = [b.mlp for b in model.blocks if isinstance(b.mlp, MixtureOfExperts)]
         if self.expert_parallel_size > 1 and not experts:
@@ -221,7 +258,8 @@ class ParallelLayout:
         with_adapters: tuple[Any, ...] = ()
         if adapters is not None:  # spread evenly over the tokens; every share may use every adapter
             share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
-            with_adapters = (adapters.tokens * share, adapters.rank_tokens * share, adapters.ranks)
+            work = adapters.tokens * share, adapters.rank_tokens * share
+            with_adapters = (adapters.adapters, *work, adapters.ranks)
         all_tokens = divided_up(decodes, self.micro_batches) + self._passing_at_once(
             new, chunks, self.attention_data_parallel_size
         )
@@ -265,10 +303,14 @@ class ParallelLayout:
     def _passing_at_once(self, new: Num, chunks: Num, groups: int = 1) -> Any:
         """Returns the new tokens of the fullest micro-batch, for equal chunks in `groups` attention groups.
 
-        It is an equal share, but a piece of a chunk is at least `SMALLEST_PIECE`, so that neither a longer
-        chunk nor one more chunk is ever cheaper. With 4 micro-batches: 100 of a chunk of 100 tokens, 256 of
-        600, 500 of 2,000.
+        In a pipeline chunks are whole: 4 chunks in 4 micro-batches are one each, 5 are two in the fullest.
+        Otherwise it is an equal share, but a piece of a chunk is at least `SMALLEST_PIECE`, so that neither a
+        longer chunk nor one more chunk is ever cheaper. With 4 micro-batches: 100 of a chunk of 100 tokens,
+        256 of 600, 500 of 2,000.
         """
+        if not self.cuts_chunks:
+            at_once = larger(divided_up(chunks, self.micro_batches), smaller(chunks, groups))
+            return divided_up(new * at_once, larger(chunks, 1))
         share = divided_up(new, self.micro_batches)
         if self.micro_batches == 1:
             return share

@@ -119,7 +119,7 @@ class MemoryProfile:
 
     @property
     def has_state_share(self) -> bool:
-        """Whether states of linear attention have a share of the memory (SGLang), or take KV blocks (vLLM).
+        """True if states of linear attention have a share of the memory (SGLang), false if in KV blocks.
 
         For TensorRT-LLM the latter is assumed.
         """

@@ -8,8 +8,9 @@ From an empty pipeline to an empty one, (stages - 1) of (micro-batches + stages 
 round (GPipe, Huang et al., NeurIPS 2019). In consecutive rounds the only bubbles are those of unequal stages,
 or of fewer micro-batches than stages.
 
-A stage takes micro-batches in order; it is busy until it has sent its output. `hwmodels.iterations.stages`
-prices a round by a closed form; this simulation is its reference in tests, and the source of timelines.
+A stage takes batches in order; it is busy until it has sent its output. `enter` is what the simulator's
+engine asks batch by batch, `play` what tests and timelines ask of a round, whose closed form is in
+`hwmodels.iterations.stages`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from hwmodels.iterations.stages import Pass
 
 Seconds = NDArray[np.float64]
 
@@ -48,6 +51,27 @@ class Pipeline:
         self._waits_for_tokens = waits_for_tokens
         self._free_s = [0.0] * num_stages
         self._back_s: list[float] = []  # ends of the last round's micro-batches
+        self._host_free_s = 0.0  # end of the engine's work on the last batch
+
+    def enter(self, batch: Pass, now: float, factor: float = 1.0) -> float:
+        """Returns the time at which a batch that is planned now has its tokens; it follows those before it.
+
+        factor: on all times of the batch.
+        """
+        begin_s = max(now, self._host_free_s)
+        host_end_s = begin_s + factor * batch.host_s
+        exposed_s = batch.exposed_s
+        here_s = host_end_s if exposed_s is None else begin_s
+        self._host_free_s = host_end_s
+        send_s, free_s = factor * batch.send_s, self._free_s
+        for stage, stage_s in enumerate(batch.stage_s):
+            end_s = max(here_s, free_s[stage]) + factor * stage_s
+            free_s[stage] = here_s = end_s + send_s
+        free_s[-1] = end_s
+        if exposed_s is None:
+            return end_s
+        self._host_free_s = host_end_s + factor * batch.launch_s
+        return max(end_s, self._host_free_s) + factor * exposed_s
 
     def play(self, stage_s: ArrayLike, send_s: ArrayLike = 0.0, not_before_s: float = 0.0) -> Round:
         """Runs the next round. stage_s: [stages, micro-batches]; send_s: per micro-batch, or one for all.

@@ -1,19 +1,22 @@
-"""Time of an iteration in a pipeline: every micro-batch passes every stage once.
+"""Stages of a pipeline, and the times of batches on them.
 
-Micro-batches follow each other round after round: a sequence's next micro-batch starts when it has its token
-(vLLM's virtual engines, TensorRT-LLM's micro-batches). Round by round such a pipeline takes
+A batch passes all stages, one after the other: its own time is the sum over them and over the sends between
+them. Another batch may follow it as soon as the first stage is free, so a full pipeline takes the time of the
+slowest stage per batch. Batches are those that the scheduler makes: nothing else is cut, so a lone prompt
+overlaps with nothing, and m batches from an empty pipeline of p equal stages gain m p / (m + p - 1) at most.
 
-    max(one micro-batch on all stages, all micro-batches on the slowest stage)
+    Pass      one batch: for several batches in flight (`sim.engine.pipelined_replica`)
+    Stages    a round of batches that repeats: max(one batch on all stages, all batches on the slowest stage)
 
-which is exact if rounds like this one follow each other (`hwmodels.iterations.pipeline` simulates it, and a
-test compares the two). A stage's time is that of its layers, average ones, of the embedding on the first
-stage, of the LM head, sampling and drafts on the last, and of sending its output. 8 stages of Llama-3.1-8B: 4
-layers of 218 M weights each, and on the last stage an LM head of 525 M, for which all others wait.
+The second is for estimates of a steady state, and for what does not have batches in flight (drafts):
+sequences are divided over micro-batches, as many as there are stages, chunks of prompts are whole.
+`hwmodels.iterations.pipeline` plays both exactly, and a test compares them. A stage's time is that of its
+layers, average ones, of the embedding on the first stage, of the LM head, sampling and drafts on the last,
+and of sending its output. 8 stages of Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an
+LM head of 525 M, for which all others wait.
 
-Not modelled: rounds of different sizes delay each other (simulated exactly, a loaded run takes 2 % longer in
-2 stages, 0.7 % in 4 stages). Nor is a round in an empty pipeline: its last micro-batch ends later by the
-slowest stage's time per micro-batch before it, which a full pipeline hides. A lone prompt of thousands of
-tokens takes 1.5 times as long as priced in 2 stages, 1.75 in 4, 1.85 in 8; its other chunks follow at once.
+Not modelled: in a round, micro-batches of different sizes delay each other (played exactly, a loaded run
+takes 2 % longer in 2 stages, 0.7 % in 4 stages).
 """
 
 from __future__ import annotations
@@ -43,6 +46,22 @@ class MicroBatch(NamedTuple):
     @property
     def layers_s(self) -> Any:
         return self.all_s - self.first_s - self.between_s - self.last_s
+
+
+class Pass(NamedTuple):
+    """One batch on its way through the stages, in seconds."""
+
+    host_s: float
+    """Work of the engine's process before the batch enters the first stage: one batch after the other."""
+    stage_s: list[float]
+    """Time of each stage, kernels or their launches, whichever takes longer."""
+    send_s: float
+    """Time of the send to the next stage; both are busy with it."""
+    launch_s: float
+    """Time in which all stages launch their kernels."""
+    exposed_s: float | None
+    """None: the first stage waits for the engine's process. Else both work at once (asynchronous scheduling),
+    and the tokens are there so long after the later of the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,7 @@ class Stages:
             )
             for index, layers in enumerate(layout.stage_layers(num_layers))
         )
+        self._silent = [replace(stage, between=0.0) for stage in self.all]
         self.slowest = _undominated(self.all)
         """Stages that may be the slowest, depending on the batch."""
 
@@ -104,13 +124,15 @@ class Stages:
             for stage in self.slowest
         ]
 
+    def one(self, batch: MicroBatch) -> tuple[list[Any], Any]:
+        """Returns the seconds of one batch on each stage, sends left out, and of a send."""
+        return [stage.seconds(batch) for stage in self._silent], batch.between_s / max(len(self.all) - 1, 1)
+
     def to_play(self, full: MicroBatch, count: InFlight, light: MicroBatch) -> tuple[Seconds, Seconds]:
         """Returns the arguments of `Pipeline.play`: seconds [stages, micro-batches], and of sends."""
         columns = [full] * int(count.full) + [light] * int(count.light)
-        hops = max(len(self.all) - 1, 1)
-        sends_s = np.array([float(column.between_s) / hops for column in columns])
-        silent = [replace(stage, between=0.0) for stage in self.all]
-        return np.array([[float(stage.seconds(column)) for column in columns] for stage in silent]), sends_s
+        times = [self.one(column) for column in columns]
+        return np.array([stage_s for stage_s, _ in times], float).T, np.array([send_s for _, send_s in times])
 
 
 def _undominated(stages: Sequence[Stage]) -> tuple[Stage, ...]:

@@ -168,9 +168,10 @@ class GroupedQueryAttention:
         heads = share_of(self.num_heads, tensor_parallel_size)
         kv_heads = 0 if self.shares_kv else self.kv_heads_per_rank(tensor_parallel_size)
         q_width = (2 if self.output_gate else 1) * heads * self.head_dim
-        qkv_width = q_width + kv_heads * (self.head_dim + self.value_dim)
+        kv_widths = (kv_heads * self.head_dim, kv_heads * self.value_dim) if kv_heads else ()
+        slices = (q_width, *kv_widths)
         return (
-            Matrix("qkv_proj", hidden_size, qkv_width),
+            Matrix("qkv_proj", hidden_size, sum(slices), slices=slices),
             Matrix("o_proj", heads * self.value_dim, hidden_size),
             *((Matrix("head_gate", hidden_size, heads),) if self.head_gate else ()),
             *self._indexer(hidden_size),

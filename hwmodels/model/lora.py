@@ -22,6 +22,10 @@ class Lora:
         check_whole("num_active", self.num_active)
 
     def elements(self, matrices: Iterable[Matrix]) -> float:
-        """Returns the number of weights of all active adapters: rank (k + n) for every dense matrix."""
+        """Returns the number of weights of all active adapters: rank (p k + n) for every dense matrix.
+
+        p: number of projections that the matrix fuses, such as 3 for q, k and v; each has its own k x rank.
+        """
         dense = (matrix for matrix in matrices if matrix.role is Role.dense)
-        return self.num_active * self.rank * sum((m.k + m.n) * m.count for m in dense)
+        sides = sum((max(1, len(m.slices)) * m.k + m.n) * m.count for m in dense)
+        return self.num_active * self.rank * sides

@@ -35,6 +35,8 @@ class Matrix:
     role: Role = Role.dense
     stored: str | None = None
     """Storage format that the checkpoint has for this matrix; None: that of its role."""
+    slices: tuple[int, ...] = ()
+    """Outputs of each projection that the matrix fuses, such as q, k and v; empty: it is one projection."""
 
     @property
     def elements(self) -> int:

@@ -144,7 +144,7 @@ def mlp_pair(
     prefix: str, hidden_size: int, width: int, *, gated: bool, count: int = 1, role: Role = Role.dense
 ) -> tuple[Matrix, Matrix]:
     """Returns the up projection, fused with the gate's if there is one, and the down projection."""
-    up = Matrix(f"{prefix}gate_up_proj", hidden_size, 2 * width, count, role)
+    up = Matrix(f"{prefix}gate_up_proj", hidden_size, 2 * width, count, role, slices=(width, width))
     if not gated:
         up = Matrix(f"{prefix}up_proj", hidden_size, width, count, role)
     return up, Matrix(f"{prefix}down_proj", width, hidden_size, count, role)

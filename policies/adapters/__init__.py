@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
@@ -44,6 +45,10 @@ class AdapterServing:
     def slots(self) -> tuple[int, int]:
         """Number and rank of the slots for which memory is reserved."""
         return 0, 0
+
+    def fitted(self, ranks: Iterable[int]) -> Self:
+        """Returns the settings for adapters of these ranks; only those that follow from the ranks change."""
+        return self
 
     @abstractmethod
     def residents(self, registry: Registry, pool: BlockPool) -> Residents:

@@ -56,7 +56,7 @@ class Exchange(FixedSlots):
         return ExchangeResidents(
             registry,
             num_slots=self.max_loras,
-            slot_rank=self.max_lora_rank,
+            slot_rank=self.slots[1],
             max_active=self.max_active_adapters,
             cycle_time_s=self.cycle_time_s,
             eviction=self.eviction,

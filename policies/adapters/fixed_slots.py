@@ -10,10 +10,10 @@ Memory pressure: none, as slots are not part of KV memory. Horizon: the plan rep
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, Self
 
 from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
@@ -21,6 +21,7 @@ from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+DEFAULT_RANK = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +30,9 @@ class FixedSlots(AdapterServing):
 
     max_loras: int = 8
     """Number of slots: maximum number of adapters on the GPU, and in a batch."""
-    max_lora_rank: int = 16
-    """Maximum rank of an adapter, and the rank of every slot."""
+    max_lora_rank: int | None = None
+    """Maximum rank of an adapter, and the rank of every slot, which the kernels compute whole; None: the
+    smallest of vLLM's that the served adapters fit, or vLLM's default of 16 if none are known."""
     pinned: tuple[str, ...] = ()
     """Adapters that are loaded first and are never evicted."""
 
@@ -39,9 +41,12 @@ class FixedSlots(AdapterServing):
         AdapterServing.__post_init__(self)
         if self.max_loras < 1:
             raise ValueError(f"max_loras={self.max_loras}: must be >= 1 slot")
-        if self.max_lora_rank not in MAX_RANKS:
+        if self.max_lora_rank is not None and self.max_lora_rank not in MAX_RANKS:
             ranks = ", ".join(map(str, MAX_RANKS))
-            raise ValueError(f"max_lora_rank={self.max_lora_rank}: must be one of {ranks}, as in vLLM")
+            raise ValueError(
+                f"max_lora_rank={self.max_lora_rank}: must be one of {ranks}, as in vLLM, or null for the "
+                "smallest that fits"
+            )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(
                 f"max_cpu_loras={self.max_cpu_loras}: must be >= max_loras={self.max_loras}, because host "
@@ -55,7 +60,16 @@ class FixedSlots(AdapterServing):
     @property
     def slots(self) -> tuple[int, int]:
         """Number and rank of the slots."""
-        return self.max_loras, self.max_lora_rank
+        return self.max_loras, self.max_lora_rank or DEFAULT_RANK
+
+    def fitted(self, ranks: Iterable[int]) -> Self:
+        """Returns the settings with slots of the smallest rank that these adapters fit, if it was not set."""
+        highest = max(ranks, default=DEFAULT_RANK)
+        if self.max_lora_rank is not None:
+            return self
+        return replace(
+            self, max_lora_rank=next((rank for rank in MAX_RANKS if rank >= highest), MAX_RANKS[-1])
+        )
 
     def residents(self, registry: Registry, pool: BlockPool) -> SlotResidents:
         """Returns the adapter slots of an engine."""
@@ -63,7 +77,7 @@ class FixedSlots(AdapterServing):
         return SlotResidents(
             registry,
             num_slots=self.max_loras,
-            slot_rank=self.max_lora_rank,
+            slot_rank=self.slots[1],
             pinned=self.pinned,
             eviction=self.eviction,
             max_host=self.max_cpu_loras,
@@ -72,9 +86,9 @@ class FixedSlots(AdapterServing):
 
     def check(self, registry: Registry) -> None:
         """Raises ValueError if the slots do not fit the adapters."""
-        if registry.max_rank > self.max_lora_rank:
+        if registry.max_rank > self.slots[1]:
             raise ValueError(
-                f"max_lora_rank={self.max_lora_rank}: must be >= {registry.max_rank}, the largest rank of "
+                f"max_lora_rank={self.slots[1]}: must be >= {registry.max_rank}, the largest rank of "
                 "the served adapters"
             )
         names = {adapter.name for adapter in registry.adapters}

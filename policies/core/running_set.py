@@ -1,7 +1,7 @@
 """The sequences that hold a slot and KV, and the set to which each of them belongs.
 
     admit -> loading -- finish_loading --> decoding <- pause, resume -> paused
-      |                   |                 ^   |
+      |                   |                 ^   +-- depart, arrive -> computing
       +-> prefilling <----+                 |   +-- begin_kv_transfer -> leaving
             |                               |   +-- end_late -> ending, or one more token
             +-- begin_decoding, fork -------+       from any set: leave, then release
@@ -21,6 +21,7 @@ from policies.core.decode_set import DecodeSet
 from policies.core.growth import AT_LIMIT
 from policies.core.plan import StepPlan
 from policies.core.sequence import (
+    COMPUTING,
     DECODING,
     ENDING,
     LEAVING,
@@ -42,6 +43,7 @@ class RunningSet:
         self.loading: dict[int, Sequence] = {}  # sequences that wait for KV or an adapter to be loaded
         self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
         self.ending: dict[int, Sequence] = {}  # complete ones, until the next commit
+        self.computing: dict[int, Sequence] = {}  # those that await a token from a pipeline
         self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running, pool.num_tables)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
@@ -55,7 +57,7 @@ class RunningSet:
     def num_tokens_held(self) -> int:
         """Number of tokens with stored KV."""
         num_tokens = self.decodes.num_context_tokens
-        for others in (self.prefilling, self.paused, self.leaving, self.ending):
+        for others in (self.prefilling, self.paused, self.leaving, self.ending, self.computing):
             if others:  # the ending ones that decode are members of the decode set
                 num_tokens += sum(seq.num_held for seq in others.values() if seq.state is not DECODING)
         if self.branched.members:
@@ -74,10 +76,10 @@ class RunningSet:
         return seq.num_held if num_branched is None else num_branched
 
     def victim(self) -> Sequence:
-        """Returns the sequence of largest rank; sequences in KV transfers are excluded."""
+        """Returns the sequence of largest rank; those in KV transfers or in a pipeline are excluded."""
         candidates: Collection[Sequence] = self.running.values()
-        if self.loading or self.leaving:
-            candidates = [seq for seq in candidates if seq.state not in (LOADING, LEAVING)]
+        if self.loading or self.leaving or self.computing:
+            candidates = [seq for seq in candidates if seq.state not in (LOADING, LEAVING, COMPUTING)]
         return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:
@@ -171,6 +173,32 @@ class RunningSet:
         else:
             self.branched.resume(seq, seq.branches)
 
+    def depart(self, seq: Sequence) -> None:
+        """Lets a sequence await the token of its last known one, which counts as computed from now on."""
+        if seq.state is DECODING:
+            self.decodes.leave(seq, COMPUTING)
+            seq.stored_computed += 1
+        else:
+            del self.prefilling[seq.request_id]
+            seq.state = COMPUTING
+        self.computing[seq.request_id] = seq
+
+    def arrive(self, seq: Sequence) -> bool:
+        """Adds the token of a departed decode; returns whether the sequence ends with it."""
+        del self.computing[seq.request_id]
+        seq.stored_known += 1
+        if seq.stored_known == seq._end_known:
+            seq.state = ENDING
+            return True
+        self.decodes.join(seq, seq.growth)
+        return False
+
+    def prefill_again(self, seq: Sequence) -> None:
+        """Lets a departed sequence whose prompt is computed be in prefill, as before its last chunk."""
+        del self.computing[seq.request_id]
+        seq.state = PREFILLING
+        self.prefilling[seq.request_id] = seq
+
     def begin_kv_transfer(self, seq: Sequence) -> None:
         """Stops a sequence that decodes or is paused until its KV has been copied by another engine."""
         if seq.state is PAUSED:
@@ -234,6 +262,8 @@ class RunningSet:
             del self.paused[seq.request_id]
         elif seq.state is LEAVING:
             del self.leaving[seq.request_id]
+        elif seq.state is COMPUTING:
+            del self.computing[seq.request_id]
         elif seq.state is not ENDING:
             del self.loading[seq.request_id]
         seq.state = state
@@ -285,6 +315,7 @@ class RunningSet:
         assert set(self.paused) == states[PAUSED]
         assert set(self.loading) == states[LOADING]
         assert set(self.leaving) == states[LEAVING]
+        assert set(self.computing) == states[COMPUTING]
         assert states[ENDING] == {i for i, seq in self.ending.items() if seq.state is not DECODING}
 
     @staticmethod

@@ -184,6 +184,8 @@ class StepBuilder(StepBase):
             return self._refuse(Cause.budget)
         if not state.free_slots or (seq.request.branching is not None and len(state.free_slots) < seq.width):
             return self._refuse(Cause.slot)
+        if self.max_batch_seqs is not None and self._num_in_batch() + seq.width > self.max_batch_seqs:
+            return self._refuse(Cause.slot)
         self._reserve(seq, num_cached, num_tokens)
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
@@ -230,6 +232,11 @@ class StepBuilder(StepBase):
             self._refuse_late()
         assert isinstance(seq, Sequence)
         self._state.rerank(seq)
+
+    def _num_in_batch(self) -> int:
+        """Counts the sequences that run and are not in another batch, those admitted now included."""
+        state = self._state
+        return self._decodes.size + len(state.prefilling) + len(state.branched.members)
 
     def _refuse(self, cause: Cause) -> bool:
         if self._refusal is None:

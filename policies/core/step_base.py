@@ -20,6 +20,8 @@ class StepBase:
     def __init__(self, state: EngineState) -> None:
         self.is_open = False
         """Whether a step is being built."""
+        self.max_batch_seqs: int | None = None
+        """Maximum number of sequences in a step that admits some; None: the slots limit them alone."""
         self._state = state
         self._pool = state.block_pool
         self._decodes = state.decodes

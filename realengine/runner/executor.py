@@ -24,7 +24,7 @@ from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptTokens
 from realengine.runner.logprobs import logprobs_of, with_prompt_logprobs
 from realengine.runner.piecewise import PiecewiseGraphs
-from realengine.runner.stop_masks import StopMask, StopMasks
+from realengine.runner.token_masks import AllowedTokens, Biases, SlotBiases
 from realengine.runner.upload import Upload
 from realengine.runner.warm_up import warm_up_works
 from realengine.runner.work import (
@@ -86,7 +86,8 @@ class Executor:
         self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
         self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
-        self._stop_masks: StopMasks | None = None  # None: no request had one
+        self._biases: Biases | None = None  # None: no request had any
+        self._allowed_now: AllowedTokens | None = None  # of the present step
         self._upload = Upload(self.device)
         self.weights: Weights | None = None
         """Weights of the decoder as they were loaded, if the engine may sleep."""
@@ -181,8 +182,9 @@ class Executor:
             self._tables_SM.view(-1).index_copy_(0, updates[:, 0].long(), updates[:, 1])
         for init in work.penalty_inits:
             self._init_penalties(init)
-        for mask in work.stop_masks:
-            self._set_mask(mask)
+        for changed in work.biases:
+            self._set_biases(changed)
+        self._allowed_now = work.allowed
         if self.window is not None:
             self.window.begin(work.cuts)
 
@@ -339,18 +341,18 @@ class Executor:
         drawn = tokens[init.num_prompt :]
         count_tokens(counts_SV, torch.full_like(drawn, init.slot), drawn)
 
-    def _set_mask(self, mask: StopMask) -> None:
-        if self._stop_masks is None:
-            self._stop_masks = StopMasks(self._num_slots + 1, self.device)
-        self._stop_masks.set(mask)
+    def _set_biases(self, changed: SlotBiases) -> None:
+        if self._biases is None:
+            self._biases = Biases(self._num_slots + 1, self.device)
+        self._biases.set(changed)
 
     def _allowed(
         self, logits_SV: torch.Tensor, slots_S: torch.Tensor, positions_S: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the logits without the tokens that may not be drawn at these positions."""
-        if self._stop_masks is None:
-            return logits_SV
-        return self._stop_masks.masked(logits_SV, slots_S, positions_S)
+        """Returns the logits with the biases of these positions, without the tokens that are not allowed."""
+        if self._biases is not None:
+            logits_SV = self._biases.added(logits_SV, slots_S, positions_S)
+        return logits_SV if self._allowed_now is None else self._allowed_now.masked(logits_SV)
 
     def _counts(self) -> torch.Tensor:
         if self._counts_SV is None:

@@ -27,6 +27,8 @@ class Launch:
         """Draft tokens of the first rows, if the launch verifies any; the other rows have none."""
         self.scored: list[ScoredChunk] = []
         """Tokens of prompts whose log-probabilities it brings."""
+        self.faults: list[tuple[Sequence, str]] = []
+        """Sequences whose outputs can have no token of their form, and the reasons."""
         self._tokens: torch.Tensor | None = None
         self._prompt: tuple[torch.Tensor, ...] = ()
         self._logprobs: tuple[torch.Tensor, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from policies.adapters.fixed_slots import MAX_RANKS, FixedSlots
+from policies.adapters.fixed_slots import FixedSlots
 from policies.speculation.engine.drafts import Shapes
 from realengine.ahead.startup import compile_kernels
 from realengine.ahead.zeros import EngineShape
@@ -223,12 +223,8 @@ def check_drafts(architecture: Architecture, settings: EngineSettings) -> None:
 
 def turns_of_adapters(settings: EngineSettings, max_rank: int) -> FixedSlots:
     """Returns the policy of the adapter slots: the configured one, or least recently used."""
-    if settings.adapters is not None:
-        return settings.adapters
-    return FixedSlots(
-        max_loras=settings.max_loras or len(settings.lora_adapters),
-        max_lora_rank=next(allowed for allowed in MAX_RANKS if allowed >= max_rank),
-    )
+    slots = settings.adapters or FixedSlots(max_loras=settings.max_loras or len(settings.lora_adapters))
+    return slots.fitted([max_rank])
 
 
 def _adapters(

@@ -10,7 +10,8 @@ Letters of array names: S slots (one more than max_num_seqs, for padding), L tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from realengine.runner.graphs import DecodeGraphs, Drawn
 from realengine.runner.host_kv import HostPlaces
 from realengine.runner.launch import Launch, Row
 from realengine.runner.prompt_scores import NOTHING_SCORED, PromptScores
-from realengine.runner.stop_masks import ChangedMasks
+from realengine.runner.token_masks import AllowedTokens, ChangedBiases
 from realengine.runner.work import (
     ON_DEVICE,
     SAMPLING,
@@ -38,6 +39,7 @@ from realengine.runner.work import (
     pack,
     pack_sampling,
 )
+from realengine.serving.forms import CANNOT_GO_ON, Form, FormError
 from realengine.serving.sampling_params import SamplingParams
 
 
@@ -77,7 +79,9 @@ class Runner:
         self._members = MemberRows(core.decodes, self._lora_S)
         self._adapter_loads: list[tuple[str, int]] = []  # for the next launch, as the following lists
         self._penalty_inits: list[PenaltyInit] = []
-        self._masks = ChangedMasks()
+        self._biases = ChangedBiases()
+        self._forms: dict[int, Form] = {}  # of the outputs that have one, by slot
+        self._faults: list[tuple[Sequence, str]] = []  # of the next launch
         self._scores = PromptScores()
         self._updates: list[tuple[int, int]] = []  # (index in the flattened tables, block id)
 
@@ -90,11 +94,13 @@ class Runner:
         params: SamplingParams,
         lora: str | None = None,
         stop_tokens: Collection[int] = (),
+        form: Form | None = None,
     ) -> None:
         """Writes the tokens and settings of a sequence, or of one of its branches, into its slot.
 
         index: number of the output within its request. tokens: its prompt and output so far. lora: name of
-        its adapter, which must be resident. stop_tokens: they are not drawn before `params.min_tokens`.
+        its adapter, which must be resident. stop_tokens: they are not drawn before `params.min_tokens`. form:
+        says which tokens may come next; None: all.
         """
         slot = seq.slots[branch]
         self._members.forget()
@@ -126,8 +132,12 @@ class Runner:
         if params.has_penalties:
             self._draw_S[slot] = Draw.penalised
             self._penalty_inits.append(PenaltyInit(slot, seq.num_prompt_tokens, np.array(tokens, np.int32)))
-        masked = stop_tokens if params.min_tokens else ()
-        if self._masks.set(slot, seq.num_prompt_tokens + params.min_tokens, masked):
+        first_end = seq.num_prompt_tokens + params.min_tokens
+        if self._biases.set(slot, first_end, stop_tokens if params.min_tokens else (), params.logit_bias):
+            self._draw_S[slot] = Draw.penalised
+        self._forms.pop(slot, None)
+        if form is not None:
+            self._forms[slot] = form
             self._draw_S[slot] = Draw.penalised
 
     def load_adapter(self, name: str, slot: int) -> None:
@@ -141,8 +151,37 @@ class Runner:
             self.execute(Work(moves=moves))
 
     def may_repeat(self, plan: StepPlan) -> bool:
-        """Returns whether several decode iterations may run in one launch: no request wants logprobs."""
-        return all(self._num_logprobs_S[seq.slot] < 0 for seq in plan.decoding)
+        """Returns whether several decode iterations may run in one launch.
+
+        Not if a request wants logprobs, or its output has a form.
+        """
+        return not self.has_forms and all(self._num_logprobs_S[seq.slot] < 0 for seq in plan.decoding)
+
+    @property
+    def has_forms(self) -> bool:
+        """True if outputs with a form are in slots, whose tokens must be known before the next are drawn."""
+        if self._forms:
+            self._forms = {slot: form for slot, form in self._forms.items() if not form.has_ended()}
+        return bool(self._forms)
+
+    def _allowed(self, rows: Iterable[Row], numbers: Iterable[int]) -> AllowedTokens | None:
+        """Returns the tokens that rows may draw; None: all rows may draw all.
+
+        numbers: of the rows in the logits of the step. A row whose form allows no token is a fault.
+        """
+        if not self.has_forms:
+            return None
+        limited, allowed = [], []
+        for (seq, branch), number in zip(rows, numbers, strict=False):
+            form = self._forms.get(seq.slots[branch])
+            if form is None:
+                continue
+            try:
+                allowed.append(form.allowed())
+                limited.append(number)
+            except FormError as error:
+                self._faults.append((seq, f"{CANNOT_GO_ON}: {error}"))
+        return AllowedTokens(np.array(limited, np.int32), np.stack(allowed)) if limited else None
 
     def launch(self, plan: StepPlan, num_iterations: int = 1) -> Launch:
         """Launches num_iterations iterations of a plan, more than one only if all rows decode.
@@ -169,7 +208,8 @@ class Runner:
             copies=copies if copies is not None and len(copies) else None,
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
-            stop_masks=tuple(self._masks.changed),
+            biases=tuple(self._biases.changed),
+            allowed=self._allowed(rows, count()),
             scored=scored.rows,
         )
         self._updates.clear()
@@ -186,9 +226,10 @@ class Runner:
             self._num_ids_S.fill(0)
             self._members.forget()
             raise
+        launch.faults, self._faults = self._faults, []
         self._adapter_loads.clear()
         self._penalty_inits.clear()
-        self._masks.changed.clear()
+        self._biases.changed.clear()
         return launch
 
     def _decoding(self, plan: StepPlan) -> DecodeRows:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kernels.sampling import Penalties, Sampling
 from policies.core.sequence import Sequence
-from realengine.runner.stop_masks import StopMask
+from realengine.runner.token_masks import AllowedTokens, SlotBiases
 
 SAMPLING_WORDS = 12
 ON_DEVICE = -1
@@ -35,7 +35,7 @@ class Draw(IntEnum):
 
     greedy = 0  # every row
     sample = 1
-    penalised = 2  # a row has penalties, or tokens that it may not draw yet
+    penalised = 2  # a row has penalties, biases, or tokens that it may not draw
 
 
 class Shape(NamedTuple):
@@ -125,8 +125,10 @@ class Work:
     copies: NDArray[np.int32] | None = None
     table_updates: NDArray[np.int32] | None = None
     penalty_inits: tuple[PenaltyInit, ...] = ()
-    stop_masks: tuple[StopMask, ...] = ()
-    """Slots whose masks begin or end with this step."""
+    biases: tuple[SlotBiases, ...] = ()
+    """Slots whose biases begin or end with this step."""
+    allowed: AllowedTokens | None = None
+    """Tokens that the rows of outputs with a form may draw; None: there is no such row."""
     scored: ScoredRows | None = None
     """Rows of a step with chunks that tell log-probabilities of prompts; None: none is wanted."""
     cuts: tuple[tuple[int, ...], ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from policies.core.request import Segment
+from realengine.serving.forms import Form
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.stop_strings import WatchedText
 
@@ -63,6 +64,8 @@ class Output:
     logprobs: list[TokenLogprobs] | None = None
     watched: WatchedText | None = None
     """Text of the output, if the request has stop strings."""
+    form: Form | None = None
+    """Says which tokens may come next; None: all."""
 
     def end(self, reason: str) -> None:
         """Ends the output; no more tokens follow."""

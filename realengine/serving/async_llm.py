@@ -99,9 +99,12 @@ class AsyncLLM:
         """
         _check_choice("output_kind", output_kind, get_args(OutputKind))
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
+        params = params or SamplingParams()
+        if params.structured_outputs is not None:  # read here, so that others need not wait
+            await asyncio.to_thread(self.engine.forms.check, params.structured_outputs)
         stream = Stream(
             tokens,
-            params or SamplingParams(),
+            params,
             priority,
             tenant,
             lora,

@@ -11,6 +11,7 @@ from policies.core.request import Prompt, Request
 from realengine.serving.answer import Answer, Output
 from realengine.serving.beams import BeamAnswer, BeamSampling
 from realengine.serving.content_names import ContentNames
+from realengine.serving.forms import Forms
 from realengine.serving.sampling_params import SamplingParams, check_vocabulary, is_number, is_whole
 from realengine.serving.stop_strings import WatchedText
 from realengine.serving.tokenizer import Tokenizer
@@ -34,12 +35,14 @@ class Intake:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         tokenizer: Tokenizer | None,
+        forms: Forms,
     ) -> None:
         self._core = core
         self._names = names
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._tokenizer = tokenizer
+        self._forms = forms
 
     def answer(
         self,
@@ -76,6 +79,9 @@ class Intake:
         check_fields(priority, tenant, arrival_s, deadline_s, lora, answer.cache_salt)
         self._watch(answer)
         check_vocabulary(answer.prompt_tokens, params, self._vocab_size)
+        if params.structured_outputs is not None:
+            for output in answer.outputs:
+                output.form = self._forms.begin(params.structured_outputs, output)
         if params.n > 1 and not self._core.block_pool.shares_branches:
             raise ValueError(f"n={params.n}: caching.shares_branches=false works in simulations only")
         answer.segments = self._names.name(

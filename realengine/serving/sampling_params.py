@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
 
 from policies.core.request import Branching
+from realengine.serving.forms import StructuredOutputs
 
 MAX_LOGPROBS = 100
 MAX_N = 1024  # more than the slots of any engine
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
 ALLOWED_LOGPROBS = f"a whole number >= 0 and <= {MAX_LOGPROBS}, or None"
 
 
@@ -54,6 +58,10 @@ class SamplingParams:
 
     Its text ends before the string, its tokens with the one that completes it.
     """
+    logit_bias: Mapping[int, float] | None = None
+    """Numbers, from -100 to 100, that are added to the logits of tokens before they are drawn."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that each output has, unless max_tokens cuts it; None: any."""
     seed: int | None = None
     """Seed of the random numbers; None: derived from the engine's seed and the request's number."""
 
@@ -85,6 +93,21 @@ class SamplingParams:
             ),
             ("stop_token_ids", are_whole(self.stop_token_ids), "a sequence of token ids"),
             ("stop", _are_stops(self.stop), "a sequence of strings, none of them empty"),
+            (
+                "logit_bias",
+                self.logit_bias is None or _are_biases(self.logit_bias),
+                f"at most {MAX_BIASES} numbers >= -{MAX_BIAS} and <= {MAX_BIAS}, by token id",
+            ),
+            (
+                "structured_outputs",
+                self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputs),
+                "StructuredOutputs, or None",
+            ),
+            (
+                "min_tokens",
+                not self.min_tokens or self.structured_outputs is None,
+                "0 with structured_outputs, as an output ends where its form does",
+            ),
             ("seed", self.seed is None or _is_seed(self.seed), "a whole number of 64 bits, or None"),
         )
         for name, holds, allowed in checks:
@@ -129,11 +152,23 @@ def _are_stops(stop: object) -> bool:
     return isinstance(stop, tuple | list) and all(isinstance(one, str) and one for one in stop)
 
 
+def _are_biases(biases: object) -> bool:
+    return (
+        isinstance(biases, Mapping)
+        and len(biases) <= MAX_BIASES
+        and all(is_whole(token) and token >= 0 for token in biases)
+        and all(is_number(value) and abs(value) <= MAX_BIAS for value in biases.values())
+    )
+
+
 def check_vocabulary(prompt_tokens: list[int], params: SamplingParams, vocab_size: int) -> None:
     """Raises ValueError if a prompt's token, or the number of logprobs, is outside the vocabulary."""
     for place, token in enumerate(prompt_tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise ValueError(f"prompt token {place} is {token}: must be >= 0 and < {vocab_size}")
+    for token in params.logit_bias or ():
+        if token >= vocab_size:
+            raise ValueError(f"logit_bias: token {token} must be < {vocab_size}, the size of the vocabulary")
     for name in ("logprobs", "prompt_logprobs"):
         number = getattr(params, name)
         if number is not None and number > vocab_size:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
@@ -121,6 +121,19 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens with a text; the model's table may have more rows."""
         return int(self._tokenizer.get_vocab_size())
+
+    @property
+    def num_ids(self) -> int:
+        """Number of token ids, without a text included: all are smaller."""
+        ids: Collection[int] = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        return max(ids) + 1
+
+    def to_json(self) -> str:
+        """Returns the tokenizer as a tokenizer.json has it, without padding and truncation."""
+        plain = _package().Tokenizer.from_str(self._tokenizer.to_str())
+        plain.no_padding()
+        plain.no_truncation()
+        return str(plain.to_str())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text.

@@ -101,7 +101,7 @@ class SpeculatingEngine(Engine):
             zip(drafts.next_seqs, drafts.next_drafts.tolist(), strict=True)
         ):
             answer = self._answer_of.get(seq)
-            if answer is None or not num_asked:
+            if answer is None or not num_asked or answer.alive[0].form is not None:
                 continue
             output = answer.alive[0].tokens
             try:

@@ -17,6 +17,7 @@ from realengine.model.lora import NO_ADAPTER
 from realengine.runner.launch import Launch, Row
 from realengine.runner.runner import Runner
 from realengine.runner.work import ON_DEVICE, Draw, PrefillRow, pack, pack_sampling
+from realengine.serving.forms import Form
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.graphs import PassGraphs
 from realengine.speculation.pass_times import PassTimes
@@ -37,12 +38,23 @@ class DecodingRows(NamedTuple):
     base: NDArray[np.int64]
     """Computed tokens as the scheduler counts them."""
 
+    @property
+    def is_padded(self) -> bool:
+        """True if there may be rows of padding."""
+        return self.size is not None or self.num_valid is not self.num_rows
+
     @classmethod
-    def of(cls, drafts: DraftPlan, size: PassSize | None, padding_slot: int) -> DecodingRows:
-        """Returns the rows of a plan."""
-        num_valid = drafts.num_drafts + 1
+    def of(
+        cls, drafts: DraftPlan, size: PassSize | None, padding_slot: int, forms: Collection[int]
+    ) -> DecodingRows:
+        """Returns the rows of a plan.
+
+        forms: slots of outputs with a form, of which the draft tokens are padding.
+        """
+        num_rows = drafts.num_drafts + 1
+        num_valid = np.where(np.isin(drafts.slots, list(forms)), 1, num_rows) if forms else num_rows
         if size is None:
-            return cls(None, drafts.slots, num_valid, num_valid, drafts.depth, drafts.base)
+            return cls(None, drafts.slots, num_rows, num_valid, drafts.depth, drafts.base)
         fill = (0, size.num_seqs - len(num_valid))
         return cls(
             size,
@@ -100,9 +112,10 @@ class DraftRunner(Runner):
         params: SamplingParams,
         lora: str | None = None,
         stop_tokens: Collection[int] = (),
+        form: Form | None = None,
     ) -> None:
         """Writes the tokens and settings of a sequence into its slot, as `Runner.fill_slot` does."""
-        super().fill_slot(seq, branch, index, tokens, params, lora, stop_tokens)
+        super().fill_slot(seq, branch, index, tokens, params, lora, stop_tokens, form)
         self._started.append((seq.slots[branch], tokens[-1], len(tokens) - 1))
 
     def set_drafts(self, seq: Sequence, tokens: SequenceOf[int]) -> None:
@@ -122,7 +135,7 @@ class DraftRunner(Runner):
         rows: list[Row] = [(seq, 0) for seq in (*drafts.seqs, *completing)]
         self._update_all_tables(plan, drafts)
         size = self._graph_of(plan, drafts, num_iterations)
-        decoding = DecodingRows.of(drafts, size, self._padding.slot)
+        decoding = DecodingRows.of(drafts, size, self._padding.slot, self._forms if self.has_forms else {})
         shape, words = self._pack(plan, drafts, decoding, num_iterations)
         prefill_rows = (
             PrefillRow(chunk.seq, chunk.seq.slots[0], chunk.num_cached, chunk.num_tokens, range(0))
@@ -136,14 +149,15 @@ class DraftRunner(Runner):
             adapters=tuple(self._adapter_loads),
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
-            stop_masks=tuple(self._masks.changed),
+            biases=tuple(self._biases.changed),
+            allowed=self._allowed(rows, self._first_rows(drafts, shape)),
             scored=scored.rows,
         )
         self._updates.clear()
         self._started.clear()
         launch = self._launched(rows, work, num_iterations)
         launch.scored = scored.chunks
-        launch.num_drafts = drafts.num_drafts.tolist()
+        launch.num_drafts = (decoding.num_valid[: len(drafts.seqs)] - 1).tolist()
         if self.pass_times is not None:
             self.pass_times.begun(plan, begin_s, num_iterations)
         if num_iterations > 1:
@@ -232,7 +246,7 @@ class DraftRunner(Runner):
             num_iterations=num_iterations,
             num_segments=len(segments) // 2,
             num_updates=len(updates),
-            is_padded=rows.size is not None,
+            is_padded=rows.is_padded,
         )
         sections = [
             pack_sampling(self._sampling_S[drawn_slots]),
@@ -257,6 +271,15 @@ class DraftRunner(Runner):
         ]
         return shape, pack(sections)
 
+    def _first_rows(self, drafts: DraftPlan, shape: VerifyShape) -> list[int]:
+        """Returns the verified row of each sequence that draws at which its next token is drawn."""
+        num_rows = drafts.num_drafts + 1
+        num_completing = shape.num_drawn - shape.num_decodes
+        return [
+            *(np.cumsum(num_rows) - num_rows).tolist(),
+            *range(shape.num_decode_tokens, shape.num_decode_tokens + num_completing),
+        ]
+
     def _decode_tokens(self, rows: DecodingRows, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the tokens of the rows of the decodes that the host knows, and what stands for others."""
         tokens = np.full(len(places), ON_DEVICE, np.int64)
@@ -264,7 +287,7 @@ class DraftRunner(Runner):
             slots = np.repeat(rows.slots, rows.num_rows)
             drafted = self._drafts_SK[slots, np.maximum(places - 1, 0)]
             tokens = np.where(places > 0, drafted, ON_DEVICE)
-        if rows.size is not None:
+        if rows.is_padded:
             tokens[places >= np.repeat(rows.num_valid, rows.num_rows)] = NO_TOKEN
         return tokens
 

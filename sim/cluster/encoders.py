@@ -111,7 +111,9 @@ class Encoders(GatewayAttachment):
         if not num_images:
             return False
         ready_s = self._ready_s(request.request_id, num_images)
-        replica.submit(request, attempt.stop_after, ready_s + replica.pool.frontend_s)
+        replica.submit(
+            request, attempt.stop_after, ready_s + replica.pool.idle_frontend_s(request.prompt.num_tokens)
+        )
         return True
 
     def _ready_s(self, request_id: int, num_images: int) -> float:

@@ -83,7 +83,7 @@ class Resends(GatewayAttachment):
         if isnan(self._requests.first_token_s[request.request_id]):
             replica.count_queued(request.request_id, request.prompt.num_tokens)
         enter = partial(replica.core.adopt, stop_after=attempt.stop_after, tier="mirror")
-        replica.expect(migrant.request, replica.known_s(request), enter, migrant)
+        replica.expect(migrant.request, replica.known_s(request, attempt.stop_after), enter, migrant)
         self._requests.num_resumed += 1
         self._first_tokens.resumes(request.request_id, replica)
         if migrant.num_computed:

@@ -46,6 +46,7 @@ class EngineLoop(LoadCounts):
         self.core = core = pool.core()
         self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
+        self.frontend = pool.frontend_queue()
         self.recorder = self._new_recorder(context)
         self.copies = Copies(pool.links(), self._load)
         self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
@@ -66,7 +67,14 @@ class EngineLoop(LoadCounts):
         self._listeners = Listeners()
 
     def _new_recorder(self, context: RunContext) -> Recorder:
-        return Recorder(self.index, self.core, context.requests, self.pool.frontend_s, context.seed)
+        return Recorder(
+            self.index, self.core, context.requests, self.pool.frontend_s, context.seed, self.frontend_times
+        )
+
+    @property
+    def frontend_times(self) -> dict[int, float] | None:
+        """The times of requests in the front end, s, by id; None: all take `pool.frontend_s`."""
+        return None if self.frontend is None else self.frontend.taken_s
 
     def attach(self, attachment: Attachment) -> None:
         """Attaches a listener to the events of the replica; it is called after those attached before."""
@@ -214,13 +222,18 @@ class EngineLoop(LoadCounts):
         core = self.core
         seq = core.sequence_of(request, stop_after)
         self.count_queued(request.request_id, request.prompt.num_tokens)
-        self.expect(request, max(self.known_s(request), not_before_s), core.enter, seq)
+        self.expect(request, max(self.known_s(request, stop_after), not_before_s), core.enter, seq)
 
-    def known_s(self, request: Request) -> float:
-        """Returns the time at which a request that the gateway sends now reaches the engine, s."""
+    def known_s(self, request: Request, stop_after: StopAfter) -> float:
+        """Returns the time at which a request that the gateway sends now reaches the engine, s.
+
+        stop_after: output tokens after which it ends.
+        """
         if request.request_id in self._migrated:  # its last attempt is still here until the next boundary
             assert self.step is not None
             return self.step.boundary_s(self._clock.now)
+        if self.frontend is not None:
+            return self.frontend.known_s(self._clock.now, request, stop_after)
         return self._clock.now + self.pool.frontend_s
 
     def expect(

@@ -1,8 +1,8 @@
 """Requests that were sent to a replica and have not reached its engine yet.
 
-A request reaches the engine `frontend_s` seconds after it was sent: the API server parses, tokenises and
-forwards it. An engine that plans ahead (asynchronous scheduling) has then already planned the step after the
-running iteration, so the plan after that one is the first that includes the request:
+A request reaches the engine when the API server has parsed, tokenised and forwarded it: see
+`sim.engine.frontend`. An engine that plans ahead (asynchronous scheduling) has then already planned the step
+after the running iteration, so the plan after that one is the first that includes the request:
 
     known        next boundary      boundary after it
       |-- iteration --|---- iteration ----| plan includes the request    plans_ahead=True

@@ -13,6 +13,8 @@ class KvLayout(NamedTuple):
     num_layers: int = 1
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each pipeline stage; None: equal numbers."""
 
     @property
     def num_ranks(self) -> int:
@@ -29,6 +31,9 @@ class KvLayout(NamedTuple):
 
     def layers(self, stage: int) -> range:
         """Returns the layers of a pipeline stage; the first stages have one more if there is a rest."""
+        if self.pp_layer_partition is not None:
+            first = sum(self.pp_layer_partition[:stage])
+            return range(first, first + self.pp_layer_partition[stage])
         each, more = divmod(self.num_layers, self.pipeline_parallel_size)
         first = stage * each + min(stage, more)
         return range(first, first + each + (stage < more))

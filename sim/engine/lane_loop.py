@@ -8,7 +8,7 @@ A request costs a few numbers here. What a lane does not know ends it: see `sim.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from math import inf, isnan
@@ -27,6 +27,11 @@ from sim.engine.shape import shape_of_chunks
 
 NO_CHUNKS: Final[list[Chunk]] = []
 NONE: Final[list[Sequence]] = []
+
+
+def _known_s(pending: tuple[float, Sequence]) -> float:
+    """Returns the time at which the engine knows a pending sequence, s."""
+    return pending[0]
 
 
 class LaneLoop:
@@ -274,10 +279,13 @@ class LaneLoop:
     # Requests come; see `sim.engine.intake`.
 
     def expect(self, seq: Sequence, known_s: float) -> None:
-        """Registers a request that the engine will know at known_s, not before those registered earlier."""
+        """Registers a request that the engine will know at known_s."""
         pending = self.pending
-        pending.append((known_s, seq))
-        if len(pending) > 1:
+        if pending and known_s < pending[-1][0]:
+            insort(pending, (known_s, seq), key=_known_s)
+        else:
+            pending.append((known_s, seq))
+        if pending[0][1] is not seq:
             return
         if self.is_running:
             if known_s < self.end_s:

@@ -69,7 +69,11 @@ class LaneReplica(Replica):
         self.num_outstanding_tokens += num_tokens
         for notify in self._listeners.sent:
             notify(request)
-        loop.expect(seq, self._clock.now + self.pool.frontend_s)
+        now, frontend = self._clock.now, self.frontend
+        if frontend is None:
+            loop.expect(seq, now + self.pool.frontend_s)
+        else:
+            loop.expect(seq, frontend.known_s(now, request, stop_after))
 
     # What the loop tells.
 

@@ -10,7 +10,7 @@ from itertools import chain
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
-from policies.core.sequence import DECODING, ENDED, PAUSED, Sequence
+from policies.core.sequence import COMPUTING, DECODING, ENDED, PAUSED, Sequence
 from sim.engine.branch_parents import chosen_parents
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
@@ -55,7 +55,7 @@ class LastTokens:
             return self.apart[seq]
         if seq.request_id in self._branched_s:
             return self._branched_s[seq.request_id]
-        is_emitting = seq.state in (DECODING, PAUSED)
+        is_emitting = seq.state in (COMPUTING, DECODING, PAUSED)
         if is_emitting and seq.request.branching is None and seq not in self._core.arrived:
             return self.last_decode_s
         return self._requests.last_token_s[seq.request_id]
@@ -96,6 +96,14 @@ class LastTokens:
                 log.add_gap(seq.request_id, emitted_s, end_s)
         self.apart = kept
         return num_logged
+
+    def log_all_gaps(self, plan: StepPlan, end_s: float, log: IterationLog) -> None:
+        """Logs the gaps of a plan's sequences one by one, as others decode beside them at other times."""
+        apart = self.apart
+        for seq in plan.decoding:
+            if seq.finish_reason is None:  # else aborted on the way
+                log.add_gap(seq.request_id, self.last_s(seq), end_s)
+                apart[seq] = end_s
 
     def advance_branches(self, plan: StepPlan, end_s: float, log: IterationLog) -> dict[int, tuple[int, ...]]:
         """Logs the gaps of branches that get a token; returns the parents of new branches by request id."""

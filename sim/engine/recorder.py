@@ -24,19 +24,26 @@ _OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in r
 class Recorder:
     """The logs of one replica.
 
-    replica: its index. seed: for random draws, such as the parents of branches.
+    replica: its index. frontend_s, frontend_times: see `EventLog`. seed: for random draws, such as the
+    parents of branches.
     """
 
     def __init__(
-        self, replica: int, core: EngineCore, requests: RequestLog, frontend_s: float, seed: int
+        self,
+        replica: int,
+        core: EngineCore,
+        requests: RequestLog,
+        frontend_s: float,
+        seed: int,
+        frontend_times: dict[int, float] | None = None,
     ) -> None:
         self.replica = replica
         self.requests = requests
         self.iterations = self._new_log(replica, core.block_pool.block_size, core.residents is not None)
-        self.events = EventLog(frontend_s)
+        self.events = EventLog(frontend_s, frontend_times)
         self.lost_engines: list[EngineRecord] = []
         """Records of the engines that this replica has lost in crashes, in order."""
-        self._frontend_s = frontend_s
+        self._frontend_s, self._frontend_times = frontend_s, frontend_times
         self.tokens = LastTokens(core, requests, seed)
         self._follow(core)
 
@@ -80,9 +87,7 @@ class Recorder:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""
         core, plan, tokens, iterations = self._core, step.plan, self.tokens, self.iterations
         outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
-        num_separate_gaps = 0
-        if tokens.apart or plan.idle or self._paused:
-            num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], iterations)
+        num_separate_gaps = self._log_gaps(step)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
@@ -96,6 +101,12 @@ class Recorder:
             for chunk in plan.chunks:
                 num_prefills[chunk.seq.request_id] += step.num_iterations
         return outcome
+
+    def _log_gaps(self, step: RunningStep) -> int:
+        """Logs the gaps that differ from those of the other sequences; returns their number."""
+        if self.tokens.apart or step.plan.idle or self._paused:
+            return self.tokens.log_gaps(step.plan, step.ends_s[0], self.iterations)
+        return 0
 
     def prefilled(self, seq: Sequence, now: float) -> None:
         """Records the token that a prefill, or a recomputation, has produced."""
@@ -148,7 +159,7 @@ class Recorder:
         for entry in pending:
             self.events.left_unseen(entry.request, now, is_lost=True, sent_s=entry.sent_s)
         self.lost_engines.append(EngineRecord.of(self._core, now))
-        self.events = EventLog(self._frontend_s, after=self.events)
+        self.events = EventLog(self._frontend_s, self._frontend_times, after=self.events)
         self._follow(core)
         self.tokens.reset(core)
 
@@ -173,3 +184,12 @@ class Recorder:
         self.iterations.cut()
         self.events = self.events.continued()
         self.lost_engines.clear()
+
+
+class BatchRecorder(Recorder):
+    """The recorder of an engine with several batches in flight: each sequence has gaps of its own."""
+
+    def _log_gaps(self, step: RunningStep) -> int:
+        plan, end_s = step.plan, step.end_s
+        self.tokens.log_all_gaps(plan, end_s, self.iterations)
+        return plan.num_decodes - plan.num_branches

@@ -40,6 +40,8 @@ class Replica(EngineLoop):
         self._take_transfers = self.core.transfers.take
         self.recorder.crashed(lost, pending, self.core, now)
         self._num_crashes += 1
+        if self.frontend is not None:
+            self.frontend.reset()
         self.step = self._timer = None
         self._is_idle, self._wake_s = True, inf
         self.intake.clear()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwmodels.devices.device import Device
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
 from hwmodels.iterations.jitter import Jitter
 from policies.core.engine import EngineCore
 from policies.scaling import Scaling
+from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
 from sim.engine.intake import Intake, Pending
 from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
@@ -23,7 +24,8 @@ ROLES = ("mixed", "prefill", "decode")
 class ReplicaPool:
     """A pool of identical replicas, of which `replicas` are running when the run begins.
 
-    frontend_s: seconds from the arrival of a request at the replica until it reaches the engine.
+    frontend_s: seconds from the arrival of a request at the replica until it reaches the engine, beside the
+    work of `frontend`, for whose processes requests wait; None: there is no work.
     plans_ahead: the step after the running one is planned already (asynchronous scheduling), so a new request
     has to wait for both.
     recv_interval: the engine looks for new requests at every n-th iteration of decodes.
@@ -41,8 +43,11 @@ class ReplicaPool:
     """Name of the served model, as in requests."""
     replicas: int = 1
     frontend_s: float = 0.0
+    frontend: Frontend | None = None
     plans_ahead: bool = False
     recv_interval: int = 1
+    batches_in_flight: int = 1
+    """Batches on their way through a pipeline; 1: there is none, or its iterations are priced whole."""
     links: Callable[[], Links] = Links
     """Makes the links between a replica's memory tiers."""
     price_usd_per_hour: float = 0.0
@@ -73,6 +78,25 @@ class ReplicaPool:
         if self.replicas < 0:
             raise ValueError(f"replicas={self.replicas}: must be >= 0")
         check_role(self.role)
+
+    def frontend_queue(self) -> FrontendQueue | None:
+        """Returns the idle front end of a replica; None: no request waits for one."""
+        settings = self.frontend
+        if settings is None or not settings.works:
+            return None
+        return FrontendQueue(settings, settings.servers or 1, self.frontend_s, self._token_gap_s)
+
+    def idle_frontend_s(self, prompt_tokens: int) -> float:
+        """Returns the seconds from an arrival at an idle replica until the engine has the request."""
+        settings = self.frontend or Frontend()
+        return self.frontend_s + settings.request_s + settings.prompt_token_s * prompt_tokens
+
+    def _token_gap_s(self) -> float:
+        """Returns the time between two tokens of a short answer that is alone, s; 0 if it has no price."""
+        try:
+            return self.model.decode_ends(0.0, 1, TOKENS, 1)[0]
+        except UnknownIterationError:
+            return 0.0
 
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""

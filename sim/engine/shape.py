@@ -30,10 +30,7 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
         num_pairs = num_pairs + causal_pairs(n, cached)
         num_context = num_context + cached + n
         num_sampled += completes
-    adapters = None
-    if plan.adapters is not None:
-        _, *counts = plan.adapters
-        adapters = AdapterBatch(*counts)
+    adapters = None if plan.adapters is None else AdapterBatch(*plan.adapters)
     return IterationShape(
         num_decodes, context, len(plan.chunks), num_tokens, num_pairs, num_context, num_sampled, adapters
     )

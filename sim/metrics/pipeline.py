@@ -1,4 +1,4 @@
-"""Computes the use of pipeline stages: micro-batches, bubbles by cause, waits for the host."""
+"""Computes the use of pipeline stages: batches at once, bubbles by cause, waits for the host."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations.layout import InFlight
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.sums import TableTotals, Totals
 from sim.metrics.utilisation import iteration_shape, pieces, share_inside
@@ -33,10 +34,11 @@ def pipeline_use(
 ) -> dict[str, Any] | None:
     """Computes shares of the stages' time during iterations; returns None without pipeline parallelism.
 
-    bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because a slower stage
-    still has its next micro-batch, or because there are fewer micro-batches than stages need. host_share: all
-    stages wait for the host. The rest is busy_share (sends included), also by stage. With speculation
-    bubble_share has drafting_share, too: the last stage drafts after its passes, and the others wait.
+    bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because another one has
+    more to do, or because there are fewer batches than stages need. host_share: all stages wait for the host.
+    The rest is busy_share (sends included), also by stage. mean_micro_batches: batches that are on a stage at
+    once. With speculation bubble_share has drafting_share, too: the last stage drafts after its passes, and
+    the others wait.
     """
     totals = TableTotals()
     for rows in pieces(len(inside_s)):
@@ -50,21 +52,26 @@ def add_pipeline(
     """Adds the terms of `pipeline_use` of up to `ROWS_AT_ONCE` iterations."""
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None:
         return
-    part = share_inside(inside_s, iterations["duration_s"].to_numpy(dtype=np.float64))
+    duration_s = iterations["duration_s"].to_numpy(dtype=np.float64)
+    part = share_inside(inside_s, duration_s)
     shape = iteration_shape(iterations, model)
-    full, count, light = model.round(shape)
-    if isinstance(model, SpeculativeModel):
+    if isinstance(model, Roofline):  # each iteration is one batch, of several in flight
+        full = light = model.one_batch(shape)
+        count = InFlight(1, 0)
+        gpu_s, in_flight = np.minimum(full.all_s, duration_s), full.all_s / duration_s
+    else:
+        full, count, light = model.round(shape)
+        slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
+        gpu_s, in_flight = np.maximum(full.all_s, slowest_s), count.full + count.light
         drafting_s = np.broadcast_to(model.drafting_seconds(shape), part.shape)
         totals.add("stage_drafting_s", np.multiply(drafting_s, part))
-    slowest_s = reduce(np.maximum, model.stages.stage_seconds(full, count, light))
     for index, stage in enumerate(model.stages.all):
         own_s = count.full * stage.seconds(full) + count.light * stage.seconds(light)
         totals.add(f"stage_{index}_s", np.multiply(own_s, part))
     totals.add("stage_total_s", inside_s)
     totals.add("stage_busy_s", np.multiply(count.full * full.all_s + count.light * light.all_s, part))
-    totals.add("stage_bound_s", np.multiply(slowest_s, part))
-    totals.add("stage_gpu_s", np.multiply(np.maximum(full.all_s, slowest_s), part))
-    totals.add("stage_in_flight_s", np.multiply(count.full + count.light, inside_s))
+    totals.add("stage_gpu_s", np.multiply(gpu_s, part))
+    totals.add("stage_in_flight_s", np.multiply(in_flight, inside_s))
 
 
 def pipeline_figures(totals: Totals, model: IterationModel) -> dict[str, Any] | None:
@@ -73,9 +80,10 @@ def pipeline_figures(totals: Totals, model: IterationModel) -> dict[str, Any] | 
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None or total_s == 0:
         return None
     num_stages = len(model.stages.all)
-    names = ("busy", "bound", "gpu", "in_flight", "drafting")
-    busy_s, bound_s, gpu_s, in_flight_s, drafting_s = (totals[f"stage_{name}_s"] for name in names)
+    names = ("busy", "gpu", "in_flight", "drafting")
+    busy_s, gpu_s, in_flight_s, drafting_s = (totals[f"stage_{name}_s"] for name in names)
     by_stage = np.array([totals[f"stage_{index}_s"] for index in range(num_stages)], np.float64)
+    bound_s = float(by_stage.max())
     all_s = num_stages * total_s
     unequal, few = bound_s / total_s - busy_s / all_s, (gpu_s - bound_s) / total_s
     drafting = (num_stages - 1) * drafting_s / all_s

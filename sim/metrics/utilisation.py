@@ -20,6 +20,7 @@ from hwmodels.iterations.iteration import COUNTED, AdapterBatch, DraftWork, Iter
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.sums import TableTotals, Totals, weighted_sum
 from sim.metrics.window import Window
+from sim.records.iterations import ADAPTER_COLUMNS
 from sim.records.run import PoolRecord, RunRecords
 from sim.speculation.log import DRAFT_WORK_COLUMNS
 
@@ -282,7 +283,7 @@ def iteration_shape(iterations: pd.DataFrame, model: IterationModel) -> Iteratio
     """Returns the columns of the table as arguments of the hardware model, one value per iteration."""
     adapters = None
     if "adapter_tokens" in iterations:
-        adapters = AdapterBatch(*(_column(iterations, f"adapter_{name}") for name in AdapterBatch._fields))
+        adapters = AdapterBatch(*(_column(iterations, name) for name in ADAPTER_COLUMNS))
     drafts = None
     if isinstance(model, SpeculativeModel) and "draft_tokens" in iterations:
         drafts = DraftWork(*(_column(iterations, name) for name in DRAFT_WORK_COLUMNS))

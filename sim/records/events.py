@@ -27,12 +27,18 @@ from sim.records.event_rows import NO_WAIT, TIERS, Event, EventRows
 class EventLog:
     """The events of one replica, logged as they happen.
 
-    frontend_s: seconds from the arrival of a request until it reaches the engine. after: the log of the
-    engine that crashed before, which is continued.
+    frontend_s: seconds from the arrival of a request until it reaches the engine, unless frontend_times has
+    them by its id, of which they are taken. after: the log of the engine that crashed before, which is
+    continued.
     """
 
-    def __init__(self, frontend_s: float = 0.0, after: EventLog | None = None) -> None:
-        self._frontend_s = frontend_s
+    def __init__(
+        self,
+        frontend_s: float = 0.0,
+        frontend_times: dict[int, float] | None = None,
+        after: EventLog | None = None,
+    ) -> None:
+        self._frontend_s, self._frontend_times = frontend_s, frontend_times
         self.rows: EventRows = EventRows() if after is None else after.rows
         self.new: list[Sequence] = []  # in the engine, included in no plan yet
         self._adopted_s: dict[int, float] = {}  # by request id: time at which another replica sent it
@@ -46,7 +52,7 @@ class EventLog:
 
     def continued(self) -> EventLog:
         """Returns a log without rows that goes on from the present state; this one is not continued then."""
-        made = EventLog(self._frontend_s)
+        made = EventLog(self._frontend_s, self._frontend_times)
         made.new, made._waits = self.new.copy(), self._waits.copy()
         made._adopted_s, made.paused, made._num_lost = self._adopted_s, self.paused, self._num_lost
         made._total_s, made.cause, made._since_s = self._total_s, self.cause, self._since_s
@@ -65,8 +71,10 @@ class EventLog:
 
     def admit(self, now: float) -> None:
         """Logs a plan that admits all requests since the last plan, when none waits or has waited."""
-        frontend_s = self._frontend_s
+        frontend_s, times = self._frontend_s, self._frontend_times
         for seq in self.new:
+            if times is not None:
+                frontend_s = times.pop(seq.request_id, self._frontend_s)
             iteration_s = now - (seq.request.arrival_s + frontend_s)
             self.rows.admit(now, seq.request_id, 0, seq.stored_known, frontend_s, iteration_s)
         self.new.clear()
@@ -157,13 +165,20 @@ class EventLog:
         sent_s: time at which another replica sent it, or None.
         """
         if sent_s is None:
-            frontend_s = min(now - request.arrival_s, self._frontend_s)
-            iteration_s = max(now - (request.arrival_s + self._frontend_s), 0.0)
+            taken_s = self._taken_s(request.request_id)
+            frontend_s = min(now - request.arrival_s, taken_s)
+            iteration_s = max(now - (request.arrival_s + taken_s), 0.0)
         else:
             frontend_s, iteration_s = 0.0, now - sent_s
         event = Event.lost if is_lost else Event.unserved
         waited_s = (frontend_s, iteration_s, *NO_WAIT[2:])
         self.rows.add(event, now, request.request_id, 0, request.prompt.num_tokens, waited_s)
+
+    def _taken_s(self, request_id: int) -> float:
+        """Returns the seconds of a request in the front end; they are forgotten."""
+        if self._frontend_times is None:
+            return self._frontend_s
+        return self._frontend_times.pop(request_id, self._frontend_s)
 
     def _begin_waits(self, now: float, at_once: bool) -> None:
         """Begins the waits of sequences that arrived since the latest plan, or logs their admission.
@@ -172,7 +187,7 @@ class EventLog:
         """
         reading = None
         for seq in self.new:
-            request_id, state, frontend_s = seq.request_id, seq.state, self._frontend_s
+            request_id, state, frontend_s = seq.request_id, seq.state, self._taken_s(seq.request_id)
             iteration_s = now - (seq.request.arrival_s + frontend_s)
             is_adopted = request_id in self._adopted_s
             if is_adopted:

@@ -33,8 +33,8 @@ from sim.records.iteration_rows import (
 from sim.records.mapped_buffers import MappedBuffers
 
 NO_USE = AdapterUse(0, 0, 0, 0)
-ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields))
-"""Columns of the table if adapters are served: number of different adapters, and fields of AdapterBatch."""
+ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields[1:]))
+"""Columns of the table if adapters are served: the fields of AdapterBatch."""
 
 _PACK_USE: Final = Struct(f"={len(ADAPTER_COLUMNS)}q").pack
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from sim.report import wording
-from sim.report.numbers import milliseconds, number, seconds
+from sim.report.numbers import decimals_of, milliseconds, number, rounded, seconds
 from sim.report.thinned_lines import thinned_lines
 from sim.report.wording import CLASS_LATENCIES, LATENCIES
 
@@ -67,17 +67,16 @@ _INTERVALS = (
 
 
 def _bounds(one: dict[str, Any], value: float, is_share: bool) -> str:
+    """Returns the bounds of an interval relative to its figure, with the digits that they support."""
+    if is_share and value in (0, 1):
+        return _one_sided(one, value)
     up, down = one["high"] - value, value - one["low"]
-    if is_share:
-        return _one_sided(one, value) if value in (0, 1) else f"± {100 * up:.1f} points"
-    if not value:
+    if not value or max(up, down) <= 0:
         return "± 0"
-    more, less = (_two_digits(100 * side / value) for side in (up, down))
-    return f"± {more} %" if more == less else f"-{less} to +{more} %"
-
-
-def _two_digits(percent: float) -> str:
-    return f"{percent:,.0f}" if percent >= 99.5 else f"{percent:.2g}"
+    factor, unit = (100.0, "points") if is_share else (100 / value, "%")
+    decimals = decimals_of(factor * max(up, down))
+    more, less = (rounded(factor * side, decimals) for side in (up, down))
+    return f"± {more} {unit}" if more == less or is_share else f"-{less} to +{more} {unit}"
 
 
 def _one_sided(one: dict[str, Any], value: float) -> str:

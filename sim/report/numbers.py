@@ -76,6 +76,8 @@ def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
     if not half_width > 0 or math.isinf(half_width):
         return None
     decimals = decimals_of(half_width)
+    while low > 0 and not rounded(low, decimals).strip("0.,"):  # a factor of 22 to 400 is not one of 0 to 400
+        decimals += 1
     mean_, low_, high_, half_ = (rounded(value, decimals) for value in (mean, low, high, half_width))
     return Supported(mean_, low_, high_, half_)
 

@@ -117,7 +117,8 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def _stages(pid: int, rows: pd.DataFrame, model: Roofline | SpeculativeModel) -> Iterator[dict[str, Any]]:
     """Yields one track per pipeline stage with its micro-batches as slices; gaps are bubbles.
 
-    The micro-batches of an iteration are simulated exactly from its start, without regard to the previous
+    A batch in flight is drawn as late as its end allows, one stage right after the other. With drafts, the
+    micro-batches of an iteration are simulated exactly from its start, without regard to the previous
     iteration, so slices of later stages may extend beyond its end. Drafting after them has no slice.
     """
     assert model.stages is not None
@@ -125,9 +126,16 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline | SpeculativeModel) ->
     for stage in range(num_stages):
         yield _metadata("thread_name", pid, ITERATIONS_TRACK + 1 + stage, f"stage {stage + 1}")
     pipeline = Pipeline(num_stages, waits_for_tokens=False)
-    for row, (number, start_s) in enumerate(zip(rows["iteration"], rows["start_s"], strict=True)):
+    times = zip(rows["iteration"], rows["start_s"], rows["duration_s"], strict=True)
+    for row, (number, start_s, duration_s) in enumerate(times):
         shape = one_shape(rows, row, model)
-        played = pipeline.play(*model.stages.to_play(*model.round(shape)), not_before_s=start_s)
+        if isinstance(model, Roofline):
+            one = model.one_batch(shape)
+            stage_s, send_s = model.stages.one(one)
+            begin_s = start_s + duration_s - float(one.all_s)
+            played = pipeline.play([[own_s] for own_s in stage_s], send_s, not_before_s=begin_s)
+        else:
+            played = pipeline.play(*model.stages.to_play(*model.round(shape)), not_before_s=start_s)
         for stage in range(num_stages):
             spans_s = zip(played.start_s[stage].tolist(), played.sent_s[stage].tolist(), strict=True)
             for batch, (begin_s, end_s) in enumerate(spans_s, start=1):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.report.numbers import milliseconds, number, percent
+from sim.metrics.paired import Interval
+from sim.report.numbers import MISSING, bounds_text, mean_text, number
 
 
 def thinned_lines(summary: dict[str, Any]) -> list[str]:
@@ -24,24 +25,29 @@ def thinned_lines(summary: dict[str, Any]) -> list[str]:
     texts = []
     if rates:
         texts = [
-            f"{_between(rates['requests_per_s'], number)} requests/s",
-            f"{_between(rates['output_tokens_per_s'], number)} output tok/s",
+            f"{_between(rates['requests_per_s'])} requests/s",
+            f"{_between(rates['output_tokens_per_s'])} output tok/s",
         ]
     if (usd := summary["cost"]["usd"]) is not None:
         texts.append(f"${number(one_in * usd)}")
     texts += [
-        f"{name.upper()} {key[:-2]} {_between(found[name][key], milliseconds)} ms"
+        f"{name.upper()} {key[:-2]} {_between(found[name][key], 1e3)} ms"
         for name in ("ttft", "tpot")
         for key in ("mean_s", "p99_s")
         if found[name][key]["value"] is not None
     ]
     if "goodput" in found:
-        texts.append(f"SLO attainment {_between(found['goodput']['share'], percent)}")
+        texts.append(f"SLO attainment {_between(found['goodput']['share'], 100)} %")
     level = f"{100 * found['confidence']:g} %"
     return [*lines, f"Whole fleet ({level} intervals, the error of thinning included): {', '.join(texts)}"]
 
 
-def _between(figure: dict[str, float | None], text: Any) -> str:
+def _between(figure: dict[str, float | None], factor: float = 1.0) -> str:
+    """Returns a figure, times a factor, with its bounds: with the digits that they support."""
     value, low, high = (figure[key] for key in ("value", "low", "high"))
-    bounds = ["unknown" if bound is None else text(bound) for bound in (low, high)]
-    return f"{text(value)} ({bounds[0]} to {bounds[1]})"
+    if value is None or low is None or high is None:
+        bounds = ("unknown" if bound is None else number(factor * bound) for bound in (low, high))
+        return f"{number(None if value is None else factor * value)} ({' to '.join(bounds)})"
+    interval = Interval(value, low, high, 2)
+    bounds_known = bounds_text(interval, factor)
+    return mean_text(interval, factor) + (f" ({bounds_known})" if bounds_known != MISSING else "")

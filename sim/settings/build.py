@@ -222,6 +222,8 @@ def _build_nested(value: Any, key: str) -> Any:
         if TARGET in value:
             return build(value, key)
         return {name: _build_nested(element, _join(key, str(name))) for name, element in value.items()}
+    if OmegaConf.is_list(value):
+        value = _plain(value, key)
     if isinstance(value, list):
         return [_build_nested(element, f"{key}[{i}]") for i, element in enumerate(value)]
     return value

@@ -184,6 +184,8 @@ def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
         try:
             return convert(value, kind)
         except ValueError as error:
+            if str(error).startswith("["):  # an element of the list is wrong
+                raise
             rules.append(str(error).removeprefix("must be "))
     wanted = [kind for kind in kinds if isinstance(kind, type) and kind not in (*_SCALARS, types.NoneType)]
     if wanted and not isinstance(value, PLAIN_TYPES):

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from hwmodels.hf.engine_names import ENGINE_NAMES
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.model_names import model_named
@@ -115,6 +114,8 @@ def _is_of_the_model(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> 
 
     Raises ConfigError if it says otherwise.
     """
+    from hwmodels.hf.engine_names import ENGINE_NAMES  # noqa: PLC0415 (few lines name a format)
+
     name = text.partition("=")[2].strip("'\"")
     for match in filter(None, map(_MODEL.fullmatch, beside)):
         found = None if match["key"] != "model" else model_named(match["ids"], dirs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hwmodels.assembly.attention_weights import WithAttentionWeights
+from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
@@ -49,6 +50,8 @@ class Deployment:
     """Hardware model that computes the duration of iterations."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each pipeline stage; None: equal numbers."""
     context_parallel_size: int = 1
     attention_data_parallel_size: int = 1
     expert_parallel_size: int = 1
@@ -100,6 +103,7 @@ class Deployment:
         return ParallelLayout(
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            pp_layer_partition=self.pp_layer_partition,
             context_parallel_size=self.context_parallel_size,
             attention_data_parallel_size=self.attention_data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
@@ -117,15 +121,24 @@ class Deployment:
             calibration=self.calibration,
             host=self.host,
             cuda_graphs=self.engine.cuda_graphs,
-            kernels=self.engine.kernels,
+            kernels=self.kernels,
             lora=self.lora,
             offload=self.engine.offload if self.engine.offload.is_used else None,
         )
 
     @property
+    def kernels(self) -> Kernels:
+        """Kernels of the engine, with the slots of its adapters in their grid."""
+        kernels = self.engine.kernels
+        num_slots, _ = (0, 0) if self.adapters is None else self.adapters.slots
+        if not num_slots or kernels.lora.max_loras is not None:
+            return kernels
+        return replace(kernels, lora=replace(kernels.lora, max_loras=num_slots))
+
+    @property
     def host(self) -> HostOverhead:
         """Host overhead of the engine; synchronous if the proposer of drafts does not overlap."""
-        return host_of(self.engine.host, self.speculation)
+        return host_of(self.engine.launching_host, self.speculation)
 
     @property
     def jitter(self) -> Jitter | None:
@@ -268,6 +281,7 @@ class Deployment:
             self.model.num_layers,
             self.tensor_parallel_size,
             self.pipeline_parallel_size,
+            self.pp_layer_partition,
         )
 
     def adapter_memory(self) -> AdapterMemory:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from hwmodels.assembly.site import Kernels
 from hwmodels.checks import check_finite
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
+from sim.engine.frontend import TOKENS, Frontend
 
 MAX_SLOTS = 1_000_000
 """Most sequences of an engine that run at once."""
@@ -26,6 +27,9 @@ class EngineProfile:
     """Default token budget of the batching policies; activation memory is reserved for that many tokens."""
     host: HostOverhead
     cuda_graphs: CudaGraphs
+    compilation: Compilation | None = None
+    """How the model is run where no CUDA graph is; None: inductor beside CUDA graphs, eager without them, as
+    with vLLM's --enforce-eager."""
     kernels: Kernels = Kernels()
     family: str | None = None
     """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
@@ -33,9 +37,14 @@ class EngineProfile:
     default_limits: str | None = None
     """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
     frontend_s: float = 0.0
-    """Seconds from the arrival of a request until it reaches the scheduler: HTTP, tokenisation, queues."""
+    """Seconds from the arrival of a request until it reaches the scheduler, beside the work of `frontend`."""
+    frontend: Frontend | None = None
+    """Work of the API server, for whose processes requests wait; None: there is none."""
     scheduler_recv_interval: int = 1
     """Iterations of decodes between two looks for new requests; see `sim.engine.polled_intake`."""
+    pp_max_micro_batch_size: int | None = None
+    """Maximum number of sequences of a batch in a pipeline that admits some; 0: max_num_seqs over the stages,
+    None: no limit (vLLM). See `policies.core.pipelined_engine`."""
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
     memory_profile: str = "vllm"
@@ -60,6 +69,11 @@ class EngineProfile:
         for name in ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        if self.pp_max_micro_batch_size is not None and self.pp_max_micro_batch_size < 0:
+            raise ValueError(
+                f"pp_max_micro_batch_size={self.pp_max_micro_batch_size}: must be >= 1, or 0 for "
+                "max_num_seqs over the stages, or null for no limit"
+            )
         if self.max_num_seqs > MAX_SLOTS:
             raise ValueError(
                 f"max_num_seqs={self.max_num_seqs}: must be <= {MAX_SLOTS:,}, as each slot is in memory"
@@ -79,6 +93,24 @@ class EngineProfile:
             raise ValueError(
                 f"max_model_len={self.max_model_len}: must be >= 2, a prompt and an output token"
             )
+
+    @property
+    def launching_host(self) -> HostOverhead:
+        """The host overhead with the launches of `compilation`."""
+        default = Compilation.inductor if self.cuda_graphs.enabled else Compilation.eager
+        return self.host.under(self.compilation or default)
+
+    @property
+    def idle_frontend_s(self) -> float:
+        """Seconds of an idle front end for a prompt of `TOKENS` tokens."""
+        work = self.frontend or Frontend()
+        return self.frontend_s + work.request_s + TOKENS * work.prompt_token_s
+
+    def num_frontend_servers(self, data_parallel_size: int) -> int:
+        """Returns the processes of the front end; vLLM starts one for each data-parallel rank."""
+        if self.frontend is not None and self.frontend.servers is not None:
+            return self.frontend.servers
+        return data_parallel_size if self.family == "vllm" else 1
 
     @property
     def memory(self) -> MemoryProfile:

@@ -86,22 +86,23 @@ def figures_of(deployment: Deployment, load: Load) -> Figures:
 def prefill_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> float:
     """Returns the prefill seconds of one prompt alone, in chunks if it is longer than the token budget.
 
-    With pipeline parallelism, this includes the time of the last chunk to the last stage, which the duration
-    of an iteration leaves out.
+    In a pipeline the chunks follow each other through the stages.
     """
     shapes = list(_chunks(prompt_tokens, budget))
-    seconds = sum(float(model.seconds(shape)) for shape in shapes)
     if not isinstance(model, Roofline) or model.stages is None:
-        return seconds
-    stages, rounds = model.stages, [model.round(shape) for shape in shapes]
-    pipeline = Pipeline(len(stages.all), waits_for_tokens=False)
-    ends_s = [float(pipeline.play(*stages.to_play(*one)).end_s.max()) for one in rounds]
-    return seconds + max(0.0, ends_s[-1] - sum(float(stages.seconds(*one)) for one in rounds))
+        return sum(float(model.seconds(shape)) for shape in shapes)
+    pipeline = Pipeline(len(model.stages.all))
+    return max(pipeline.enter(model.stage_times(shape), 0.0) for shape in shapes)
 
 
 def prompt_seconds(model: IterationModel, prompt_tokens: int, budget: int) -> float:
     """Returns the prefill seconds per prompt if iterations are filled with prompts."""
     at_once = budget // prompt_tokens
+    if isinstance(model, Roofline) and model.stages is not None:  # full batches follow each other
+        shapes = [prefill_shape(at_once, prompt_tokens)] if at_once else list(_chunks(prompt_tokens, budget))
+        times = [model.stage_times(shape) for shape in shapes]
+        slowest_s = [max(own_s + batch.send_s for own_s in batch.stage_s) for batch in times]
+        return sum(slowest_s) / max(at_once, 1)
     if at_once:
         return float(model.seconds(prefill_shape(at_once, prompt_tokens))) / at_once
     return sum(float(model.seconds(shape)) for shape in _chunks(prompt_tokens, budget))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.memory_profile import GIB
@@ -24,6 +25,7 @@ from policies.scaling import Scaling
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
+from sim.engine.frontend import Frontend
 from sim.engine.links import Links
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
@@ -191,7 +193,9 @@ class PoolSettings(Deployment):
             make_replica=self._make_replica,
             jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
-            plans_ahead=self.host.overlapped,
+            plans_ahead=self.host.overlapped and self.batches_in_flight == 1,
+            batches_in_flight=self.batches_in_flight,
+            frontend=self._frontend,
             recv_interval=self.engine.scheduler_recv_interval,
             links=self.links,
             price_usd_per_hour=self.price_usd_per_hour,
@@ -204,6 +208,15 @@ class PoolSettings(Deployment):
             kv_layout=self.kv_layout,
             embedding_bytes=self.model.hidden_size * self.model.element_bytes,
         )
+
+    @property
+    def _frontend(self) -> Frontend | None:
+        """The work of the API server, with the number of its processes; None: there is none."""
+        settings = self.engine.frontend
+        if settings is None:
+            return None
+        num_servers = self.engine.num_frontend_servers(self.layout.attention_data_parallel_size)
+        return replace(settings, servers=num_servers)
 
     @property
     def cold_start_s(self) -> float:
@@ -269,6 +282,12 @@ class PoolSettings(Deployment):
         if self.adapters is not None:
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
         make: Callable[..., EngineCore] = AsyncEngineCore if self.host.overlapped else EngineCore
+        if self.batches_in_flight > 1:
+            from policies.core.pipelined_engine import PipelinedEngineCore  # noqa: PLC0415 (few have stages)
+
+            make = partial(
+                PipelinedEngineCore, max_batches=self.batches_in_flight, max_batch_seqs=self.max_batch_seqs
+            )
         if getattr(self.batching, "until_last", False):
             make = BatchEngineCore
         if self.speculation is not None and self.draft_length is not None:
@@ -289,6 +308,26 @@ class PoolSettings(Deployment):
             num_swap_blocks=self.num_swap_blocks,
             residents=residents,
         )
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that a replica has in flight: one per pipeline stage, if the stages are priced one by one.
+
+        Drafts, batches that end as a whole and measured times of whole iterations have one at a time.
+        """
+        if self.pipeline_parallel_size == 1 or getattr(self.batching, "until_last", False):
+            return 1
+        model = self.iteration_model()
+        has_stages = isinstance(model, Roofline) and model.stages is not None
+        return self.pipeline_parallel_size if has_stages else 1
+
+    @property
+    def max_batch_seqs(self) -> int | None:
+        """Maximum number of sequences in a batch of a pipeline; None: the slots limit them alone."""
+        limit = self.engine.pp_max_micro_batch_size
+        if limit == 0:
+            return max(1, self.engine.max_num_seqs // self.pipeline_parallel_size)
+        return limit
 
     @property
     def num_swap_blocks(self) -> int:

@@ -39,6 +39,7 @@ from hwmodels.iterations.iteration import IterationModel, IterationShape
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from sim.engine.frontend import Frontend
 from sim.metrics.slo import Slo
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import max_tokens_per_pass
@@ -133,7 +134,9 @@ def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand
         return Idle(zeros, zeros, zeros)
     index = np.searchsorted(GRID, prompts, side="right") - 1
     lengths = GRID[: index.max() + 1]
-    ttft_s = deployment.engine.frontend_s + _prompt_seconds(model, lengths, demand.reusable)[index]
+    engine, frontend = deployment.engine, deployment.engine.frontend or Frontend()
+    work_s = frontend.request_s + frontend.prompt_token_s * prompts
+    ttft_s = engine.frontend_s + work_s + _prompt_seconds(model, lengths, demand.reusable)[index]
     step_s = _step_seconds(model, lengths + 1, deployment.max_num_seqs)[index]
     tpot_s = np.where(outputs > 1, step_s / max_tokens_per_pass(deployment.speculation), 0.0)
     return Idle(ttft_s, tpot_s, ttft_s + (outputs - 1) * tpot_s)

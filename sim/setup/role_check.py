@@ -105,3 +105,14 @@ def _check_alike(pools: Mapping[str, PoolSettings], by_role: Mapping[str, list[s
             f"{key}: pools.{by_role['prefill'][0]} and pools.{by_role['decode'][0]} must have the same "
             "hardware and layout, as replicas change between them; or choose roles=fixed"
         )
+
+
+def first_token_at(pools: Mapping[str, PoolSettings]) -> str:
+    """Returns which replica sends the first token of an answer to the client, by the decode replicas' engine.
+
+    With vLLM (NixlConnector and llm-d's sidecar), SGLang, TensorRT-LLM's disaggregated serving and NVIDIA
+    Dynamo, the client reads the answer from the decode replica, which sends the first token, too. In the
+    papers that proposed the split (Splitwise, DistServe), the prefill replica sends it.
+    """
+    families = {pool.engine.family for pool in pools.values() if pool.role == "decode"}
+    return "decode" if families and None not in families else "prefill"

@@ -30,12 +30,14 @@ from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
 from sim.setup.branching_check import check_branching
+from sim.setup.client import NO_CLIENT, Client
 from sim.setup.expected_errors import expected_errors_json
+from sim.setup.frontend_note import frontend_json, frontend_note
 from sim.setup.full_batches import check_full_batches
 from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
 from sim.setup.pool import PoolSettings, check_replicas
-from sim.setup.role_check import check_kv, check_roles
+from sim.setup.role_check import check_kv, check_roles, first_token_at
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
@@ -57,6 +59,8 @@ class Scenario(PoolSettings, ClusterSettings):
     workload: Workload
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     """Pools of different replicas behind the router, by name; empty: `replicas` of one kind."""
+    client: Client = NO_CLIENT
+    """The load generator that measures TTFT."""
     tariff: Tariff | None = None
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
@@ -95,6 +99,7 @@ class Scenario(PoolSettings, ClusterSettings):
                 )
         PoolSettings.__post_init__(self)
         check_roles(self.pools_by_name, self.network, self.roles)
+        self._resolve()
         check_migration(self, self.pools_by_name, self.sim)
         if self.encoders.replicas:
             self.network.check(next(iter(self.pools_by_name.values())).hardware)
@@ -110,6 +115,22 @@ class Scenario(PoolSettings, ClusterSettings):
             from sim.setup.shard_check import check_shards  # noqa: PLC0415 (most runs are not divided)
 
             check_shards(self, self.pools_by_name, self.sim)
+
+    def _resolve(self) -> None:
+        """Sets what follows from other settings: the replica of the first token, the task of the drafts."""
+        sender = self.kv_transfer.first_token_at or first_token_at(self.pools_by_name)
+        object.__setattr__(self, "kv_transfer", replace(self.kv_transfer, first_token_at=sender))
+        task = getattr(self.workload, "task", None)
+        if task is None or not any(pool.speculation for pool in self.pools_by_name.values()):
+            return
+        from sim.speculation.acceptance.iid import for_task  # noqa: PLC0415 (most runs do not speculate)
+
+        object.__setattr__(self, "acceptance", for_task(self.acceptance, task))
+        pools = {
+            name: replace(pool, acceptance=for_task(pool.acceptance, task))
+            for name, pool in self.pools.items()
+        }
+        object.__setattr__(self, "pools", pools)
 
     def _check_stop_missed(self) -> None:
         """Raises ValueError if missed requests would not be counted as in the summary."""
@@ -180,6 +201,8 @@ class Scenario(PoolSettings, ClusterSettings):
                         "LoRA adapters; choose a policy, such as adapters=fixed_slots"
                     )
                 continue
+            fitted = pool.adapters.fitted(adapter.rank for adapter in self.served_adapters)
+            object.__setattr__(pool, "adapters", fitted)
             try:
                 pool.check_served(self.served_adapters)
             except ValueError as error:
@@ -263,9 +286,14 @@ class Scenario(PoolSettings, ClusterSettings):
         future = self.future()
         pools = self.pools_by_name.items()
         adapters = self.served_adapters if served is None else served
-        made = [pool.pool(name, future, adapters, self.tpot_s) for name, pool in pools]
+        made = [self._measured(pool.pool(name, future, adapters, self.tpot_s), pool) for name, pool in pools]
         level = self.turns.sleep_level
         return made if level is None else taking_turns(made, list(self.pools.values()), level)
+
+    def _measured(self, made: ReplicaPool, pool: PoolSettings) -> ReplicaPool:
+        """Returns a pool whose requests arrive as late as the client's clock says."""
+        added_s = self.client.added_s(pool.engine.family)
+        return replace(made, frontend_s=made.frontend_s + added_s) if added_s else made
 
     def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`.
@@ -357,6 +385,10 @@ class Scenario(PoolSettings, ClusterSettings):
             for pool, own in zip(pools, hardware, strict=True)
             for note in pool_notes(pool, own.model, self.slo, self.workload, share)
         )
+        summary["client"] = self.client.name
+        summary["frontend"] = {
+            name: frontend_json(pool.engine, self.client) for name, pool in self.pools_by_name.items()
+        }
         summary["expected_errors"] = [
             {"pool": name, **expected_errors_json(pool, self.workload, share)}
             for name, pool in self.pools_by_name.items()
@@ -364,6 +396,7 @@ class Scenario(PoolSettings, ClusterSettings):
         summary["notes"] = [
             *dict.fromkeys(notes),
             *resharding_notes(self.pools_by_name),
+            *dict.fromkeys(frontend_note(pool.engine, self.client) for pool in pools),
             *encoder_notes(self.encoders, pools[0]),
             *workload_notes(traffic),
         ]

@@ -147,7 +147,12 @@ def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayou
 
 def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
-    if name_of(acceptance) in ASSUMED:
+    from sim.speculation.acceptance.iid import Iid  # noqa: PLC0415 (most runs do not speculate)
+    from sim.speculation.acceptance.published import TASKS, rate_sentence  # noqa: PLC0415
+
+    if isinstance(acceptance, Iid) and acceptance.rate is None:
+        yield rate_sentence(proposer.method, acceptance.task or TASKS[0])
+    elif name_of(acceptance) in ASSUMED:
         yield (
             f"acceptance={name_of(acceptance)}: how many draft tokens are accepted is assumed, not "
             "measured, and speed-ups depend on it; set it for your requests, or choose acceptance=table, "

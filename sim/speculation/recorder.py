@@ -36,8 +36,9 @@ class DraftRecorder(Recorder):
         frontend_s: float,
         seed: int,
         verdicts: VerdictTable,
+        frontend_times: dict[int, float] | None = None,
     ) -> None:
-        super().__init__(replica, core, requests, frontend_s, seed)
+        super().__init__(replica, core, requests, frontend_s, seed, frontend_times)
         self._verdicts = verdicts
         self.accepted: Ints = np.zeros((0, 0), np.int64)
         self.computed: Ints = np.zeros((0, 0), np.int64)

@@ -70,7 +70,13 @@ class SpeculativeReplica(LaneReplica):
         core, seed = self.core, context.seed
         self._verdicts = VerdictTable(self._acceptance, self._proposer, seed, core.max_num_seqs)
         self._draft_recorder = DraftRecorder(
-            self.index, core, context.requests, self.pool.frontend_s, seed, self._verdicts
+            self.index,
+            core,
+            context.requests,
+            self.pool.frontend_s,
+            seed,
+            self._verdicts,
+            self.frontend_times,
         )
         return self._draft_recorder
 

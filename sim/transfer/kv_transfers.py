@@ -45,8 +45,9 @@ class KvTransferSettings:
 
     transfer: str = "layerwise"
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
-    first_token_at: str = "prefill"
-    """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived."""
+    first_token_at: str | None = "prefill"
+    """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived;
+    None: as the engine of the decode replicas does, see `sim.setup.role_check.first_token_at`."""
     message_bytes: float = 0.0
     """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
     slice of a KV block, see `sim.transfer.resharding`."""
@@ -56,9 +57,10 @@ class KvTransferSettings:
     def __post_init__(self) -> None:
         if self.transfer not in TRANSFERS:
             raise ValueError(f"transfer={self.transfer}: must be one of {', '.join(TRANSFERS)}")
-        if self.first_token_at not in FIRST_TOKENS:
+        if self.first_token_at not in (None, *FIRST_TOKENS):
+            allowed = ", ".join(FIRST_TOKENS)
             raise ValueError(
-                f"first_token_at={self.first_token_at}: must be one of {', '.join(FIRST_TOKENS)}"
+                f"first_token_at={self.first_token_at}: must be one of {allowed}; null: as the engine does"
             )
         if self.overflow_tokens < 0:
             raise ValueError(f"overflow_tokens={self.overflow_tokens}: must be >= 0 tokens")
@@ -176,7 +178,7 @@ class KvTransfers:
         RejectedError.
         """
         request, now = migrant.request, self._clock.now
-        known_s = target.known_s(request)
+        known_s = target.known_s(request, stop_after)
         self._decode_sides[target.index].adopt(migrant, stop_after, now, known_s)
         num_sends = self._gateway.num_sends(request.request_id)
         self._in_progress[request.request_id] = KvTransfer(

@@ -21,6 +21,7 @@ from sim.workload.checked_traces import checked_once
 from sim.workload.checks import MAX_ARRIVAL_S, require_positive
 from sim.workload.external_sort import SortedRows
 from sim.workload.json_lines import COUNT, IDS, TEXT, TOKENS, Line, Rule, keys_of, objects_of
+from sim.workload.session_pool import in_a_loop
 from sim.workload.streams import stream
 from sim.workload.table import block_segments
 from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
@@ -70,20 +71,21 @@ class WekaJsonl:
     """
 
     path: Path
-    arrivals: ArrivalProcess
+    arrivals: ArrivalProcess | ClosedLoop
     max_sessions: int | None = None
     patience_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_positive(self, "max_sessions", "patience_s")
-        if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
         require_file(self.path)
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Creates the calls of all sessions, in order of time; session_id is the number of the session."""
-        return checked_once(
+        """Creates the calls of all sessions, in order of time; session_id is the number of the session.
+
+        A closed loop begins a session when another has ended; its calls keep their times after its begin.
+        """
+        calls = checked_once(
             self.path,
             (self, seed, max_model_len),
             lambda: TraceSource(
@@ -96,15 +98,20 @@ class WekaJsonl:
                 time_digits=None,
             ),
         )
+        return in_a_loop(calls, self.arrivals, seed=seed, duration_s=None)
 
     def _rows(self, seed: int) -> Iterator[TraceRow]:
         """Yields the calls in the order of the file; before the content ids is their block size."""
-        begin_s = self._begin_s(seed)
+        is_loop = isinstance(
+            self.arrivals, ClosedLoop
+        )  # then one after the other, until the loop begins them
+        begin_s, ended_s = iter(()) if is_loop else self._begin_s(seed), 0.0
         numbers, places, of_all = count(), count(1), dict[int, int]()
         for session, (block_size, is_local, calls) in enumerate(self._sessions()):
-            at_s = next(begin_s, None)
+            at_s = ended_s if is_loop else next(begin_s, None)
             if at_s is None:
                 raise ValueError(f"arrivals: must have a time for each session, and ends after {session}")
+            ended_s = at_s + max(call.at_s for call in calls) + 1.0
             contents = dict[int, int]() if is_local else of_all
             for call in calls:
                 ids = (
@@ -122,6 +129,7 @@ class WekaJsonl:
 
     def _begin_s(self, seed: int) -> Iterator[float]:
         """Yields the times at which sessions begin, which need not be counted before if they are drawn."""
+        assert not isinstance(self.arrivals, ClosedLoop)
         num_sessions = MAX_SESSIONS
         if not hasattr(self.arrivals, "chunks_s"):
             num_sessions = sum(1 for _ in self._sessions())

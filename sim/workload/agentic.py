@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,9 @@ class Agentic(PlanSettings):
     prompt and its output no longer fit the context; after an aborted output it continues with the tokens that
     were generated. task_slo_s: latency of a whole task that counts as good, for the summary.
     """
+
+    task: ClassVar[str] = "code"
+    """Task of the requests, for published rates of drafts."""
 
     arrivals: ArrivalProcess | ClosedLoop
     num_tasks: int | None = None

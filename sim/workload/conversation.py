@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,9 @@ class Conversation:
     A conversation ends when a turn gets no token (it was rejected); after an aborted answer it continues with
     the tokens that were generated.
     """
+
+    task: ClassVar[str] = "chat"
+    """Task of the requests, for published rates of drafts."""
 
     arrivals: ArrivalProcess | ClosedLoop
     turns: Distribution

@@ -13,6 +13,7 @@ from sim.workload.base import Source
 from sim.workload.checks import MAX_ARRIVAL_S, require_positive
 from sim.workload.conversation import ConversationSource
 from sim.workload.json_lines import COUNT, Line, Rule, objects_of
+from sim.workload.session_pool import in_a_loop
 from sim.workload.streams import stream
 from sim.workload.text_lengths import TextLengths
 from sim.workload.trace_files import require_file, shown
@@ -56,7 +57,7 @@ class MooncakeSessions:
     """
 
     path: Path
-    arrivals: ArrivalProcess
+    arrivals: ArrivalProcess | ClosedLoop
     max_sessions: int | None = None
     tokenizer: Path | None = None
     patience_s: float | None = None
@@ -64,15 +65,17 @@ class MooncakeSessions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_positive(self, "max_sessions", "patience_s")
-        if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
         require_file(self.path)
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the turns; session_id is the number of the session in the file."""
         remarks: list[str] = []
         sessions = self._sessions(remarks)
-        if sessions[0].first_s is None:
+        if isinstance(self.arrivals, ClosedLoop):
+            first_s = np.zeros(len(sessions))
+            if sessions[0].first_s is not None:
+                remarks.append("Sessions begin by the closed loop, not at the timestamps of the trace.")
+        elif sessions[0].first_s is None:
             rng = stream(seed, "arrivals")
             first_s = self.arrivals.times_s(rng, num_requests=len(sessions), duration_s=None)
             if len(first_s) < len(sessions):
@@ -99,7 +102,7 @@ class MooncakeSessions:
             patience_s=self.patience_s,
         )
         source.notes.remarks += remarks
-        return source
+        return in_a_loop(source, self.arrivals, seed=seed, duration_s=None)
 
     def _sessions(self, remarks: list[str]) -> list[_Session]:
         """Returns the sessions in the order of the file; adds to the remarks. Raises ValueError."""

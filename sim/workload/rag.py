@@ -10,7 +10,7 @@ only the system prompt. `order: popularity` sorts them, which a service may do t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative
 from sim.workload.distributions import Distribution, IntArray, whole_numbers
 from sim.workload.lengths import clip_to_context
 from sim.workload.prefix_sessions import cut_segments
+from sim.workload.session_pool import begin_s, in_a_loop, require_number_in_a_loop
 from sim.workload.streams import stream
 from sim.workload.table import TableSource
 
@@ -37,7 +38,10 @@ class Rag:
     duration_s both limit the traffic; at least one must be set.
     """
 
-    arrivals: ArrivalProcess
+    task: ClassVar[str] = "rag"
+    """Task of the requests, for published rates of drafts."""
+
+    arrivals: ArrivalProcess | ClosedLoop
     system_prompt_tokens: Distribution
     document_tokens: Distribution
     question_tokens: Distribution
@@ -64,13 +68,12 @@ class Rag:
                 f"documents_per_question={self.documents_per_question}: must be >= 1 and <= "
                 f"num_documents={self.num_documents}"
             )
-        if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
+        require_number_in_a_loop(self, "num_requests")
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the questions. Content id 0 is the system prompt, 1 + d document d, then the questions."""
-        arrival_s = self.arrivals.times_s(
-            stream(seed, "arrivals"), num_requests=self.num_requests, duration_s=self.duration_s
+        arrival_s = begin_s(
+            self.arrivals, seed=seed, num_sessions=self.num_requests, duration_s=self.duration_s
         )
         if not len(arrival_s):
             raise ValueError(f"duration_s={self.duration_s}: must be longer; no request arrives in this time")
@@ -93,7 +96,7 @@ class Rag:
             question = (1 + self.num_documents + row, int(question_R[row]))
             return cut_segments([(0, system_tokens), *documents, question], num_tokens)
 
-        return TableSource(
+        questions = TableSource(
             arrival_s=arrival_s,
             prompt_tokens=prompts,
             output_tokens=outputs,
@@ -101,6 +104,7 @@ class Rag:
             segments=segments,
             patience_s=self.patience_s,
         )
+        return in_a_loop(questions, self.arrivals, seed=seed, duration_s=self.duration_s)
 
     def _retrieved(self, seed: int, count: int) -> IntArray:
         """Draws the different documents of each question [R, K], in the order of the prompt.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,14 @@ from sim.workload.streams import stream
 class SessionPool:
     """The sessions of another source, begun by a closed loop in place of that source's own times.
 
-    Each of the loop's users has one session at a time. A session has ended when all its requests have, and no
-    more follow. Its user begins the next one think_time_s later, in the order of the source, until there are
-    no more or duration_s has passed.
+    Each of the loop's users has one session at a time; a request without a session is one of its own. A
+    session has ended when all its requests have, and no more follow. Its requests that do not follow ended
+    ones, as recorded calls, keep their times after its first one. The user begins the next session
+    think_time_s later, in the order of the source, until there are no more or duration_s has passed.
     """
 
     def __init__(self, source: Source, loop: ClosedLoop, *, seed: int, duration_s: float | None) -> None:
-        """Creates the traffic. source: all sessions; its arrivals are the first requests of each."""
+        """Creates the traffic. source: all sessions; its arrivals come session after session."""
         self.num_requests = source.num_requests if duration_s is None else None
         self.last_arrival_s: float | None = None
         self.patience_s = source.patience_s
@@ -33,7 +36,7 @@ class SessionPool:
         self._loop = loop
         self._rng = stream(seed, "session_pool")
         self._end_s = math.inf if duration_s is None else duration_s
-        self._first = source.arrivals()
+        self._sessions = (list(own) for _, own in groupby(source.arrivals(), lambda one: _key(one.request)))
         self._num_open = Counter[int]()
         """Requests of each session that have not ended."""
 
@@ -43,12 +46,12 @@ class SessionPool:
         return self._source.notes
 
     def arrivals(self) -> Iterator[Arrival]:
-        for begin_s in self._loop.first_s(num_requests=None, duration_s=self._end_s).tolist():
-            yield from self._begun(begin_s)
+        firsts_s = self._loop.first_s(num_requests=None, duration_s=self._end_s).tolist()
+        return heapq.merge(*map(self._begun, firsts_s), key=lambda arrival: arrival.request.arrival_s)
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
         following = list(self._source.follow_ups(request, now, num_output_tokens))
-        session = _session_of(request)
+        session = _key(request)
         self._num_open[session] += len(following) - 1
         if self._num_open[session]:
             return following
@@ -57,11 +60,14 @@ class SessionPool:
         return [*following, *self._begun(now + think_s)]
 
     def _begun(self, begin_s: float) -> Iterator[Arrival]:
-        """Yields the first request of the next session, if there is one and it begins in time."""
-        first = next(self._first, None) if begin_s < self._end_s else None
-        if first is not None:
-            self._num_open[_session_of(first.request)] += 1
-            yield first._replace(request=first.request._replace(arrival_s=begin_s))
+        """Yields the next session, if there is one and it begins in time."""
+        session = next(self._sessions, None) if begin_s < self._end_s else None
+        if session is not None:
+            first = session[0].request
+            self._num_open[_key(first)] += len(session)
+            for one in session:
+                at_s = begin_s + (one.request.arrival_s - first.arrival_s)
+                yield one._replace(request=one.request._replace(arrival_s=at_s))
 
 
 def require_number_in_a_loop(workload: Any, name: str) -> None:
@@ -91,6 +97,6 @@ def in_a_loop(
     return SessionPool(source, arrivals, seed=seed, duration_s=duration_s)
 
 
-def _session_of(request: Request) -> int:
-    assert request.session_id is not None, "every request of a pool of sessions carries its session"
-    return request.session_id
+def _key(request: Request) -> int:
+    """Returns a number of the session of a request, or a negative one of a request without a session."""
+    return -1 - request.request_id if request.session_id is None else request.session_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sim.workload.base import Source
 from sim.workload.checked_traces import checked_once
 from sim.workload.checks import require_positive
 from sim.workload.json_elements import objects_in
+from sim.workload.session_pool import in_a_loop
 from sim.workload.streams import stream
 from sim.workload.text_lengths import TextLengths
 from sim.workload.trace_blocks import TraceRow, blocks_of_rows
@@ -38,7 +40,7 @@ class ShareGptJson:
     """
 
     path: Path
-    arrivals: ArrivalProcess
+    arrivals: ArrivalProcess | ClosedLoop
     max_requests: int | None = None
     tokenizer: Path | None = None
     patience_s: float | None = None
@@ -48,13 +50,11 @@ class ShareGptJson:
         if self.tokenizer is not None:
             object.__setattr__(self, "tokenizer", Path(self.tokenizer).expanduser())
         require_positive(self, "max_requests", "patience_s")
-        if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
         require_file(self.path)
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
-        """Creates the requests in the order of the file, at the times of `arrivals`."""
-        return checked_once(
+        """Creates the requests in the order of the file, at the times or in the closed loop of `arrivals`."""
+        requests = checked_once(
             self.path,
             (self, seed, max_model_len),
             lambda: TraceSource(
@@ -67,6 +67,7 @@ class ShareGptJson:
                 time_digits=None,
             ),
         )
+        return in_a_loop(requests, self.arrivals, seed=seed, duration_s=None)
 
     def _rows(self, seed: int) -> Iterator[TraceRow]:
         lengths = TextLengths(self.tokenizer)
@@ -85,6 +86,9 @@ class ShareGptJson:
             remark = ""
 
     def _times_s(self, seed: int) -> Iterator[float]:
+        if isinstance(self.arrivals, ClosedLoop):
+            yield from repeat(0.0)
+            return
         num_requests = self.max_requests or MAX_CONVERSATIONS
         if not hasattr(self.arrivals, "chunks_s") and self.max_requests is None:
             num_requests = sum(1 for _ in objects_in(self.path, WANTED))

@@ -30,6 +30,9 @@ BY_ENGINE: Mapping[Engine, Callable[[Context, Translation], None]] = {
     "tensorrt_llm": tensorrt_llm.meaning,
 }
 
+PARTITIONS: Mapping[Engine, str] = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
+"""Variable with the layers of each pipeline stage, by engine."""
+
 
 def translated(
     command: Command, dirs: Sequence[Path], beside: Sequence[str] = (), ignored: Sequence[str] = ()
@@ -98,6 +101,8 @@ def _meaning(
         engine=command.engine, without_effect=without_effect, refused=refused, ignored=[*found.ignored]
     )
     own.put("engine", command.engine)
+    if layers := command.environment.get(PARTITIONS.get(command.engine, "")):
+        own.put("pp_layer_partition", _partition(PARTITIONS[command.engine], layers))
     _model(at, own)
     for key, value in settings_of(found):
         own.put(key, value)
@@ -122,6 +127,17 @@ def with_file(at: Context, ignored: Sequence[str] = ()) -> None:
         if flag not in at.found.values:
             at.found.values[flag] = typed(known[flag], f"{name}: {key}", value)
             at.found.written[flag] = f"{name}: {key}"
+
+
+def _partition(name: str, value: str) -> str:
+    """Returns the layers of each pipeline stage as a list. Raises ConfigError if it is none."""
+    layers = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() for part in layers):
+        raise ConfigError(
+            f"--from: {name}={value}: must be the layers of each pipeline stage with commas between them, "
+            "such as 20,20,20,20"
+        )
+    return f"[{','.join(layers)}]"
 
 
 def _model(at: Context, own: Translation) -> None:

@@ -185,8 +185,12 @@ def _graphs(at: Context, own: Translation) -> None:
     config = at.get("--compilation-config")
     config = {"mode": config} if isinstance(config, int) else config
     config = dict(config) if isinstance(config, Mapping) else {}
-    if _level_without_graphs(at) or _mode_without_graphs(at, config) or at.get("--enforce-eager"):
+    is_eager = _level_without_graphs(at) or at.get("--enforce-eager")
+    has_no_graphs = _mode_without_graphs(at, config)
+    if is_eager or has_no_graphs:
         own.put("engine.cuda_graphs.enabled", False)
+    if has_no_graphs and not is_eager:  # the model is compiled even so
+        own.put("engine.compilation", "inductor")
     sizes = config.pop("cudagraph_capture_sizes", None)
     sizes = sizes or at.get("--cudagraph-capture-sizes") or at.get("--cuda-graph-sizes")
     largest = config.pop("max_cudagraph_capture_size", None)

@@ -47,7 +47,9 @@ class WhatifJob:
             raise KeyboardInterrupt  # no run has ended yet
         answers = Answers(
             questions=questions,
-            found=evaluate(questions.experiment, runs.table, interrupted=runs.interrupted),
+            found=evaluate(
+                questions.experiment, runs.table, interrupted=runs.interrupted, traced=runs.traced
+            ),
             limits=limits_by_arm(runs.table),
             times_s=times_by_arm(runs.table),
             notes=runs.notes,

@@ -60,7 +60,7 @@ def write_answers(
     sections["Configuration"] = folded(
         "Settings of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     )
-    write_page(path, "What if", introduction(answers.questions.settings.seeds), sections)
+    write_page(path, "What if", introduction(answers), sections)
 
 
 def _verdicts(answers: Answers) -> str:

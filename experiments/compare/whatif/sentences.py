@@ -212,9 +212,13 @@ def _outcomes(answers: Answers, arm: str) -> list[str]:
     mine = [c for c in answers.found.comparisons if c.arm == arm and c.metric.key != SHARE]
     changed = [c for c in mine if c.outcome in (Outcome.WORSE, Outcome.BETTER)]
     lines = [_changed(c, answers.found.of(c.metric, BASELINE)[0]) for c in changed]
-    if any(c.outcome is Outcome.UNKNOWN for c in mine):
+    unknown = [c for c in mine if c.outcome is Outcome.UNKNOWN]
+    if unknown and answers.found.traced:
+        names = ", ".join(_subject(c.metric)[0] for c in unknown)
+        lines.append(f"No interval, so no verdict: {names}.")
+    elif unknown:
         lines.append("One seed gives no verdict on figures.")
-    elif same := [_subject(c.metric)[0] for c in mine if c not in changed]:
+    if same := [_subject(c.metric)[0] for c in mine if c not in [*changed, *unknown]]:
         lines.append(f"No difference beyond noise: {', '.join(same)}.")
     return lines
 
@@ -244,10 +248,13 @@ def _subject(metric: Metric) -> tuple[str, str, str]:
     return SUBJECTS.get(metric.key, (label_of(metric), "", f" {unit}" if unit else ""))
 
 
-def introduction(seeds: Sequence[int]) -> str:
+def introduction(answers: Answers) -> str:
     """Returns the sentences above the table: the comparison, the seeds and the intervals."""
+    num_seeds = len(answers.questions.settings.seeds)
+    seeds, pairs = f"with {num_seeds} seed{'s' * (num_seeds != 1)}", "paired by seed"
+    if answers.found.traced:
+        seeds, pairs = "those of a trace", "paired by blocks of the trace"
     return (
-        f"Each change alone is compared with the baseline on the same requests, with {len(seeds)} "
-        f"{'seed' if len(seeds) == 1 else 'seeds'}. "
-        f"±: half the width of the {LEVEL}, paired by seed."
+        f"Each change alone is compared with the baseline on the same requests, {seeds}. "
+        f"±: half the width of the {LEVEL}, {pairs}."
     )

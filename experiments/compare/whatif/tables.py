@@ -25,7 +25,7 @@ from experiments.study.figures import Metric, titled
 
 LEGEND = (
     "Changes in %, or as a factor (×) from two on; SLO attainment: in percentage points. "
-    "+ better, - worse, ~ within noise, = the same in every seed"
+    "+ better, - worse, ~ within noise, = the same in every run"
 )
 
 FIRST = ("goodput.share", "ttft.p50_s", "ttft.p99_s", "tpot.p99_s")
@@ -35,7 +35,7 @@ FIRST = ("goodput.share", "ttft.p50_s", "ttft.p99_s", "tpot.p99_s")
 def print_answers(answers: Answers, console: Console) -> None:
     """Prints the caveats, the tables of all changes, their legend and the verdicts."""
     console.print(Text("What if", style="bold"))
-    console.print(Text(introduction(answers.questions.settings.seeds)))
+    console.print(Text(introduction(answers)))
     for line in caveats(answers):
         console.print(Text(f"  {line}", style="yellow"))
     for rows in tables(answers):

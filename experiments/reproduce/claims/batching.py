@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from experiments.reproduce.claims.built import device, model
 from experiments.reproduce.claims.shipped import result, summary
-from experiments.reproduce.rows import Compared, Family, Kind, Row, Searched, Source
 from sim.metrics.result import RunResult
 
 SYSTEMS = "static_against_continuous_systems"
-THROUGHPUT = "throughput.output_tokens_per_s"
-ANYSCALE = Source(
-    "Anyscale, How continuous batching enables 23x throughput, June 2023, and its benchmark scripts",
-    "https://www.anyscale.com/blog/continuous-batching-llm-inference",
-    was_read=True,
-)
-ORCA = Source(
-    "Introductions, on Yu et al., Orca, OSDI 2022, whose abstract has 36.9 times for GPT-3 175B",
-    "https://www.usenix.org/conference/osdi22/presentation/yu",
-)
 NUM_TOKENS = 958
 """Expected longest of 1,000 outputs that are exponential with a mean of 128: 128 (ln 1,000 + 0.577)."""
 LONGEST = (
@@ -76,78 +63,3 @@ def copy_seconds(run: RunResult) -> float:
     tokens = padding + 2 * padded.sum() + 2 * padded[changes].sum()
     bandwidth = COPY_SHARE * device("hardware=a100_40gb_sxm").memory_bandwidth_bytes_per_s
     return float(tokens * model("model=llama2_13b").kv_bytes_per_token() / bandwidth)
-
-
-def _system(name: str, claim: str, published: float, arm: str, why: str) -> Row:
-    return Row(
-        name=name,
-        kind=Kind.SIMULATED,
-        claim=f"{claim} over naive static batches",
-        published=(published, published),
-        unit="times",
-        source=ANYSCALE,
-        setting=f"experiment={SYSTEMS}, arm {arm}; naive batches run to {NUM_TOKENS} tokens",
-        ours=Searched(function=partial(over_naive, arm)),
-        why=why,
-    )
-
-
-FAMILY = Family(
-    name="batching",
-    title="Continuous against static batching",
-    rows=(
-        Row(
-            name="continuous_usual",
-            kind=Kind.SIMULATED,
-            claim="continuous batching over static batching, usual gain",
-            published=(2, 5),
-            unit="times",
-            source=Source("A figure of introductions to serving engines, for which no measurement is cited"),
-            setting=f"experiment={SYSTEMS}, text-generation-inference over FasterTransformer",
-            ours=Compared(experiment=SYSTEMS, metric=THROUGHPUT, arm="continuous", over="faster_transformer"),
-        ),
-        Row(
-            name="continuous_order",
-            kind=Kind.SIMULATED,
-            claim="an order of magnitude, if output lengths differ much",
-            published=(10, 10),
-            unit="times",
-            source=ORCA,
-            setting="experiment=static_vs_continuous, output lengths with cv 2, batches of 32",
-            ours=Compared(
-                experiment="static_vs_continuous", metric=THROUGHPUT, arm="chunked", over="static_32"
-            ),
-        ),
-        _system(
-            "continuous_23x",
-            "vLLM",
-            23,
-            "paged",
-            "The naive batches of the text's script have four requests and all run to the longest output of "
-            "the whole queue; over batches that end with their own longest output, vLLM gains 5.7 times.",
-        ),
-        Row(
-            name="continuous_8x",
-            kind=Kind.SIMULATED,
-            claim="text-generation-inference over naive static batches",
-            published=(8, 8),
-            unit="times",
-            source=ANYSCALE,
-            setting=f"experiment={SYSTEMS}, arm continuous as of June 2023, with padded KV that is copied",
-            ours=Searched(function=server_of_2023),
-            differs=True,
-            why=(
-                "As the engine of 2024 it would be 14.5; the script's flags, eager PyTorch and standard "
-                "attention make it 14.2, and padding and copying OPT's KV in every decode 10.5. The rest is "
-                "1.5 ms per sequence and decode; its loop over them in Python was not measured."
-            ),
-        ),
-        _system(
-            "static_4x",
-            "FasterTransformer",
-            4,
-            "faster_transformer",
-            "Here the gain comes from batches that end with their own longest output; kernels gain a tenth.",
-        ),
-    ),
-)

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from experiments.papers.published_speedups import Comparison, mean_tokens
 from experiments.papers.published_speedups import Row as Draft
 from experiments.papers.speculation import speedup
 from experiments.reproduce.claims.built import PALM, decode, prefill
-from experiments.reproduce.claims.sources import ANYSCALE_METRICS, FLASH_DECODING_PP, POPE
-from experiments.reproduce.rows import Direct, Family, Kind, Row, Source
 
-GPT_FAST = Source(
-    "PyTorch's blog, Accelerating Generative AI with PyTorch II: GPT, Fast, November 2023",
-    "https://pytorch.org/blog/accelerating-generative-ai-2/",
-    was_read=True,
-)
-DATABRICKS = Source(
-    "Databricks, LLM Inference Performance Engineering: Best Practices, 2023, figures 2 to 5, tables 1 and 2",
-    "https://www.databricks.com/blog/llm-inference-performance-engineering-best-practices",
-    was_read=True,
-)
-GAUDI = Source(
-    "Databricks, LLM Training and Inference with Intel Gaudi 2 AI Accelerators, January 2024, introduction",
-    "https://www.databricks.com/blog/llm-training-and-inference-intel-gaudi2-ai-accelerators",
-    was_read=True,
-)
 LLAMA = ("model=llama2_7b", "hardware=a100_80gb_sxm")
 CONTEXT = 100  # the blog's prompts have 5 tokens, its outputs about 200
-INT4 = "model.weights=int4_wo"
-EAGER_KERNELS, LOOP_KERNELS = 61, 42
-"""Kernels that a layer launches per token: gpt-fast without torch.compile, and Llama in transformers 4.37.1.
-
-Counted with PyTorch's dispatcher on small models (model.py of 30 November 2023, attention as its generate.py
-asks for it), without views, which launch nothing.
-"""
-LOOP_LAUNCH_S = 70e-6
-"""Host time per kernel of the model that gives the loop's 40.24 tokens/s on an A100 (Spec-Bench, issue 4)."""
+INT4 = "model.weights=int4_wo_g32"  # the blog: scales for 32 weights
 SPECULATING = Comparison(
     name="gpt-fast",
-    source=GPT_FAST.text,
+    source="PyTorch's blog, Accelerating Generative AI with PyTorch II: GPT, Fast, November 2023",
     rows=(),
     reason="",
     engine=(*LLAMA, INT4, "engine=vllm"),
@@ -53,7 +26,7 @@ TINY_LLAMA = Draft(  # a model of 1.1 B parameters with Llama-2's vocabulary
         "speculation=draft_model",
         "model@speculation.draft.model=llama3_2_1b",
         "speculation.draft.model.config.vocab_size=32000",
-        "speculation.draft.model.weights=int4_wo",
+        "speculation.draft.model.weights=int4_wo_g32",
     ),
     assumed="0.6 for every place",
 )
@@ -91,6 +64,11 @@ def tpot_s(hardware: str, gpus: int, batch: int = FEW) -> float:
     """Returns the seconds of a token of Llama-2-70B."""
     settings = (*LARGE, f"hardware={hardware}", f"tensor_parallel_size={gpus}")
     return decode(*settings, batch=batch, context=PROMPT).seconds
+
+
+def tpot_ratio(hardware: str, gpus: int, other: str, other_gpus: int) -> float:
+    """Returns the time of a token of Llama-2-70B on some GPUs over that on others."""
+    return tpot_s(hardware, gpus) / tpot_s(other, other_gpus)
 
 
 def lower(batch: int) -> float:
@@ -151,252 +129,3 @@ def palm_prefill_mfu() -> float:
 def over_transformers() -> float:
     """Returns the decoding speed of an engine with graphs and tuned kernels over that of transformers."""
     return speed("engine=vllm") / speed("engine=hf_static")
-
-
-def _step(name: str, claim: str, published: float, setting: str, *engine: str, why: str = "") -> Row:
-    return Row(
-        name=name,
-        kind=Kind.SIMULATED,
-        claim=claim,
-        published=(published, published),
-        unit="tokens/s",
-        source=GPT_FAST,
-        setting=setting,
-        ours=Direct(function=partial(speed, *engine)),
-        why=why,
-    )
-
-
-def _mbu(name: str, chips: str, published: float, hardware: str, gpus: int) -> Row:
-    return Row(
-        name=name,
-        kind=Kind.SIMULATED,
-        claim=f"MBU of a 7B model at batch 1 on {chips}",
-        published=(published, published),
-        unit="%",
-        source=DATABRICKS,
-        setting="Llama-2-7B for MPT-7B, engine=tensorrt_llm, 512 tokens",
-        ours=Direct(function=partial(small_mbu, hardware, gpus)),
-    )
-
-
-def _lower(batch: int, published: float, *, differs: bool = False, why: str = "") -> Row:
-    return Row(
-        name=f"h100_batch_{batch}",
-        kind=Kind.COMPUTED,
-        claim=f"Llama-2-70B: time of a token on four H100 over four A100 40GB, batch {batch}",
-        published=(published, published),
-        unit="% less",
-        source=DATABRICKS,
-        setting="engine=vllm, 512 tokens",
-        ours=Direct(function=partial(lower, batch)),
-        differs=differs,
-        why=why,
-    )
-
-
-FAMILY = Family(
-    name="decoding",
-    title="Decoding speed and bandwidth",
-    rows=(
-        _step(
-            "gpt_fast_eager",
-            "Llama-2-7B, A100: eager PyTorch",
-            25.5,
-            f"engine=hf_static, {EAGER_KERNELS} launches per layer for {LOOP_KERNELS} in Spec-Bench's loop",
-            "engine=hf_static",
-            f"engine.host.launch_s={LOOP_LAUNCH_S * EAGER_KERNELS / LOOP_KERNELS:.6g}",
-            why=(
-                "Bound by the host: the text's 39 ms are 19 us for each of some 2,000 launches, of which "
-                "Spec-Bench's loop takes 17. With engine=hf_static as it is, it would be 46 tokens/s."
-            ),
-        ),
-        _step(
-            "gpt_fast_compiled",
-            "Llama-2-7B, A100: torch.compile",
-            107.0,
-            "engine=vllm (CUDA graphs)",
-            "engine=vllm",
-            why=(
-                "The text's limit of 330 W is not modelled: by our power model this decode takes 175 W, so "
-                "that it would not bind."
-            ),
-        ),
-        _step(
-            "gpt_fast_int8",
-            "Llama-2-7B, A100: torch.compile and int8 weights",
-            157.4,
-            "model.weights=int8_wo",
-            "engine=vllm",
-            "model.weights=int8_wo",
-        ),
-        _step(
-            "gpt_fast_int4",
-            "Llama-2-7B, A100: torch.compile and int4 weights",
-            202.1,
-            "model.weights=int4_wo",
-            "engine=vllm",
-            INT4,
-            why="Its scales are for 32 weights, ours for 128, and its int4 kernels reach 863 GB/s (README).",
-        ),
-        Row(
-            name="gpt_fast_speculation",
-            kind=Kind.SIMULATED,
-            claim="Llama-2-7B, A100: int4 weights and speculative decoding",
-            published=(244.7, 244.7),
-            unit="tokens/s",
-            source=GPT_FAST,
-            setting="draft of 1 B parameters in int4, 4 tokens, acceptance 0.6 (assumed: not published)",
-            ours=Direct(function=speculative_speed),
-        ),
-        _mbu("mbu_a100", "four A100 40GB", 55, "a100_40gb_sxm", 4),
-        _mbu("mbu_h100", "two H100", 60, "h100_sxm", 2),
-        Row(
-            name="a100_eight",
-            kind=Kind.COMPUTED,
-            claim="Llama-2-70B: time of a token on eight A100 40GB over four, small batches",
-            published=(0.7, 0.7),
-            unit="times",
-            source=DATABRICKS,
-            setting="engine=vllm, batch 1, 512 tokens",
-            ours=Direct(function=lambda: tpot_s("a100_40gb_sxm", 8) / tpot_s("a100_40gb_sxm", 4)),
-        ),
-        Row(
-            name="tp_batch_1",
-            kind=Kind.SIMULATED,
-            claim="tensor parallelism: time of a token of a 7B model on four A100 40GB over two, batch 1",
-            published=(12, 12),
-            unit="% less",
-            source=DATABRICKS,
-            setting="Llama-2-7B for MPT-7B, engine=tensorrt_llm, 160 tokens",
-            ours=Direct(function=partial(small_tpot_lower, 1)),
-            differs=True,
-            why=(
-                "The text's engine, built on FasterTransformer, loses at batch 1 what a second pair of GPUs "
-                "gains, which it puts down to communication; ours has TensorRT-LLM's host and kernels, and "
-                "calibrated all-reduces. At batch 16 both agree."
-            ),
-        ),
-        Row(
-            name="tp_batch_16",
-            kind=Kind.SIMULATED,
-            claim="tensor parallelism: time of a token of a 7B model on four A100 40GB over two, batch 16",
-            published=(33, 33),
-            unit="% less",
-            source=DATABRICKS,
-            setting="Llama-2-7B for MPT-7B, engine=tensorrt_llm, 160 tokens",
-            ours=Direct(function=partial(small_tpot_lower, 16)),
-        ),
-        Row(
-            name="tp_prompt_2",
-            kind=Kind.SIMULATED,
-            claim="tensor parallelism: TTFT of a 7B model on two A100 40GB over one",
-            published=(0.73, 0.73),
-            unit="times",
-            source=DATABRICKS,
-            setting="Llama-2-7B for MPT-7B, engine=tensorrt_llm, a prompt of 512 tokens",
-            ours=Direct(function=partial(small_ttft, 2)),
-        ),
-        Row(
-            name="tp_prompt_4",
-            kind=Kind.COMPUTED,
-            claim="tensor parallelism: TTFT of a 7B model on four A100 40GB over one",
-            published=(0.56, 0.56),
-            unit="times",
-            source=DATABRICKS,
-            setting="Llama-2-7B for MPT-7B, engine=tensorrt_llm, a prompt of 512 tokens",
-            ours=Direct(function=partial(small_ttft, 4)),
-        ),
-        Row(
-            name="tp_prompt_70b",
-            kind=Kind.COMPUTED,
-            claim="tensor parallelism: TTFT of Llama-2-70B on eight A100 40GB over four",
-            published=(0.74, 0.74),
-            unit="times",
-            source=DATABRICKS,
-            setting="engine=vllm, a prompt of 512 tokens",
-            ours=Direct(function=large_ttft),
-        ),
-        Row(
-            name="batch_64",
-            kind=Kind.SIMULATED,
-            claim="requests/s of a 7B model on one A100 40GB with static batches of 64 over single requests",
-            published=(14, 14),
-            unit="times",
-            source=DATABRICKS,
-            setting="Llama-2-7B for MPT-7B, engine=tensorrt_llm, 512 prompt and 64 output tokens",
-            ours=Direct(function=partial(batch_gain, 64)),
-        ),
-        Row(
-            name="input_tokens",
-            kind=Kind.SIMULATED,
-            claim="prompt tokens that take as long as one output token, Llama-2-70B",
-            published=(100, 100),
-            unit="tokens",
-            source=ANYSCALE_METRICS,
-            setting="engine=vllm, eight A100 80GB, batch 1, prompts of 250 to 1,050 tokens (assumed)",
-            ours=Direct(function=input_tokens),
-            differs=True,
-            why=(
-                "The text measured hosted services, and neither their hardware nor their load are published. "
-                "The figure follows the FLOPs per byte of the device: with four H100 it is 239. With a batch "
-                "of 32 it is 162."
-            ),
-        ),
-        Row(
-            name="mfu_prefill",
-            kind=Kind.SIMULATED,
-            claim="MFU of the prefill of PaLM 540B on TPU v4, prompts of 2,048 tokens, large batches",
-            published=(76, 76),
-            unit="%",
-            source=POPE,
-            setting="48 TPU v4 (published: 64), 256 prompts in bf16, tensor parallelism",
-            ours=Direct(function=palm_prefill_mfu),
-            differs=True,
-            why=(
-                "The text gathers weights for large batches, in place of all-reduces of activations, and its "
-                "model has attention and MLP in parallel. The simulator has neither: all-reduces take 39 % "
-                "of the time, norms 15 %. Without both it would be 69 %."
-            ),
-        ),
-        Row(
-            name="flash_decoding_pp",
-            kind=Kind.SIMULATED,
-            claim="FlashDecoding++: decoding speed over Hugging Face's transformers, best of all settings",
-            published=(4.86, 4.86),
-            unit="times",
-            source=FLASH_DECODING_PP,
-            setting="engine=vllm over engine=hf_static, Llama-2-7B, A100, one sequence of 100 tokens",
-            ours=Direct(function=over_transformers),
-            differs=True,
-            why=(
-                "Kernels of vLLM stand for those of the text, and hf_static is transformers 4.37, 46 "
-                "tokens/s on an A100. Decodes of transformers wait for the host: with the launches of "
-                "gpt_fast_eager, 28 tokens/s, it would be 3.4 times. The text's 1.37 times over "
-                "FlashDecoding has no row: the simulator does not tell these kernels apart."
-            ),
-        ),
-        _lower(
-            FEW,
-            36,
-            differs=True,
-            why=(
-                "The bandwidth, 2.15 times as much, gives 53 %, as the text has at batch 16. At batch 1 the "
-                "text's H100 reach only 0.73 of the MBU of its A100, which it does not explain; here both "
-                "reach the same MBU."
-            ),
-        ),
-        _lower(16, 52),
-        Row(
-            name="gaudi2_latency",
-            kind=Kind.SIMULATED,
-            claim="Llama-2-70B: time of a token on eight Gaudi 2 over eight H100: they match",
-            published=(1, 1),
-            unit="times",
-            source=GAUDI,
-            setting="engine=vllm, batch 1, 512 tokens",
-            ours=Direct(function=lambda: tpot_s("gaudi2", 8) / tpot_s("h100_sxm", 8)),
-            why="Gaudi 2 has 0.73 of the bandwidth, so the text's H100 reach a lower MBU; ours do not.",
-        ),
-    ),
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,12 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.papers.distserve import (
-    CHAT,
-    CODE,
-    ENGINES,
-    SUMMARIES,
-    TARGET,
-    Application,
+    APPLICATIONS,
     Engine,
     attained_as_published,
     gain,
@@ -24,26 +19,9 @@ from experiments.papers.phase_layouts import Search, largest_rate
 from experiments.papers.splitwise import A100, BLOOM, LENGTHS, PRICES, Design, Trial, write_requests
 from experiments.reproduce.claims.built import lengths_of
 from experiments.reproduce.claims.shipped import run_summary, summary
-from experiments.reproduce.claims.sources import BOOK
-from experiments.reproduce.rows import Family, Kind, Row, Searched, Source
 
-DISTSERVE = Source(
-    "Zhong et al., DistServe, OSDI 2024, section 6.2 and figures 8 and 9, which were read in its artifact",
-    "https://arxiv.org/abs/2401.09670",
-    was_read=True,
-)
-SARATHI = Source(
-    "Agrawal et al., Sarathi-Serve, OSDI 2024, abstract",
-    "https://arxiv.org/abs/2403.02310",
-    was_read=True,
-)
-LINKEDIN = Source(
-    "LinkedIn, Musings on building a generative AI product, 2024, as quoted by Huyen, chapter 9",
-    was_read=True,
-)
-NAMES: dict[Engine, str] = {"distserve": "DistServe", "vllm": "vLLM"}
-LONG, SHORT = "disaggregation_long_inputs", "disaggregation_short_inputs"
 NUM_REQUESTS = 200
+BY_NAME = {application.name: application for application in APPLICATIONS}
 PROMPTS_FIRST = "batching=prefill_first"
 
 
@@ -58,7 +36,7 @@ def _limits(ttft_ms: float, tpot_ms: float) -> tuple[str, ...]:
     return f"slo.ttft_ms={ttft_ms}", f"slo.tpot_ms={tpot_ms}"
 
 
-def best_ratio(experiment: str, rate_per_s: int, num_prefill: tuple[int, ...]) -> float:
+def best_ratio(experiment: str, rate_per_s: int, num_prefill: Sequence[int]) -> float:
     """Returns the ratio of prefill to decode replicas, of six, with the most requests within the SLO."""
     at = f"workload.arrivals.rate_per_s={rate_per_s}"
     shares = {
@@ -127,148 +105,11 @@ def looser() -> float:
     return loose / tight
 
 
-def _distserve(
-    name: str, application: Application, published: float, why: str, *, differs: bool = False
-) -> Row:
-    layouts = f"{application.prefill} and {application.decode} over {application.vllm}"
-    return Row(
-        name=name,
-        kind=Kind.SIMULATED,
-        claim=f"DistServe over vLLM, {application.name}, {application.model.upper()}",
-        published=(published, published),
-        unit="times",
-        source=DISTSERVE,
-        setting=f"the artifact's settings, and its iteration times of either engine; A100 80GB, {layouts}",
-        ours=Searched(function=partial(gain, application)),
-        differs=differs,
-        why=why,
-    )
+def over_vllm(application: str) -> float:
+    """Returns DistServe's largest rate per GPU over vLLM's in an application, each with its own times."""
+    return gain(BY_NAME[application])
 
 
-def _at_published_rate(name: str, application: Application, engine: Engine) -> Row:
-    rate = application.published[ENGINES.index(engine)]
-    layouts = application.vllm if engine == "vllm" else f"{application.prefill} and {application.decode}"
-    return Row(
-        name=f"{engine}_{name}_share",
-        kind=Kind.SIMULATED,
-        claim=(
-            f"{NAMES[engine]}, {application.name}: requests within the limits at the published rate, "
-            f"{rate:g} requests/s per GPU"
-        ),
-        published=(100 * TARGET, 100 * TARGET),
-        unit="%",
-        source=DISTSERVE,
-        setting=f"the artifact's settings, and the engine's iteration times; A100 80GB, {layouts}",
-        ours=Searched(function=partial(percent_as_published, application, engine)),
-        tolerance=0.1,
-    )
-
-
-def percent_as_published(application: Application, engine: Engine) -> float:
+def percent_as_published(application: str, engine: Engine) -> float:
     """Returns the requests within the limits at the published rate, in percent."""
-    return 100 * attained_as_published(application, engine)
-
-
-FAMILY = Family(
-    name="phases",
-    title="Prefill and decode",
-    rows=(
-        Row(
-            name="pd_long",
-            kind=Kind.SIMULATED,
-            claim="best ratio of prefill to decode replicas for long prompts",
-            published=(2, 4),
-            unit="prefill per decode",
-            source=BOOK,
-            setting=f"experiment={LONG}, 16 requests/s on six H100",
-            ours=Searched(function=partial(best_ratio, LONG, 16, (2, 3, 4, 5))),
-            band=(2, 4),
-            why="Of the ratios that six replicas allow, 0.5, 1, 2 and 5, the row holds with 2 only.",
-        ),
-        Row(
-            name="pd_short",
-            kind=Kind.SIMULATED,
-            claim="best ratio of prefill to decode replicas for short prompts",
-            published=(0.5, 1),
-            unit="prefill per decode",
-            source=BOOK,
-            setting=f"experiment={SHORT}, 160 requests/s on six H100",
-            ours=Searched(function=partial(best_ratio, SHORT, 160, (1, 2, 3, 4))),
-            band=(0.5, 1),
-            why="Of the ratios that six replicas allow, 0.2, 0.5, 1 and 2, it holds with the published two.",
-        ),
-        _distserve(
-            "distserve_chat",
-            CHAT,
-            4.6,
-            "The rate at which vLLM has 90 % of the requests within the limits is hardly defined: idle it "
-            "has 91 %, because 9 % of the prompts alone take it more than 250 ms, and 85 % at the published "
-            "rate; four single seeds give ratios of 5 to 90, or no rate at all. The next two rows compare "
-            "the shares instead. DistServe's rate is 2.6 requests/s per GPU, published 2.3. With its times "
-            "for both engines the ratio is 0.9.",
-            differs=True,
-        ),
-        *(_at_published_rate("chat", CHAT, engine) for engine in ENGINES),
-        _distserve(
-            "distserve_code",
-            CODE,
-            5.7,
-            "As for chats: vLLM has 96 % of the requests within the limits if idle, 90 % at a third of the "
-            "published rate and 85 % at that rate, so that four single seeds give ratios of 11 to 32. "
-            "DistServe's rate is 1.1 requests/s per GPU, as published. With its times for both engines the "
-            "ratio is 0.6.",
-            differs=True,
-        ),
-        *(_at_published_rate("code", CODE, engine) for engine in ENGINES),
-        _distserve(
-            "distserve_summaries",
-            SUMMARIES,
-            4.3,
-            "With DistServe's times for both engines the ratio is 2.1, with our roofline 2.0: vLLM took "
-            "653 ms for 2,000 prompt tokens, DistServe 365 ms. With lognormal outputs of the same mean it "
-            "is 2.8: half of the real answers have 12 tokens or fewer, and a prompt in between breaks "
-            "their limit.",
-        ),
-        Row(
-            name="splitwise",
-            kind=Kind.SIMULATED,
-            claim="Splitwise-AA over co-located A100 at equal power and cost",
-            published=(2.15, 2.15),
-            unit="times",
-            source=Source(
-                "Patel et al., Splitwise, ISCA 2024, figure 18", "https://arxiv.org/abs/2311.18677"
-            ),
-            setting="BLOOM-176B, 9 prompt and 5 token machines over 14, the paper's simulator's times",
-            ours=Searched(function=splitwise),
-            why=(
-                "Figure 18 has 2.15 for this design, the abstract, which names no design, 2.35 for equal "
-                "power and cost. In these times a batch of decodes takes as long as one sequence: with the "
-                "times that the authors measured the ratio is 1.3, with our roofline 1.2."
-            ),
-        ),
-        Row(
-            name="sarathi",
-            kind=Kind.COMPUTED,
-            claim="Sarathi-Serve's capacity over vLLM's",
-            published=(2.6, 2.6),
-            unit="times",
-            source=SARATHI,
-            setting="Mistral-7B, A100, P99 ITL of 100 ms, chunks of 512 tokens, ShareGPT4-like lengths",
-            ours=Searched(function=sarathi),
-            why=(
-                "No change of a tenth moves it: the search for either rate has steps, and both rates change "
-                "alike. With peak FLOP/s x 1.25 it is 2.95."
-            ),
-        ),
-        Row(
-            name="looser_latency",
-            kind=Kind.SIMULATED,
-            claim="throughput if TTFT and TPOT may be longer",
-            published=(2, 3),
-            unit="times",
-            source=LINKEDIN,
-            setting="Llama-3.1-8B, H100: limits of 2 s and 50 ms over 200 ms and 12 ms",
-            ours=Searched(function=looser),
-        ),
-    ),
-)
+    return 100 * attained_as_published(BY_NAME[application], engine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.reproduce.claims.shipped import run_result, run_summary, summary
-from experiments.reproduce.rows import Compared, Family, Kind, Row, Sampled, Searched, Source
 
 E2E = "e2e.mean_s"
 SHAREGPT = (  # as in FastServe's artifact; means of vLLM's benchmark, which has the same filter; cv assumed
@@ -16,7 +15,7 @@ SHAREGPT = (  # as in FastServe's artifact; means of vLLM's benchmark, which has
     "workload.lengths.prompt_tokens.mean=217",
     "workload.lengths.prompt_tokens.cv=1.2",
     "workload.lengths.output_tokens.mean=200",
-    "workload.lengths.output_tokens.cv=1.5",
+    "workload.lengths.output_tokens.cv=1",
     "workload.max_tokens=2048",
     "engine.max_model_len=2048",
     "engine.max_num_batched_tokens=2048",
@@ -109,140 +108,3 @@ def shares(arm: str) -> float:
     found = summary("fair_shares", arm, "workload.tenants={large:2,small:1}")
     large, small = (found[f"by_tenant.{tenant}.throughput.requests_per_s"] for tenant in ("large", "small"))
     return large / small
-
-
-def vtc() -> float:
-    """Returns the ratio of the service of two tenants under virtual token counters."""
-    return shares("vtc")
-
-
-def fcfs() -> float:
-    """Returns the ratio of the service of two tenants, first come, first served."""
-    return shares("fcfs")
-
-
-TENANTS = "experiment=fair_shares with tenants 2 to 1, Llama-2-7B, A10G, both always have waiting requests"
-VTC = Source(
-    "Sheng et al., Fairness in serving large language models, OSDI 2024, figure 3 (rates: its artifact)",
-    "https://arxiv.org/abs/2401.00588",
-)
-
-LLUMNIX = Source(
-    "Sun et al., Llumnix, OSDI 2024, section 6.3: up to 14.8 times (P99) and 7.7 times (mean) over INFaaS++",
-    "https://arxiv.org/abs/2406.03243",
-)
-MIGRATION = "experiment=live_migration, lengths M-M, 7.0 requests/s, 16 x LLaMA-7B on A10G"
-
-FAMILY = Family(
-    name="scheduling",
-    title="Order of requests, fairness, failures and dispatch",
-    rows=(
-        Row(
-            name="fastserve",
-            kind=Kind.SIMULATED,
-            claim="FastServe: rate within a mean of 0.3 s per output token over first come, first served",
-            published=(2, 4),
-            unit="times",
-            source=Source(
-                "Wu et al., FastServe, NSDI 2026, figure 11: ShareGPT, three OPT models (setting: artifact)",
-                "https://github.com/LLMServe/FastServe",
-            ),
-            setting=(
-                "OPT-13B as Llama-2-13B on A100 40GB, 16 sequences in a batch, 400 requests, 217 prompt and "
-                "200 output tokens (ShareGPT), outputs with a cv of 1.5 (assumed)"
-            ),
-            ours=Sampled(function=fastserve),
-            why=(
-                "With a cv of 1 the ratio is 1.5, with 2 it is 4.2; it is 1.3 if a prompt token counts "
-                "as one output token. The setting of the first version's 5.1 times was not found."
-            ),
-        ),
-        Row(
-            name="s3",
-            kind=Kind.SIMULATED,
-            claim="S3: regions of the predicted length over regions of the longest possible one",
-            published=(6.49, 6.49),
-            unit="times",
-            source=Source("Jin et al., S3, NeurIPS 2023, abstract", "https://arxiv.org/abs/2306.06000"),
-            setting="experiment=contiguous_vs_paged with lengths of Alpaca, predictions without error",
-            ours=Searched(function=s3),
-        ),
-        Row(
-            name="vtc",
-            kind=Kind.COMPUTED,
-            claim="VTC: service of a tenant that sends twice as much as another, over that of the other",
-            published=(1, 1),
-            unit="times",
-            source=VTC,
-            setting=TENANTS,
-            ours=Searched(function=vtc),
-        ),
-        Row(
-            name="vtc_fcfs",
-            kind=Kind.SIMULATED,
-            claim="FCFS: service of a tenant that sends twice as much as another, over that of the other",
-            published=(2, 2),
-            unit="times",
-            source=VTC,
-            setting=TENANTS,
-            ours=Searched(function=fcfs),
-        ),
-        Row(
-            name="dejavu",
-            kind=Kind.COMPUTED,
-            claim="DejaVu: latency of requests without copies of the KV over that with, one failure",
-            published=(1.54, 1.54),
-            unit="times",
-            source=Source("Strati et al., DejaVu, ICML 2024, section 5", "https://arxiv.org/abs/2403.01876"),
-            setting=(
-                "65B with PP4 on A100, one pipeline with a batch of 32, another takes over; mean of five "
-                "moments of the failure"
-            ),
-            ours=Searched(function=dejavu),
-            why=(
-                "The moment decides: 1.1 times if the pipeline fails after a tenth of the batch, 1.9 after "
-                "nine tenths."
-            ),
-        ),
-        Row(
-            name="llumnix",
-            kind=Kind.SIMULATED,
-            claim="Llumnix: P99 TTFT lower than with its dispatch alone, by migration of running requests",
-            published=(14.8, 14.8),
-            unit="times",
-            source=LLUMNIX,
-            setting=MIGRATION,
-            ours=Compared(
-                experiment="live_migration",
-                metric="ttft.p99_s",
-                arm="llumnix",
-                over="freest",
-                shown="times less",
-            ),
-            differs=True,
-            why=(
-                "The paper states the best of its loads; ours is one load, below saturation. About 1 % of "
-                "the requests wait long without migration, so the P99 of a run is that of the waiting ones "
-                "or of the others: the gains of single seeds differ by orders of magnitude."
-            ),
-        ),
-        Row(
-            name="llumnix_mean",
-            kind=Kind.SIMULATED,
-            claim="Llumnix: mean TTFT lower than with its dispatch alone, by migration of running requests",
-            published=(7.7, 7.7),
-            unit="times",
-            source=LLUMNIX,
-            setting=MIGRATION,
-            ours=Compared(
-                experiment="live_migration",
-                metric="ttft.mean_s",
-                arm="llumnix",
-                over="freest",
-                shown="times less",
-            ),
-            differs=True,
-            why="The paper states the best of its loads; ours is one load, below saturation.",
-        ),
-    ),
-)

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 
-from experiments.serve.backend import Delta, Generation, Sampling, ServedModel, TokenLogprob
+from experiments.serve.backend import Delta, Generation, Sampling, ServedModel, Structure, TokenLogprob
 from experiments.serve.engine.beams import beam_sampling, results_of
+from experiments.serve.engine.forms import check_functions, form_of
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.errors import ApiError
 from experiments.serve.metrics.engine import EngineMetrics
@@ -17,6 +18,7 @@ from experiments.serve.model_tokenizer import ModelTokenizer
 from realengine.serving.answer import TokenLogprobs
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.engine_thread import EngineDeadError, QueueFullError
+from realengine.serving.forms import CANNOT_GO_ON, FormError, StructuredOutputs
 from realengine.serving.llm import RequestOutput
 from realengine.serving.sampling_params import SamplingParams
 
@@ -146,13 +148,27 @@ class EngineBackend:
                 "the server with scheduling=priority",
                 param="priority",
             )
-        structure = generation.structure
-        if structure is not None and (structure.kind != "tools" or structure.must_call):
+        structure, min_tokens = generation.structure, generation.sampling.min_tokens
+        if structure is None or form_of(structure) is None:
+            return
+        if min_tokens:
             raise ApiError(
-                f"{structure.param}: the real engine does not constrain its outputs; leave the field out, or "
-                "ask a simulated fleet",
-                param=structure.param,
+                f"min_tokens={min_tokens}: must be 0 with {structure.param}, which says where it ends",
+                param="min_tokens",
             )
+        if generation.beam_search is not None:
+            raise ApiError(f"{structure.param}: not with use_beam_search=true", param=structure.param)
+
+    def _form_error(self, structure: Structure | None, error: FormError) -> ApiError:
+        """Returns the error of a form, with the field that asks for it. Takes up to seconds for tools."""
+        if structure is None:
+            return ApiError(str(error))
+        if structure.kind == "tools":
+            try:
+                check_functions(self.llm().engine.forms, structure.value)
+            except FormError as narrower:
+                error = narrower
+        return ApiError(f"{structure.param}: {error}", param=structure.param)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         llm = self.llm()
@@ -160,7 +176,8 @@ class EngineBackend:
         try:
             search, ends = generation.beam_search, tuple(llm.architecture.eos_token_ids)
             if search is None:
-                params = sampling_params(generation.sampling, self._vocab_size)
+                form = form_of(generation.structure)
+                params = sampling_params(generation.sampling, self._vocab_size, form)
             else:
                 params = beam_sampling(search, generation.sampling, self._vocab_size, ends)
             stream = llm.generate(
@@ -177,13 +194,15 @@ class EngineBackend:
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     if output.error is not None:
-                        raise ApiError(output.error, HTTPStatus.INTERNAL_SERVER_ERROR)
+                        raise _error_of(output.error, generation.structure)
                     if search is not None:
                         for result in results_of(output, ends):
                             yield result
                         continue
                     yield _delta(output, prompt_logprobs=None if has_begun else _prompt_logprobs(output))
                     has_begun = True
+        except FormError as error:
+            raise await asyncio.to_thread(self._form_error, generation.structure, error) from None
         except ValueError as error:
             raise ApiError(str(error)) from None
         except (QueueFullError, EngineDeadError) as error:
@@ -195,10 +214,13 @@ class EngineBackend:
                     metrics.parameters(generation.num_outputs)
 
 
-def sampling_params(sampling: Sampling, vocab_size: int) -> SamplingParams:
+def sampling_params(
+    sampling: Sampling, vocab_size: int, form: StructuredOutputs | None = None
+) -> SamplingParams:
     """Returns the engine's parameters for one output. Raises ValueError for one that it does not take.
 
-    Stop tokens beyond the vocabulary, which are never drawn, are left out.
+    form: that the output must have; None: any. Stop tokens beyond the vocabulary, which are never drawn, are
+    left out.
     """
     return SamplingParams(
         temperature=sampling.temperature,
@@ -210,6 +232,8 @@ def sampling_params(sampling: Sampling, vocab_size: int) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
+        logit_bias=sampling.logit_bias,
+        structured_outputs=form,
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
@@ -217,6 +241,13 @@ def sampling_params(sampling: Sampling, vocab_size: int) -> SamplingParams:
         stop=sampling.stop,
         seed=sampling.seed,
     )
+
+
+def _error_of(reason: str, structure: Structure | None) -> ApiError:
+    """Returns the error of an output that has ended without its tokens."""
+    if structure is not None and reason.startswith(CANNOT_GO_ON):
+        return ApiError(f"{structure.param}: {reason}", param=structure.param)
+    return ApiError(reason, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _delta(request: RequestOutput, prompt_logprobs: Sequence[TokenLogprob] | None) -> Delta:

@@ -24,6 +24,9 @@ from experiments.serve.http.kv_transfer import KvTransferParams
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+"""Larger biases count as this one, as in vLLM."""
 MAX_TOOLS = 1000
 MAX_TEMPERATURE = MAX_PENALTY = 1000.0
 """Beyond these, logits in 32-bit numbers overflow."""
@@ -48,11 +51,9 @@ Whole = Annotated[Int64, Field(ge=0)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
-NO_GRAMMAR = "grammars are not supported; ask for a JSON schema, a regular expression or a choice"
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "is not supported; ask for n outputs"),
     "suffix": (("",), "is not supported"),
-    "logit_bias": (({},), "is not supported"),
     "allowed_token_ids": ((), "is not supported; ask for a structured output"),
     "bad_words": (([],), "is not supported"),
     "logits_processors": (([],), "is not supported"),
@@ -74,8 +75,7 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "is not supported"),
     "thinking_token_budget": ((), "is not supported"),
     "prompt_adapter": ((), "is not supported"),
-    "grammar": ((), NO_GRAMMAR),
-    "guided_grammar": ((), NO_GRAMMAR),
+    "grammar": ((), "is not supported; send guided_grammar or structured_outputs"),
     "guided_decoding_backend": (("auto",), "the server chooses how outputs get their form"),
     "guided_whitespace_pattern": ((), "is not supported"),
 }
@@ -194,6 +194,8 @@ class CommonFields(RequestBody):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    logit_bias: Annotated[dict[TokenId, float], Field(max_length=MAX_BIASES)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -270,7 +272,7 @@ class CommonFields(RequestBody):
             raise ApiError(
                 f"min_tokens={self.min_tokens}: must be at most max_tokens={max_tokens}", param="min_tokens"
             )
-        temperature = _or(self.temperature, 1.0)
+        temperature, biases = _or(self.temperature, 1.0), (self.logit_bias or {}).items()
         return Sampling(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -287,6 +289,7 @@ class CommonFields(RequestBody):
             ignore_eos=self.ignore_eos,
             logprobs=self.num_logprobs,
             prompt_logprobs=self.num_prompt_logprobs,
+            logit_bias={token: min(MAX_BIAS, max(-MAX_BIAS, bias)) for token, bias in biases} or None,
         )
 
 
@@ -530,17 +533,19 @@ def structure_of(fields: CommonFields) -> Structure | None:
             raise ApiError("response_format.json_schema: is missing", param="response_format")
         found.append(Structure("json", asked.json_schema.schema_, "response_format"))
     own = fields.structured_outputs or StructuredOutputs()
-    if own.grammar is not None or own.structural_tag is not None:
-        raise ApiError(f"structured_outputs: {NO_GRAMMAR}", param="structured_outputs")
+    if own.structural_tag is not None:
+        raise ApiError("structured_outputs.structural_tag: is not supported", param="structured_outputs")
     if own.json_object:
         found.append(Structure("json", {"type": "object"}, "structured_outputs"))
-    values: tuple[tuple[Literal["json", "choice", "regex"], Any, str], ...] = (
+    values: tuple[tuple[Literal["json", "choice", "regex", "grammar"], Any, str], ...] = (
         ("json", own.json_, "structured_outputs"),
         ("json", fields.guided_json, "guided_json"),
         ("regex", own.regex, "structured_outputs"),
         ("regex", fields.guided_regex, "guided_regex"),
         ("choice", own.choice, "structured_outputs"),
         ("choice", fields.guided_choice, "guided_choice"),
+        ("grammar", own.grammar, "structured_outputs"),
+        ("grammar", fields.guided_grammar, "guided_grammar"),
     )
     for kind, value, param in values:
         if value is not None:

@@ -139,6 +139,12 @@ class SimulatedFleet:
                 param="use_beam_search",
             )
         sampling, prompt = generation.sampling, generation.prompt_token_ids
+        if sampling.logit_bias:
+            raise ApiError(
+                "logit_bias: a simulated model has no logits; leave the field out, or start the server with "
+                "backend=engine",
+                param="logit_bias",
+            )
         if generation.priority and not self._has_priorities:
             raise ApiError(
                 f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; "

@@ -122,7 +122,7 @@ class FleetMetrics(GatewayAttachment):
                 max_tokens=request.max_tokens or first.core.max_model_len - prompt_tokens,
                 num_preemptions=log.preemptions[request_id],
                 arrival_s=arrival_s,
-                queued_s=arrival_s + log.gateway_s[request_id] + first.pool.frontend_s,
+                queued_s=arrival_s + log.gateway_s[request_id] + first.pool.idle_frontend_s(prompt_tokens),
                 scheduled_s=log.scheduled_s[request_id],
                 first_token_s=first_token_s,
                 last_token_s=log.last_token_s[request_id],

@@ -116,6 +116,11 @@ class _Writer:
             return self._match(structure.value)
         if structure.kind == "json":
             return self._document(structure.value)
+        if structure.kind == "grammar":
+            raise ValueError(
+                "grammars are not drawn from; ask for a JSON schema, a regular expression or a choice, or "
+                "start the server with backend=engine"
+            )
         function: Function = self._draws.choice(structure.value)
         schema = {"type": "object"} if function.schema in ({}, True) else function.schema
         return call_text({"name": function.name, "arguments": self._document(schema)})

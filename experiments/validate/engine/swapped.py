@@ -68,6 +68,7 @@ def replay_in_simulator(
                 core=lambda: scenario.core(int(recording.engine["num_kv_blocks"]), tpot_s=scenario.tpot_s),
                 model=model,
                 frontend_s=0.0 if as_seen else scenario.engine.frontend_s,
+                frontend=None if as_seen else scenario.engine.frontend,
                 plans_ahead=not as_seen and scenario.host.overlapped,
                 links=lambda: _RecordedLinks(plan_call_s=plan_call_s),
                 make_replica=replaying(scenario, recording),

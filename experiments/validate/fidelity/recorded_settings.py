@@ -34,6 +34,7 @@ CONFIG_KEYS = (
     "replicas",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "pp_layer_partition",
     "context_parallel_size",
     "attention_data_parallel_size",
     "expert_parallel_size",

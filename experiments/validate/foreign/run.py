@@ -169,9 +169,9 @@ def notes_of(validation: ForeignRun, result: RunResult) -> list[str]:
             f"{trim.cooldown_s:g} s before the last one."
         )
     if any("took a request" in note for run in validation.reals for note in run.notes):
-        frontend_ms = 1e3 * scenario.engine.frontend_s
+        frontend_ms = 1e3 * scenario.engine.idle_frontend_s
         if frontend_ms:
-            notes.append(f"Simulated TTFT includes {frontend_ms:g} ms of a frontend (engine.frontend_s).")
+            notes.append(f"Simulated TTFT includes {frontend_ms:g} ms of a frontend (engine.frontend).")
     if scenario.slo is not None:
         limits = scaled(scenario.slo, [1.0])[0].limits
         notes.append(f"SLO {scenario.slo.name}: {limits}; × 2 doubles every limit (slo_scales).")

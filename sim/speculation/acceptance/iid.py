@@ -6,7 +6,7 @@ The number of accepted tokens of a pass is geometric, cut at K. Its mean length 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
-from sim.speculation.acceptance import Verdicts
+from sim.speculation.acceptance import Acceptance, Verdicts
+from sim.speculation.acceptance.published import TASKS, published_rate
 from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_of, with_ranks
 
 
@@ -22,13 +23,21 @@ from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_
 class Iid:
     """Accepts every draft token with the same probability."""
 
-    rate: float
-    """Probability that a draft token is accepted if all tokens before it in its pass are."""
+    rate: float | None
+    """Probability that a draft token is accepted if all tokens before it in its pass are; None: the published
+    one of the proposer and the task."""
+    task: str | None = None
+    """Task of the requests, for rate=None: one of `TASKS`; None: that of the workload, else chat."""
     rank_decay: float = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
-        require_share("rate", self.rate)
+        if self.rate is not None:
+            require_share("rate", self.rate)
+        if self.task is not None and self.task not in TASKS:
+            raise ValueError(f"task={self.task}: must be one of {', '.join(TASKS)}; null: the workload's")
+        if self.task is not None and self.rate is not None:
+            raise ValueError(f"task={self.task}, rate={self.rate:g}: a task has no effect beside a rate")
         require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
@@ -36,7 +45,8 @@ class Iid:
 
     def verdicts(self, request: Request, seed: int, num_positions: int, proposer: Proposer) -> Verdicts:
         """Returns the verdicts on drafts that begin at output positions 0 to num_positions - 1."""
-        rates_KR = same_rates(self.rate, self.rank_decay, num_places(proposer), num_ranks(proposer))
+        rate = published_rate(proposer.method, self.task or TASKS[0]) if self.rate is None else self.rate
+        rates_KR = same_rates(rate, self.rank_decay, num_places(proposer), num_ranks(proposer))
         return verdicts_of(rates_KR, request, seed, num_positions, proposer)
 
 
@@ -44,3 +54,10 @@ class Iid:
 def same_rates(rate: float, rank_decay: float, num_places: int, num_ranks: int) -> NDArray[np.float64]:
     """Returns the rates by place and rank of drafts with the same rate at all places. Must not be changed."""
     return with_ranks(np.full(num_places, rate), num_ranks, rank_decay)
+
+
+def for_task(acceptance: Acceptance | None, task: str) -> Acceptance | None:
+    """Returns the acceptance for a workload's task: published rates have it, unless their task is set."""
+    if isinstance(acceptance, Iid) and acceptance.rate is None and acceptance.task is None:
+        return replace(acceptance, task=task)
+    return acceptance

@@ -74,6 +74,18 @@ def test_a_printed_command_means_the_settings_of_its_candidate(engine, overrides
     assert type(theirs.scheduling) is type(ours.scheduling)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_layers_of_each_stage_are_a_variable_before_the_command(engine):
+    uneven = ("pipeline_parallel_size=2", "pp_layer_partition=[40,24]", "engine.pp_max_micro_batch_size=16")
+    ours, theirs = read_back(
+        LAUNCHES[engine], (f"engine={engine}", "model=qwen3_32b", "hardware=h200_sxm", *uneven)
+    )
+    assert theirs.layout == ours.layout
+    assert theirs.layout.pp_layer_partition == (40, 24)
+    if engine == "sglang":
+        assert theirs.engine.pp_max_micro_batch_size == 16
+
+
 def test_decode_context_parallelism_shares_the_devices_of_vllms_tensor_parallelism():
     sizes = ("tensor_parallel_size=2", "context_parallel_size=4")
     ours, theirs = read_back(vllm_launch, ("engine=vllm", "model=llama3_1_8b", *sizes))

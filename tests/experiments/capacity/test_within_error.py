@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
+from experiments.app.cli import main
+from experiments.capacity import answer, tables
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.results import Ranked
 from experiments.capacity.within_error import (
@@ -21,6 +24,7 @@ from sim.metrics.paired import mean_interval
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
+from tests.experiments.capacity.questions import TINY
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 ROW = ExpectedError("closed", RATIO, "vllm", "H100 SXM", "dense", Level.measured, 93, 3, 3.0, 10.0)
@@ -134,3 +138,20 @@ def test_kv_memory_that_an_older_vllm_does_not_find_decides_nothing():
     assert kv_shortage(ranked(fleet("h200_sxm", *tight), kv_peak=0.5)) == ""
     fixed = fleet("h100_sxm", *tight, "engine.num_kv_blocks=200")
     assert kv_shortage(ranked(fixed, kv_peak=0.5)) == ""
+
+
+def test_a_fleet_that_may_not_start_comes_last_whatever_it_costs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(answer, "start_doubt", lambda one: "it is tight" * (one.name == "l4"))
+    monkeypatch.setattr(tables, "start_doubt", lambda one: "it is tight")
+    asked = ["capacity.hardware=[l4,l40s]", "capacity.quantisations=[null]", "capacity.seeds=[0]"]
+    assert (
+        main(["capacity", *[word for word in TINY if not word.startswith("capacity.hardware")], *asked]) == 0
+    )
+    text = " ".join(capsys.readouterr().out.split())
+    best, doubtful = json.loads((tmp_path / "out/summary.json").read_text())["ranked"]
+    assert doubtful["usd_per_hour"] < best["usd_per_hour"]
+    assert f"x {best['candidate']} (" in text.partition("meet")[0]
+    assert f"{doubtful['candidate']} costs less" in text
+    assert "but comes last: it is tight." in text
+    assert "% less, but it may not start" in text

@@ -1,7 +1,9 @@
 """windtunnel goodput: the search finds the highest rate that meets the SLO, and reports unusable settings."""
 
 import json
+import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +23,8 @@ from experiments.goodput.tables import rows, sentences
 from experiments.study.bisection import Bracket, bisected, bracketed
 from policies.batching.static import Static
 from sim.cluster.gateway import Gateway
+from sim.metrics.paired import Interval
+from sim.metrics.paired import Outcome as Outcome_
 from sim.metrics.slo import Slo
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -127,6 +131,31 @@ def test_arms_are_ranked_by_what_they_keep_with_what_they_miss():
     # The upper bounds are those of the rates that miss, 1 % higher: 2.54 becomes 2.6.
     assert rows(highest)[2] == ["slow", "6.0 ± 2.6", "6.0 ± 2.6", "400", "40.0", "–", "TTFT"]
     assert rows(highest)[1][1:3] == ["12 ± 5", "6.0 ± 2.6"]
+
+
+def test_the_ratio_to_the_best_includes_the_steps_of_the_search():
+    """Both seeds find 9.0 and 9.1, but each rate is known to a step of 5 % only."""
+    of_best = [found(measured(rate, 0.95), measured(1.05 * rate, 0.8)) for rate in (9.1, 9.2)]
+    of_other = [found(measured(rate, 0.95), measured(1.05 * rate, 0.8)) for rate in (9.0, 9.1)]
+    _, other = highest_of([arm("best"), arm("other")], {"best": of_best, "other": of_other})
+    assert other.best.ratio.low < 1 / 1.05 * other.best.ratio.mean
+    assert other.best.ratio.high > 1.05 * other.best.ratio.mean
+    assert other.best.outcome("higher") is Outcome_.NO_DIFFERENCE
+
+
+def test_a_rate_of_a_trace_ends_at_runs_that_surely_meet_and_surely_miss_the_slo():
+    def traced(rate, share, low, high, **more):
+        interval = {"goodput.share": Interval(share, low, high, 20)}
+        return measured(rate, share, **more)._replace(intervals=interval)
+
+    curve_ = [traced(8, 1.0, 0.98, 1.0), traced(9, 0.93, 0.88, 0.98), traced(12, 0.7, 0.6, 0.8)]
+    one = found(traced(9.5, 0.91, 0.85, 0.97), traced(9.7, 0.89, 0.82, 0.96), *curve_)
+    [highest] = highest_of([replace(arm("one"), is_trace=True)], {"one": [one]})
+    assert highest.rate == (9.5, 8, 12, 20)
+    unsure = found(traced(9.5, 0.91, 0.85, 0.97), traced(9.7, 0.89, 0.82, 0.96))
+    [highest] = highest_of([replace(arm("one"), is_trace=True)], {"one": [unsure]})
+    assert highest.rate.mean == 9.5
+    assert math.isnan(highest.rate.low)
 
 
 def test_curves_are_means_over_seeds_and_leave_out_the_goodput_of_overload():
@@ -324,7 +353,9 @@ def test_the_rate_of_sessions_is_that_of_requests_while_as_many_begin_as_end(tmp
     assert 1 < rate / arm["sessions_per_s"]["mean"] < 4
 
 
-def test_seeds_that_give_the_same_run_are_run_once_and_have_no_interval(tmp_path, monkeypatch, capsys):
+def test_seeds_that_give_the_same_run_are_run_once_and_have_an_interval_from_its_blocks_or_none(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     rows = [f"{i * 0.13:.2f},{40 + 7 * (i % 11)},{20 + i % 5}" for i in range(300)]
     Path("trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "\n".join(rows) + "\n")
@@ -332,8 +363,18 @@ def test_seeds_that_give_the_same_run_are_run_once_and_have_no_interval(tmp_path
     assert main(["goodput", *SMALL[:2], *trace, *SHORT[2:], "hydra.run.dir=out"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "the same for every seed and nothing else is random" in text
-    assert "95 % interval" not in text
-    assert set(pd.read_parquet("out/runs.parquet")["seed"]) == {0}
+    [arm] = json.loads(Path("out/summary.json").read_text())["arms"]
+    rate = arm["highest_rate_per_s"]
+    assert ("95 % interval" in text) == (rate["low"] is not None)
+    assert ("moving-block bootstrap" in text) == (rate["low"] is not None)
+    runs = pd.read_parquet("out/runs.parquet")
+    assert set(runs["seed"]) == {0}
+    above = runs[runs["part"] == "above"]["rate"].item()
+    if rate["low"] is not None:  # the steps of the search are part of it
+        assert rate["low"] <= rate["mean"] < above <= rate["high"]
+    known = runs.dropna(subset="share_low")
+    assert (known["share_low"] <= known["share"]).all()
+    assert len(known)
 
 
 def test_rates_are_those_of_the_requests_that_were_flown():

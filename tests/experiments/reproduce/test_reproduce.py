@@ -48,7 +48,6 @@ def test_a_computed_row_is_in_the_state_that_it_claims(name):
     row = ROWS[name]
     verdict = verdict_of(row)
     assert verdict.state is (State.DIFFERS if row.differs else State.HOLDS), verdict.ours_text
-    assert row.why or not verdict.is_far
 
 
 @pytest.mark.parametrize(
@@ -96,16 +95,16 @@ def test_every_comparison_of_a_row_can_be_composed():
 @pytest.mark.parametrize(
     ("value", "given", "state", "ratio"),
     [
-        (12.4, {}, State.HOLDS, 1.24),
-        (12.6, {}, State.FELL_OUT, 1.26),
+        (10.4, {}, State.HOLDS, 1.04),
+        (10.6, {}, State.FELL_OUT, 1.06),
         (10.3, {"tolerance": 0.02}, State.FELL_OUT, 1.03),
-        (7.4, {}, State.FELL_OUT, 0.74),
+        (9.4, {}, State.FELL_OUT, 0.94),
         (12.6, {"differs": True, "why": "Another setting."}, State.DIFFERS, 1.26),
         (12.6, {"band": (12, 13), "why": "Another setting."}, State.HOLDS, 1.26),
         (3.0, {"published": (2.0, 4.0)}, State.HOLDS, 1.0),
         (88.0, {"published": (20.0, INF)}, State.HOLDS, 1.0),
-        (4.9, {"published": (0.0, 4.0)}, State.HOLDS, 1.225),
-        (5.1, {"published": (0.0, 4.0)}, State.FELL_OUT, 1.275),
+        (4.1, {"published": (0.0, 4.0)}, State.HOLDS, 1.025),
+        (4.3, {"published": (0.0, 4.0)}, State.FELL_OUT, 1.075),
         (math.nan, {}, State.MISSING, math.nan),
     ],
 )
@@ -129,9 +128,20 @@ def test_the_published_figure_in_words(published, unit, text):
     assert make_row(published=published, unit=unit).published_text == text
 
 
-def test_a_row_that_differs_needs_a_sentence():
-    with pytest.raises(ValueError, match="toy: a row that differs or has its own band needs a sentence: why"):
-        make_row(differs=True)
+@pytest.mark.parametrize("given", [{"differs": True, "verified": True}, {"band": (9, 11)}])
+def test_a_verified_cause_and_a_band_need_a_sentence(given):
+    with pytest.raises(ValueError, match="toy: a verified cause or a band of a row's own needs a sentence"):
+        make_row(**given)
+
+
+def test_the_output_says_which_causes_are_not_verified(tmp_path, monkeypatch, capsys):
+    known, other = {"why": "Another setting.", "verified": True}, {"why": "A guess.", "name": "other"}
+    use(monkeypatch, make_row(13.0, differs=True, **known), make_row(12.0, differs=True, **other))
+    assert reproduce(tmp_path, "report=false") == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Another setting. other: none." in words
+    assert "A guess. Cause not verified. 2 simulated rows: 2 differ, 1 of them by at most 25 %." in words
+    assert "Not within the band, and the cause is not verified: other." in words
 
 
 def toy_search() -> float:
@@ -184,19 +194,13 @@ def test_a_row_that_is_known_to_differ_gives_exit_code_0(tmp_path, monkeypatch, 
 
 def test_the_page_has_setting_source_and_reason_of_each_row(tmp_path, monkeypatch):
     source = Source("Toy et al., 2024", "https://toy.example/?a=1&b=2", was_read=True)
-    use(monkeypatch, make_row(13.0, differs=True, why="A & B.", source=source))
+    use(monkeypatch, make_row(13.0, differs=True, why="A & B.", verified=True, source=source))
     assert reproduce(tmp_path) == 0
     link = '<a href="https://toy.example/?a=1&amp;b=2" rel="noreferrer">Toy et al., 2024</a>'
     page = (tmp_path / "out" / "gallery.html").read_text()
     assert f"<li>toy: none. From: {link}. A &amp; B.</li>" in page
     cells = ("simulated", "10 times", "13 times", "1.30", "differs")
     assert "<th>a toy [toy]</th>" + "".join(f"<td>{cell}</td>" for cell in cells) in page
-
-
-def test_a_row_without_a_known_cause_is_named(tmp_path, monkeypatch, capsys):
-    use(monkeypatch, make_row(13.0))
-    assert reproduce(tmp_path, "report=false") == 3
-    assert "without a known cause: toy." in capsys.readouterr().out
 
 
 def test_results_are_kept_and_read_again(tmp_path, monkeypatch):
@@ -218,10 +222,10 @@ def test_results_are_kept_and_read_again(tmp_path, monkeypatch):
     kept = sorted((tmp_path / "kept").iterdir())
     assert len(kept) == 2
     for file in kept:
-        file.write_text(file.read_text().replace("10.0", "12.0"))
+        file.write_text(file.read_text().replace("10.0", "10.4"))
     assert reproduce(tmp_path, "report=false", "seeds=[0]", "jobs=1", "overwrite=true") == 0
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
-    assert rows[0]["ours"]["mean"] == 12.0
+    assert rows[0]["ours"]["mean"] == 10.4
     assert 0 < rows[1]["ours"]["mean"] < 4
 
 
@@ -308,8 +312,6 @@ def test_wrong_settings_are_refused(arguments, message, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_whole_gallery_holds(tmp_path, capsys):
     assert reproduce(tmp_path) == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
-    assert "without a known cause" not in printed
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
     assert len(rows) == len(ROWS)
     assert {row["state"] for row in rows} == {"holds", "differs"}

@@ -6,7 +6,7 @@ import pytest
 from experiments.score.disaggregated import USUAL_WORKERS, engine_in_dynamo, with_published_drafts
 from experiments.score.modes import predict, scenario_of
 from experiments.score.predictions import predict_row
-from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Spec
 from hwmodels.levels.speculative import Speculative
 from tests.experiments.score.measured_rows import SILICON
@@ -47,11 +47,9 @@ def test_the_first_token_waits_for_the_decode_worker():
     assert scenario().kv_transfer.first_token_at == "decode"
 
 
-def test_requests_pass_the_frontend_of_dynamo():
-    assert {pool.engine.frontend_s for pool in scenario(backend="trtllm").pools.values()} == {0.08}
-    own = base_scenario("qwen3-30b-a3b", "h100_sxm", "sglang").engine.frontend_s
-    assert own > 0.08
-    assert {pool.engine.frontend_s for pool in scenario(backend="sglang").pools.values()} == {own}
+def test_requests_pass_dynamo_or_what_the_load_generator_adds_to_an_engine():
+    assert scenario(backend="trtllm").client.name == "dynamo"
+    assert scenario(backend="sglang").client.name == "inferencex"
 
 
 def test_published_rows_without_workers_have_drafts():

@@ -224,3 +224,11 @@ def test_the_command_prints_errors_by_part_engine_device_and_family(score):
     for words in ("tpot_ms: absolute", "tokens_per_s: absolute", "part", "arch", "backend", "dense", "l4"):
         assert words in said
     assert "2 of 2 rows predicted" in said
+
+
+def test_the_list_of_sources_counts_the_rows_of_each(table):
+    listed = pd.read_csv(ROWS.parent / "sources.csv").set_index("source")
+    rows = table.groupby("source")
+    assert listed["rows"].to_dict() == rows.size().to_dict()
+    assert listed["part"].to_dict() == rows["part"].first().to_dict()
+    assert len(listed) >= 20

@@ -3,7 +3,8 @@
 import pytest
 
 from experiments.score.recipes import Recipe, recipe_of
-from experiments.score.silicon import scenario_of
+from experiments.score.silicon import client_of, scenario_of
+from experiments.study.presets import load_generator
 from hwmodels.levels.rooflines import Spec
 
 ROW = {
@@ -98,3 +99,22 @@ def test_sglang_ran_the_kernels_of_tensorrt_llm_on_b200_and_its_own_choice_on_h2
     row = {**ROW, "backend": "sglang", "model": "deepseek-r1", "weights": "fp8"}
     assert recipe_of({**row, "gpu": "b200_sxm"}).moe_backend == "auto"
     assert recipe_of({**row, "gpu": "h200_sxm"}).moe_backend is None
+
+
+@pytest.mark.parametrize(
+    ("source", "backend", "model", "version", "client"),
+    [
+        ("inferencemax", "sglang", "deepseek-r1", "0.5.9", "inferencex"),
+        ("inferencemax", "vllm", "llama-3.1-70b", "0.15.1", "inferencex"),
+        ("nvidia-lab", "sglang", "qwen3.5-397b-a17b", "0.5.9", "inferencex"),  # repeats runs of InferenceMAX
+        ("nvidia-lab", "sglang", "qwen3-32b", "0.5.1.post1", "dynamo"),
+        ("nvidia-lab", "trtllm", "qwen3-32b", "1.0.0", "dynamo"),
+        ("nvidia-lab", "trtllm", "qwen3-32b", "1.2.0", "none"),
+        ("nvidia-lab", "vllm", "qwen3-32b", "0.12.0", "none"),
+        ("mine", "vllm", "qwen3-32b", "0.15.0", "none"),
+    ],
+)
+def test_rows_are_measured_by_the_load_generator_of_their_source(source, backend, model, version, client):
+    row = {**ROW, "source": source, "backend": backend, "model": model, "backend_version": version}
+    assert client_of(row) == client
+    assert load_generator(client).name == client

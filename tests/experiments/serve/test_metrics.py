@@ -109,7 +109,8 @@ def test_counters_are_the_sums_of_the_tables(name):
 def test_latencies_are_those_of_the_tables(name):
     scrape, records = world(name)
     requests = records.requests
-    frontend_s = make_job(*WORLDS[name]).scenario.engine.frontend_s
+    pool = next(iter(make_job(*WORLDS[name]).scenario.replica_pools()))
+    frontend_s = requests.prompt_tokens.map(pool.idle_frontend_s)
     e2e_s = requests.finished_s - requests.arrival_s
     decode_s = requests.last_token_s - requests.first_token_s
     later = requests.output_tokens - 1

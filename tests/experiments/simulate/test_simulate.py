@@ -202,8 +202,15 @@ def test_a_single_run_reads_its_trace_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("overlapped", [True, False])
-def test_leaping_changes_nothing_behind_a_frontend_and_an_overlapped_host(overlapped):
-    engine = (f"engine.host.overlapped={overlapped}", "engine.frontend_s=0.003")
+@pytest.mark.parametrize("servers", [1, 3])
+def test_leaping_changes_nothing_behind_a_busy_frontend_and_an_overlapped_host(overlapped, servers):
+    engine = (
+        f"engine.host.overlapped={overlapped}",
+        "engine.frontend_s=0.003",
+        f"engine.frontend.servers={servers}",
+        "engine.frontend.request_s=0.2",
+        "engine.frontend.output_token_s=1e-3",
+    )
     leapt, stepped = (
         scenario.run(source).requests
         for scenario, source in (build(*SMALL, *engine, f"sim.leap={leap}") for leap in (True, False))
@@ -221,7 +228,12 @@ def test_a_frontend_adds_its_time_to_the_first_token_of_an_idle_engine():
 
 def test_an_overlapped_host_sees_arrivals_a_step_later():
     """No host time at all and room for everything: a request waits for half a step, or for one more."""
-    none = ("engine.host.iteration_s=0", "engine.host.sequence_s=0", "engine.frontend_s=0")
+    none = (
+        "engine.host.iteration_s=0",
+        "engine.host.sequence_s=0",
+        "engine.frontend_s=0",
+        "engine.frontend=null",
+    )
     waits = {}
     for overlapped in (True, False):
         scenario, source = build(*SMALL[:2], *none, f"engine.host.overlapped={overlapped}")

@@ -13,7 +13,7 @@ from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix
 from hwmodels.model.model_spec import Block, DenseMlp, Role
 from hwmodels.operators.calibration import Calibration
-from tests.hwmodels.assembly.listed import Listed, experts, grouped, make_model
+from tests.hwmodels.assembly.listed import Listed, grouped, make_model
 
 
 def test_the_operators_of_a_dense_layer_and_how_often_they_run(site, make_shape):
@@ -165,22 +165,6 @@ def test_2_4_sparsity_halves_the_values_and_keeps_two_bits_of_place(site, make_s
         assert seen.peak_flops_per_s["bf16"] == peak
         _, seen = site(sparse, device=device).stored(Role.plain)
         assert seen.peak_flops_per_s["bf16"] == 1e15
-
-
-def test_adapters_add_a_shrink_and_an_expand(site, make_shape):
-    """Rank 4: 2 x 4 (k + n) FLOPs a token on each matrix; of 3 active adapters a batch of 2 reads 2."""
-    listed = Listed(site(lora=Lora(rank=4, num_active=3)), make_shape([1] * 10))
-    both_sides = (64 + 256) + (128 + 64) + (64 + 320) + (160 + 64)
-    assert listed.total("flops", "lora") == 4 * 10 * 2 * 4 * both_sides
-    assert listed.total("stored_bytes", "lora") == 4 * 3 * 4 * both_sides * 2
-    few = Listed(site(lora=Lora(rank=4, num_active=3)), make_shape([1] * 2))
-    assert few.total("stored_bytes", "lora") == 4 * 2 * 4 * both_sides * 2
-    assert listed.calls("lora") == 4 * 4, "one on each matrix of a layer, none on the LM head"
-
-
-def test_routers_and_experts_have_no_adapters(site, make_shape):
-    listed = Listed(site(make_model(mlp=experts()), lora=Lora(rank=4)), make_shape([1]))
-    assert listed.calls("lora") == 4 * 2
 
 
 @pytest.mark.parametrize("setting", ["rank", "num_active"])

@@ -83,7 +83,7 @@ def test_a_pass_without_draft_tokens_is_a_decode(roofline, make_shape, num_seqs,
 
 def test_adapters_are_priced_beside_draft_tokens(models, devices):
     roofline = Roofline(model=models["llama3_1_8b"], device=devices["h100_sxm"])
-    shapes = [passing(n, 800, 3)._replace(adapters=AdapterBatch(4 * n, 64 * n, 16)) for n in (1, 7, 50)]
+    shapes = [passing(n, 800, 3)._replace(adapters=AdapterBatch(1, 4 * n, 64 * n, 16)) for n in (1, 7, 50)]
     arrays = in_one(shapes)._replace(
         adapters=AdapterBatch(*(np.array(c) for c in zip(*(s.adapters for s in shapes), strict=True)))
     )

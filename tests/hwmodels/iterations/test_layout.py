@@ -73,6 +73,27 @@ def test_rejects_sizes_that_are_not_whole(name, value):
         ParallelLayout(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("stages", "partition", "message"),
+    [
+        (4, (8, 8, 16), r"pp_layer_partition=\[8,8,16\]: must have one number for each of the pipeline_para"),
+        (2, (8, 8, 16), r"must have one number .*=2 stages, at least two; set pipeline_parallel_size=3"),
+        (1, (32,), r"pp_layer_partition=\[32\]: must have one number .* set pipeline_parallel_size=2"),
+        (2, (), r"pp_layer_partition=\[\]: must have one number"),
+        (2, (32, 0), r"pp_layer_partition=\[32,0\]: 0 must be a whole number of layers >= 1"),
+        (2, (33, -1), r"pp_layer_partition=\[33,-1\]: -1 must be a whole number of layers >= 1"),
+        (2, (15.5, 16.5), r"15.5 must be a whole number"),
+        (2, (16, 17), r"pp_layer_partition=\[16,17\]: the sum is 33; must be 32, the layers of llama-3.1-8b"),
+        (2, (8, 8), r"the sum is 16; must be 32"),
+    ],
+)
+def test_rejects_partitions_that_do_not_fit(models, devices, stages, partition, message):
+    with pytest.raises(ValueError, match=message):
+        ParallelLayout(pipeline_parallel_size=stages, pp_layer_partition=partition).check(
+            models["llama3_1_8b"], devices["h100_sxm"]
+        )
+
+
 def test_rejects_expert_parallelism_that_does_not_divide_a_stage():
     with pytest.raises(ValueError, match=r"expert_parallel_size=3: must divide the 8 devices of a stage"):
         ParallelLayout(tensor_parallel_size=4, attention_data_parallel_size=2, expert_parallel_size=3)
@@ -156,8 +177,8 @@ def test_shares_by_hand():
     """2 micro-batches x 2 attention groups: 10 decodes are 3 on the fullest; of 3 chunks its group has 2.
 
     900 new tokens: 2/3 of them in 2 micro-batches, one chunk each, on 2 devices of a ring: 150 each; a ring
-    device holds half of the 3/10 of the decodes' contexts. 450 new tokens would be a micro-batch's share of
-    all groups; of 3 chunks two are on their way at once, 256 tokens of each: 512. Beside them 5 decodes.
+    device holds half of the 3/10 of the decodes' contexts. Of 3 chunks two are in a micro-batch of all
+    groups, 600 tokens. Beside them 5 decodes.
     """
     layout = ParallelLayout(pipeline_parallel_size=2, context_parallel_size=2, attention_data_parallel_size=2)
     batch = layout.rank_batch(IterationShape(10, 5000, 3, 900, 90_000, 1200, 13))
@@ -166,7 +187,7 @@ def test_shares_by_hand():
     assert (batch.prefill_seqs, batch.prefill_tokens) == (1, 150)
     assert batch.prefill_pairs == pytest.approx(90_000 * 2 / 3 / 4)
     assert batch.prefill_context_tokens == pytest.approx(1200 / 3)
-    assert (batch.tokens, batch.all_tokens, batch.rows) == (153, 5 + 512, 4)
+    assert (batch.tokens, batch.all_tokens, batch.rows) == (153, 5 + 600, 4)
 
 
 def test_few_sequences_leave_micro_batches_empty(make_shape):
@@ -183,20 +204,25 @@ def test_few_sequences_leave_micro_batches_empty(make_shape):
         (100, 1, 100),
         (100, 4, 100),
         (100, 8, 200),
-        (256, 1, 256),
-        (600, 1, 256),
-        (1024, 1, 256),
-        (2000, 1, 500),
+        (2000, 1, 2000),
+        (2000, 4, 2000),
+        (2000, 5, 4000),
     ],
 )
-def test_a_pipeline_cuts_long_chunks_only(make_shape, chunk, count, tokens):
-    """4 stages; pieces of at least 256 tokens. Pairs are shared out as tokens are."""
+def test_a_pipeline_cuts_no_chunk(make_shape, chunk, count, tokens):
+    """4 stages; of 5 chunks two are in the fullest micro-batch. Pairs are shared out as tokens are."""
     shape = make_shape(chunks=[(chunk, 0)] * count)
     batch = ParallelLayout(pipeline_parallel_size=4).rank_batch(shape)
     assert batch.tokens == batch.all_tokens == batch.prefill_tokens == tokens
     assert batch.prefill_pairs == pytest.approx(shape.prefill_pairs * tokens / shape.prefill_tokens)
-    assert batch.prefill_seqs == max(1, count / 4)
+    assert batch.prefill_seqs == -(-count // 4)
     assert batch.prefill_context_tokens == chunk * batch.prefill_seqs
+
+
+@pytest.mark.parametrize(("chunk", "tokens"), [(100, 100), (256, 256), (600, 256), (1024, 256), (2000, 500)])
+def test_micro_batches_without_a_pipeline_cut_long_chunks_only(make_shape, chunk, tokens):
+    """Those of attention and experts on separate devices: 4, pieces of at least 256 tokens."""
+    assert ParallelLayout(num_micro_batches=4).rank_batch(make_shape(chunks=[(chunk, 0)])).tokens == tokens
 
 
 def test_chunks_with_fewer_tokens_than_devices_take_their_contexts_with_them():

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import HostOverhead
+from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import InFlight, ParallelLayout
 from hwmodels.iterations.pipeline import Pipeline, bubble_share
-from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)
 
@@ -89,6 +89,14 @@ def test_layers_left_over_go_to_stages_before_the_last():
     assert ParallelLayout(pipeline_parallel_size=2).stage_layers(61) == (31, 30)
 
 
+def test_a_partition_says_the_layers_of_each_stage():
+    layout = ParallelLayout(pipeline_parallel_size=3, pp_layer_partition=(20, 8, 4))
+    assert layout.stage_layers(32) == (20, 8, 4)
+    assert layout.stage_share(32) == 20 / 32
+    batch = MicroBatch(32.0 + 3.0, 0.0, 0.0, 3.0)
+    assert Stages(layout, 32).one(batch) == ([20.0, 8.0, 4.0 + 3.0], 0.0)
+
+
 @given(stages=counts, layers=st.integers(8, 99))
 def test_stages_hold_all_layers(stages, layers):
     layout = ParallelLayout(pipeline_parallel_size=stages)
@@ -122,16 +130,17 @@ def test_only_stages_that_can_be_the_slowest_are_asked():
         (3, [], 3, 0),
         (40, [], 4, 0),
         (0, [(100, 0)], 1, 0),
-        (0, [(300, 0)], 2, 0),
-        (0, [(2000, 0)], 4, 0),
-        (40, [(300, 0)], 2, 2),
-        (3, [(300, 0)], 2, 1),
-        (1, [(2000, 0)], 4, 0),
+        (0, [(2000, 0)], 1, 0),
+        (40, [(300, 0)], 1, 3),
+        (3, [(300, 0)], 1, 2),
+        (1, [(2000, 0)], 1, 0),
         (0, [(10, 0)] * 3, 3, 0),
+        (0, [(2000, 0)] * 4, 4, 0),
+        (0, [(2000, 0)] * 5, 3, 0),
     ],
 )
 def test_micro_batches_in_flight(make_shape, decodes, chunks, full, light):
-    """4 stages; pieces of 256 tokens at least."""
+    """4 stages; chunks are whole, so a lone one is alone, and of 5 two are in the fullest micro-batch."""
     layout = ParallelLayout(pipeline_parallel_size=4)
     assert layout.in_flight(make_shape([9] * decodes, chunks)) == (full, light)
 
@@ -165,13 +174,81 @@ def test_an_iteration_is_priced_as_its_pipeline_is_played(
     assert float(roofline.seconds(shape)) == pytest.approx(played_s(roofline, shape), rel=1e-9)
 
 
-@pytest.mark.parametrize(("stages", "ratio"), [(2, 1.5), (4, 1.75), (8, 1.875)])
-def test_a_lone_long_prompt_takes_longer_in_an_empty_pipeline(models, devices, make_shape, stages, ratio):
-    """The way of the last piece behind the first, which a full pipeline hides and no price has."""
-    roofline = cut(models, devices, stages, models["llama3_1_70b"])
-    shape = make_shape(chunks=[(8000, 0)])
-    filled = Pipeline(stages).play(*roofline.stages.to_play(*roofline.round(shape)))
-    assert filled.end_s.max() / roofline.seconds(shape) == pytest.approx(ratio, rel=0.03)
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("tokens", [100, 2000, 8000])
+def test_a_lone_prompt_takes_as_long_as_without_stages(models, devices, make_shape, stages, tokens):
+    """It passes all of them, one after the other; sends between them take less than 1 % of it."""
+    model, shape = models["llama3_1_70b"], make_shape(chunks=[(tokens, 0)])
+    alone_s = Roofline(model=model, device=devices["h100_sxm"], host=NO_HOST).seconds(shape)
+    assert 1 < cut(models, devices, stages, model).seconds(shape) / alone_s < 1.01
+
+
+# Batches in flight
+
+
+def one(*stage_s, host_s=0.0, send_s=0.0, launch_s=0.0, exposed_s=None):
+    return Pass(host_s, list(stage_s), send_s, launch_s, exposed_s)
+
+
+@given(stages=counts, batches=counts, seconds=times)
+def test_batches_gain_what_they_overlap(stages, batches, seconds):
+    """m batches on p equal stages: (m + p - 1) times, not m p."""
+    pipeline = Pipeline(stages)
+    ends_s = [pipeline.enter(one(*[seconds] * stages), 0.0) for _ in range(batches)]
+    assert ends_s[0] == pytest.approx(stages * seconds)
+    assert ends_s[-1] == pytest.approx((batches + stages - 1) * seconds)
+
+
+def test_batches_follow_each_other_by_the_slowest_stage():
+    """Stages of 2, 3 and 1 s, sends of 0.5 s: the first is there after 7 s, others every 3.5 s."""
+    pipeline = Pipeline(3)
+    ends_s = [pipeline.enter(one(2, 3, 1, send_s=0.5), 0.0) for _ in range(3)]
+    assert ends_s == [7, 10.5, 14]
+    assert pipeline.enter(one(2, 3, 1, send_s=0.5), 100.0) == 107
+
+
+def test_the_engine_works_on_one_batch_after_the_other():
+    """Two stages of 1 s, 3 s of the engine's process: a batch every 3 s; it is late by its own 3 s."""
+    pipeline = Pipeline(2)
+    assert [pipeline.enter(one(1, 1, host_s=3), 0.0) for _ in range(3)] == [5, 8, 11]
+
+
+def test_asynchronous_scheduling_works_beside_the_devices():
+    """2 s of stages beside 0.5 s of the host and 0.2 s of launches, 0.1 s exposed; then a slow host."""
+    pipeline = Pipeline(2)
+    assert pipeline.enter(one(1, 1, host_s=0.5, launch_s=0.2, exposed_s=0.1), 0.0) == pytest.approx(2.1)
+    pipeline = Pipeline(2)
+    ends_s = [pipeline.enter(one(1, 1, host_s=5, launch_s=1, exposed_s=0.1), 0.0) for _ in range(2)]
+    assert ends_s == pytest.approx([6.1, 12.1])
+
+
+def test_a_factor_stretches_all_of_a_batch():
+    pipeline = Pipeline(3)
+    assert pipeline.enter(one(2, 3, 1, send_s=0.5, host_s=1), 0.0, 2.0) == 16
+
+
+@pytest.mark.parametrize("stages", [2, 3, 8])
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_batch_alone_takes_as_long_as_its_iteration(
+    models, devices, make_shape, stages, overlapped, graphs
+):
+    """A decode, a prompt, both: the host and launches included. Each stage waits for its own launches."""
+    layout = ParallelLayout(pipeline_parallel_size=stages)
+    roofline = Roofline(
+        model=models["llama3_1_8b"],
+        device=devices["h100_sxm"],
+        layout=layout,
+        host=HostOverhead(overlapped=overlapped, exposed_s=1e-4 if overlapped else 0.0),
+        cuda_graphs=CudaGraphs(enabled=graphs),
+    )
+    for shape in (make_shape([1000]), make_shape(chunks=[(2000, 0)]), make_shape([1000], [(900, 0)])):
+        end_s = Pipeline(stages).enter(roofline.stage_times(shape), 0.0)
+        batch = roofline.one_batch(shape)
+        assert sum(roofline.stages.one(batch)[0]) + batch.between_s == pytest.approx(float(batch.all_s))
+        if graphs or shape.prefill_tokens == 2000:
+            assert end_s == pytest.approx(float(roofline.seconds(shape)), rel=1e-3)
+        assert end_s > float(batch.all_s)
 
 
 def test_fewer_sequences_than_stages_take_one_pass_however_layers_divide(models, devices, make_shape):

@@ -212,3 +212,13 @@ def test_a_digest_tells_which_adapter_came_into_which_slot():
     digest = plan.digest()
     plan.adapter_puts = (("a", 1),)
     assert plan.digest() != digest
+
+
+def test_slots_of_no_given_rank_are_of_the_smallest_that_fits():
+    """vLLM's ranks are 1, 8, 16, ...; its default is 16. A rank that was set stays."""
+    for ranks, expected in (((), 16), ((8,), 8), ((1, 9), 16), ((64, 8), 64), ((65,), 128)):
+        assert FixedSlots().fitted(ranks).slots == (8, expected)
+    assert FixedSlots(max_lora_rank=64).fitted((8,)).slots == (8, 64)
+    assert FixedSlots().slots == (8, 16)
+    with pytest.raises(ValueError, match="max_lora_rank=512: must be >= 600, the largest rank"):
+        FixedSlots().fitted((600,)).check(registry_of(rank=600))

@@ -5,7 +5,9 @@ from functools import partial
 
 import pytest
 
+from hwmodels.assembly.site import Kernels
 from hwmodels.model.lora import Lora
+from hwmodels.operators.lora_kernels import LoraKernels
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
 from policies.adapters.registry import Adapter
@@ -165,20 +167,20 @@ def test_the_summary_has_loads_hits_and_bytes(scenario):
 
 
 def test_adapters_have_the_bytes_of_their_rank(scenario):
-    """Llama-2-7B: 32 layers x (16,384 + 8,192 + 26,112 + 15,104) numbers of 2 bytes a rank."""
+    """Llama-2-7B: 32 layers x (24,576 + 8,192 + 30,208 + 15,104) numbers of 2 bytes a rank."""
     memory = scenario.adapter_memory()
-    assert memory.bytes_per_rank == 32 * (16384 + 8192 + 26112 + 15104) * 2
+    assert memory.bytes_per_rank == 32 * (24576 + 8192 + 30208 + 15104) * 2
     assert memory.block_bytes == 16 * 32 * 2 * 4096 * 2
     paged = replace(scenario, adapters=UnifiedPaging())
     pool = paged.caching.pool(paged.kv_memory(1000))
     residents = paged.adapters.residents(paged.registry(paged.served_adapters), pool)
-    assert [residents.check(f"adapter-{i}") for i in range(4)] == [5, 9, 17, 33]  # ranks 8, 16, 32, 64
+    assert [residents.check(f"adapter-{i}") for i in range(4)] == [5, 10, 20, 39]  # ranks 8, 16, 32, 64
 
 
 def test_slots_take_memory_from_kv(scenario):
-    """8 slots of rank 64: 8 x 64 x 4.2 MB = 2.16 GB of the 8.39 MB that a block has."""
+    """8 slots of rank 64: 8 x 64 x 5.0 MB = 2.56 GB of the 8.39 MB that a block has."""
     without = replace(scenario, adapters=UnifiedPaging()).plan_memory().num_blocks
-    assert without - scenario.plan_memory().num_blocks == pytest.approx(8 * 64 * 4210688 / 8388608, abs=1)
+    assert without - scenario.plan_memory().num_blocks == pytest.approx(8 * 64 * 4997120 / 8388608, abs=1)
 
 
 @pytest.mark.parametrize(
@@ -222,3 +224,20 @@ def test_prefetched_adapters_leave_running_sequences_their_next_block(make_world
     )
     assert run.records.requests.status.tolist() == ["finished"] * 3
     assert run.records.requests.preemptions.tolist() == [1, 0, 0]  # by those that came before it grew
+
+
+def test_the_grid_of_the_kernels_has_the_slots_of_the_policy(scenario):
+    assert scenario.kernels.lora.max_loras == scenario.adapters.max_loras
+    assert replace(scenario, adapters=UnifiedPaging()).kernels is scenario.engine.kernels
+    engine = replace(scenario.engine, kernels=Kernels(lora=LoraKernels(max_loras=3)))
+    assert replace(scenario, engine=engine).kernels.lora.max_loras == 3, "that of the setting"
+
+
+def test_a_rank_that_is_not_set_is_that_of_the_served_adapters(scenario):
+    """The workload's ranks are 8 to 64, so slots are of 64; memory and kernels see the same."""
+    free = replace(scenario, adapters=FixedSlots(max_loras=4))
+    assert free.adapters == FixedSlots(max_loras=4, max_lora_rank=64)
+    assert (
+        free.plan_memory()
+        == replace(scenario, adapters=FixedSlots(max_loras=4, max_lora_rank=64)).plan_memory()
+    )

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.layout import InFlight, ParallelLayout
-from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from sim import simulate
 from sim.metrics import pipeline
 from sim.metrics.pipeline import pipeline_use, pipeline_use_by_pool
@@ -26,15 +27,15 @@ NAMES = (
 
 
 class FixedRoofline:
-    """Replaces the roofline: every micro-batch takes batch_s, and a round has decode_seqs of them."""
+    """Replaces the roofline: every batch takes batch_s on all stages together."""
 
     def __init__(self, num_stages, num_layers, batch_s, last_s=0.0):
         layout = ParallelLayout(pipeline_parallel_size=num_stages)
         self.stages = Stages(layout, num_layers) if num_stages > 1 else None
         self.batch = MicroBatch(batch_s, 0.0, 0.0, last_s)
 
-    def round(self, shape):
-        return self.batch, InFlight(shape.decode_seqs, 0), MicroBatch(0.0, 0.0, 0.0, 0.0)
+    def one_batch(self, shape):
+        return self.batch
 
 
 @pytest.fixture(autouse=True)
@@ -42,42 +43,49 @@ def fixed_roofline(monkeypatch):
     monkeypatch.setattr(pipeline, "Roofline", FixedRoofline)
 
 
-def use(model, *rows):
-    """Computes the bubbles of iterations given as (duration_s, micro-batches)."""
-    duration, batches = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    table = pd.DataFrame(dict.fromkeys(NAMES, np.zeros(len(rows))))
-    return pipeline_use(table.assign(duration_s=duration, decode_seqs=batches), duration, model)
+def use(model, *duration_s):
+    """Computes the bubbles of iterations, one batch each, given the times from one end to the next."""
+    table = pd.DataFrame(dict.fromkeys(NAMES, np.zeros(len(duration_s))))
+    return pipeline_use(table.assign(duration_s=duration_s), np.array(duration_s), model)
 
 
 def test_there_are_no_bubbles_without_stages():
-    assert use(FixedRoofline(1, 4, 1.0), (1.0, 1)) is None
+    assert use(FixedRoofline(1, 4, 1.0), 1.0) is None
 
 
 def test_a_full_pipeline_of_equal_stages_has_no_bubbles():
-    found = use(FixedRoofline(4, 8, 4.0), (4.0, 4))
+    found = use(FixedRoofline(4, 8, 4.0), 1.0, 1.0)
     assert found["bubble_share"] == pytest.approx(0)
     assert found["busy_share_by_stage"] == pytest.approx([1] * 4)
+    assert found["mean_micro_batches"] == 4
 
 
-def test_too_few_micro_batches_leave_stages_empty():
+def test_a_burst_of_batches_fills_and_empties_the_pipeline():
+    """4 of them in 4 stages: 4 s, then one each second; 16 of 28 s are work."""
+    found = use(FixedRoofline(4, 8, 4.0), 4.0, 1.0, 1.0, 1.0)
+    assert found["busy_share"] == pytest.approx(16 / 28)
+    assert found["few_micro_batches_share"] == pytest.approx(12 / 28)
+
+
+def test_too_few_batches_leave_stages_empty():
     """One of four: three quarters of all stages' time."""
-    found = use(FixedRoofline(4, 8, 4.0), (4.0, 1))
+    found = use(FixedRoofline(4, 8, 4.0), 4.0)
     assert found["few_micro_batches_share"] == pytest.approx(3 / 4)
     assert found["unequal_stages_share"] == pytest.approx(0)
     assert found["mean_micro_batches"] == 1
 
 
 def test_stages_wait_for_the_one_with_the_lm_head():
-    """2 s of layers in 2 stages, 1 s of LM head: rounds of 2 x 2 s, the first stage works for 2 s of 4."""
-    found = use(FixedRoofline(2, 8, 3.0, last_s=1.0), (4.0, 2))
+    """2 s of layers in 2 stages, 1 s of LM head: a batch every 2 s, the first stage works for 1 s of them."""
+    found = use(FixedRoofline(2, 8, 3.0, last_s=1.0), 2.0, 2.0)
     assert found["busy_share_by_stage"] == pytest.approx([0.5, 1.0])
     assert found["unequal_stages_share"] == found["bubble_share"] == pytest.approx(0.25)
 
 
 def test_time_of_the_host_is_no_bubble():
-    found = use(FixedRoofline(4, 8, 4.0), (5.0, 4))
+    found = use(FixedRoofline(4, 8, 4.0), 5.0)
     assert found["host_share"] == pytest.approx(0.2)
-    assert found["bubble_share"] == pytest.approx(0)
+    assert found["bubble_share"] == pytest.approx(0.8 * 3 / 4)
 
 
 @given(
@@ -85,15 +93,16 @@ def test_time_of_the_host_is_no_bubble():
     layers=st.integers(8, 40),
     batch_s=st.floats(0.01, 1),
     last_share=st.floats(0, 0.5),
-    rows=st.lists(st.tuples(st.integers(1, 8), st.floats(1, 2)), min_size=1, max_size=5),
+    sent=st.lists(st.floats(0, 5), min_size=1, max_size=5),
 )
-def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, rows):
+def test_shares_add_up_to_all_of_the_time(stages, layers, batch_s, last_share, sent):
+    """Batches that come at any times."""
     model = FixedRoofline(stages, layers, batch_s, last_share * batch_s)
-    took = []
-    for count, slower in rows:
-        count = min(count, stages)
-        gpu_s = float(model.stages.seconds(model.batch, InFlight(count, 0), model.batch))
-        took.append((gpu_s * slower, count))
+    pipeline, times = Pipeline(stages), Pass(0.1 * batch_s, *model.stages.one(model.batch), 0.0, None)
+    took, end_s = [], 0.0
+    for now in sorted(sent):
+        start_s, end_s = max(now, end_s), pipeline.enter(times, now)
+        took.append(end_s - start_s)
     found = use(model, *took)
     parts = [found[f"{name}_share"] for name in ("busy", "unequal_stages", "few_micro_batches", "host")]
     assert sum(parts) == pytest.approx(1)
@@ -119,12 +128,12 @@ def test_stages_wait_while_the_last_one_drafts():
 
 
 def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
-    """a: two stages, one micro-batch of two, half of it empty. b: one GPU. c: four stages, full."""
+    """a: two stages, one batch at a time, half of it empty. b: one GPU. c: four stages, full."""
     models = [FixedRoofline(2, 4, 2.0), FixedRoofline(1, 4, 1.0), FixedRoofline(4, 8, 4.0)]
-    rows = [(0, 2.0, 1), (1, 1.0, 1), (2, 4.0, 4), (0, 2.0, 1)]
-    replica, duration, batches = (np.array(column) for column in zip(*rows, strict=True))
-    table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(len(rows)))})
-    table = table.assign(duration_s=duration, decode_seqs=batches)
+    replica, duration = np.array([0, 1, 2, 0]), np.array([2.0, 1.0, 1.0, 2.0])
+    table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(4))}).assign(
+        duration_s=duration
+    )
     records = SimpleNamespace(iterations=table, rows_by_pool=lambda: [replica == pool for pool in range(3)])
     found = pipeline_use_by_pool(records, duration, models)
     assert found[0]["bubble_share"] == found[0]["few_micro_batches_share"] == pytest.approx(0.5)

@@ -154,12 +154,44 @@ def test_time_to_the_first_token_of_simulated_requests_falls_likewise():
     assert 2.5 < means[1] / means[4] < 4
 
 
-def test_a_prompt_through_an_empty_pipeline_pays_for_the_way_of_its_last_piece():
-    """4 stages, 4 pieces: the last one starts three stages behind the first, hidden in a full pipeline."""
+def test_a_lone_prompt_overlaps_with_nothing_but_its_own_chunks():
+    """4 stages: whole, it takes 4 times as long as each of many; in 4 chunks (4 + 3) / 4 times as long."""
     cut = scenario("pipeline_parallel_size=4", "model=llama3_1_70b", "model.weights=fp8")
     model, budget = cut.iteration_model(), cut.max_num_batched_tokens
     rounds = figures_of(cut, Load(budget, 1)).prompt_s
-    assert 1.6 < prefill_seconds(model, budget, budget) / rounds < 1.8
+    assert 3.9 < prefill_seconds(model, budget, budget) / rounds < 4.1
+    assert 1.7 < prefill_seconds(model, budget, budget // 4) / rounds < 1.9
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["pp_layer_partition=[20,20]"],
+            r"pp_layer_partition=\[20,20\]: the sum is 40; must be 32, the lay",
+        ),
+        (["pp_layer_partition=[10,10,12]"], r"must have one number for each of the pipeline_parallel_size=2"),
+        (["pp_layer_partition=[31.5,0.5]"], r"pp_layer_partition\[0\]=31.5: must be an integer"),
+        (["pp_layer_partition=16"], r"pp_layer_partition=16: must be a list or null"),
+        (["engine.pp_max_micro_batch_size=-1"], r"engine.pp_max_micro_batch_size=-1: must be >= 1, or 0"),
+    ],
+)
+def test_bad_settings_of_stages_are_named(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        scenario("pipeline_parallel_size=2", *overrides)
+
+
+def test_an_uneven_partition_needs_the_memory_of_its_fullest_stage_and_slows_it():
+    even, uneven = (
+        scenario("pipeline_parallel_size=2", f"pp_layer_partition={given}") for given in ("null", "[24,8]")
+    )
+    assert uneven.plan_memory().weights_bytes > 1.3 * even.plan_memory().weights_bytes
+    assert figures_of(uneven, Load(8192, 1)).prompt_s == pytest.approx(
+        1.5 * figures_of(even, Load(8192, 1)).prompt_s, rel=0.02
+    )
+    assert figures_of(uneven, Load(8192, 1)).prefill_s == pytest.approx(
+        figures_of(even, Load(8192, 1)).prefill_s, rel=0.01
+    )
 
 
 def test_unknown_layouts_are_config_errors():

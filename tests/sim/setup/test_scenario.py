@@ -214,6 +214,24 @@ def test_rejects_roles_that_do_not_go_together(overrides, message):
         build(*overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sender"),
+    [
+        (("engine=vllm",), "decode"),
+        (("engine=sglang",), "decode"),
+        (("engine=tensorrt_llm",), "decode"),
+        (("engine=vllm", "engine.family=null"), "prefill"),
+        (("engine=vllm", "kv_transfer.first_token_at=prefill"), "prefill"),
+        (("engine=vllm", "engine.family=null", "kv_transfer.first_token_at=decode"), "decode"),
+    ],
+)
+def test_the_replica_that_sends_the_first_token_is_the_engines_unless_set(overrides, sender):
+    engine, *others = overrides
+    of_pools = ("pools.prefill.batching=prefill_only", "pools.decode.batching=decode_only")
+    scenario, _ = build("pools=disaggregated", engine, *of_pools, *others)
+    assert scenario.kv_transfer.first_token_at == sender
+
+
 def test_a_disaggregated_run_tells_what_its_kv_cost():
     """Each answer but those of one token passes from the first pool to the second."""
     scenario, source = build("pools=disaggregated", "kv_transfer.first_token_at=decode")

@@ -34,6 +34,13 @@ def test_heads_are_split_joined_and_copied(heads, sizes, senders, copies, equal_
     assert found == (senders, copies, 2 * 10 * copies, equal_senders)
 
 
+def test_stages_of_a_partition_send_the_layers_that_they_have():
+    """7 and 3 layers to 5 and 5: layers 0 to 4, 5 and 6, 7 to 9."""
+    uneven = KvLayout(8, 10, 1, 2, (7, 3))
+    assert [uneven.layers(stage) for stage in (0, 1)] == [range(7), range(7, 10)]
+    assert resharding(uneven, KvLayout(8, 10, 1, 2)).num_copies == 3
+
+
 def test_pipeline_stages_send_the_layers_that_the_others_have():
     """10 layers: stages of 5 and 5 to stages of 4, 3 and 3: layers 4 to 6 are in the second one."""
     found = resharding(KvLayout(8, 10, 1, 2), KvLayout(8, 10, 1, 3))

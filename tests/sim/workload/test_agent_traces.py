@@ -8,6 +8,7 @@ from policies.core.request import Segment
 from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
 from sim.workload.arrivals import ClosedLoop, Constant
 from sim.workload.distributions import Fixed
+from tests.sim.workload.test_conversation import run
 
 
 def call(t, tokens, ids, out=5, kind="n"):
@@ -83,9 +84,23 @@ def test_a_bad_session_is_named_with_file_line_and_column(tmp_path, session, mes
         arrivals_of(weka(tmp_path, session))
 
 
-def test_sessions_must_begin_by_themselves(tmp_path):
-    with pytest.raises(ValueError, match="arrivals: must be an open-loop process"):
-        weka(tmp_path, SESSION, arrivals=ClosedLoop(num_users=1, think_time_s=Fixed(value=1.0)))
+def test_a_closed_loop_begins_a_session_when_another_has_ended(tmp_path):
+    """Its calls keep their times after its begin, and their contents."""
+    loop = ClosedLoop(num_users=2, think_time_s=Fixed(value=1.0))
+    opened = arrivals_of(weka(tmp_path, SESSION, SESSION, SESSION))
+    workload = weka(tmp_path, SESSION, SESSION, SESSION, arrivals=loop)
+    sent = run(workload.source(seed=0, max_model_len=100_000))
+
+    def offsets(found, session):
+        own = [one.request for one in found if one.request.session_id == session]
+        return [round(one.arrival_s - own[0].arrival_s, 6) for one in own]
+
+    for session in range(3):
+        assert offsets(sent, session) == offsets(opened, session)
+    begins = [min(o.request.arrival_s for o in sent if o.request.session_id == s) for s in range(3)]
+    last_s = max(o.request.arrival_s for o in sent if o.request.session_id == 0)
+    assert begins == [0.0, 0.0, pytest.approx(last_s + 1.0 + 1.0)]  # an answer takes 1 s, the pause 1 s
+    assert sorted(str(o.request.prompt) for o in sent) == sorted(str(o.request.prompt) for o in opened)
 
 
 def at(second):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sim.workload.arrivals import ClosedLoop, Poisson
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed
+from sim.workload.mooncake_sessions import MooncakeSessions
+from sim.workload.text_sets import ShareGptJson
 from tests.sim.workload.test_agentic import make as make_agentic
 from tests.sim.workload.test_conversation import make_conversation, run, varied
+from tests.sim.workload.test_rag import make as make_rag
 
 
 def at_a_time(sent, end_of):
@@ -94,3 +99,34 @@ def test_rejects_a_closed_loop_without_a_number_of_sessions():
     ):
         make_conversation(arrivals=pool(2), num_conversations=None, duration_s=60.0)
     assert isinstance(make_conversation(arrivals=pool(2)), Conversation)
+
+
+def test_requests_of_texts_and_documents_are_in_flight_as_many_as_users(tmp_path):
+    """As `--max-concurrency` of vLLM's benchmark with ShareGPT: each request is a session of its own."""
+    exchange = [{"from": "human", "value": "Why? " * 30}, {"from": "gpt", "value": "So. " * 20}]
+    file = tmp_path / "sharegpt.json"
+    file.write_text(json.dumps([{"id": str(i), "conversations": exchange} for i in range(7)]))
+    of_texts = ShareGptJson(path=file, arrivals=pool(3))
+    of_documents = make_rag(arrivals=pool(3), num_requests=7, duration_s=None)
+    for workload in (of_texts, of_documents):
+        sent = run(workload.source(seed=0, max_model_len=100_000))
+        assert sorted(one.request.arrival_s for one in sent) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0]
+        assert len({one.request.request_id for one in sent}) == 7
+
+
+def test_recorded_sessions_begin_by_the_loop_and_not_at_their_timestamps(tmp_path):
+    file = tmp_path / "mooncake.jsonl"
+    rows = [
+        {
+            "session_id": name,
+            "timestamp": 90_000.0 * i,
+            "input_length": 100,
+            "output_length": 5,
+            "delay": 2000,
+        }
+        for i, name in enumerate("aabbcc")
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = MooncakeSessions(path=file, arrivals=pool(1)).source(seed=0, max_model_len=100_000)
+    assert [one.request.arrival_s for one in run(source)] == [0.0, 3.0, 4.0, 7.0, 8.0, 11.0]
+    assert any("by the closed loop" in remark for remark in source.notes.remarks)

@@ -43,7 +43,7 @@ class MyPolicy(FixedSlots):
             registry,
             num_spared=self.num_spared,
             num_slots=self.max_loras,
-            slot_rank=self.max_lora_rank,
+            slot_rank=self.slots[1],
             pinned=self.pinned,
             max_host=self.max_cpu_loras,
             num_prefetched=self.prefetch,

@@ -23,13 +23,11 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}
 REFUSED = [
     ("/v1/chat/completions", CHAT | {"tools": TOOLS}, "messages"),  # its template has no place for tools
-    ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}, "response_format"),
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": [PART]}]}, "messages"),
-    ("/v1/completions", {"prompt": "a", "guided_regex": "a+"}, "guided_regex"),
-    ("/v1/completions", {"prompt": "a", "structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-    ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias"),
+    ("/v1/completions", {"prompt": "a", "structured_outputs": {"structural_tag": {}}}, "structured_outputs"),
+    ("/v1/completions", {"prompt": "a", "bad_words": ["b"]}, "bad_words"),
     ("/v1/embeddings", {"input": "a"}, "model"),
-    ("/generate", {"text": "a", "sampling_params": {"regex": "a"}}, "sampling_params"),
+    ("/generate", {"text": "a", "sampling_params": {"structural_tag": {}}}, "sampling_params"),
 ]
 
 
