@@ -25,6 +25,7 @@ from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State
 from experiments.study.workers import Report, as_asked
 from sim.engine.interrupt import Interrupt
+from sim.metrics.paired import Interval
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
 from sim.settings.scenario import NOT_OF_A_SCENARIO
@@ -114,7 +115,7 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
         state.is_running = False
         for number, runs in found:
             state.learn(number, runs, len(search.seeds), search.question)
-        trial.set_user_attr(RUNS, [(number, [one._asdict() for one in runs]) for number, runs in found])
+        trial.set_user_attr(RUNS, [(number, [_kept(one) for one in runs]) for number, runs in found])
         for each in [trial, *waiting.pop(state.candidate.name, [])]:
             tell(each, state)
         report(done, settings.trials)
@@ -160,8 +161,15 @@ def digest_of(question: Question) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _kept(run: Run) -> dict[str, Any]:
+    """Returns a run as JSON values; see `_run_of`."""
+    return run._asdict() | {"intervals": dict(run.intervals)}
+
+
 def _run_of(kept: dict[str, Any]) -> Run:
-    return Run(**kept | {"batch": tuple(kept["batch"]), "notes": tuple(kept["notes"])})
+    intervals = {name: Interval(*bounds) for name, bounds in kept["intervals"].items()}
+    batch, notes = tuple(kept["batch"]), tuple(kept["notes"])
+    return Run(**kept | {"batch": batch, "notes": notes, "intervals": intervals})
 
 
 def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: str = "") -> Any:

@@ -39,7 +39,7 @@ def test_optuna_goes_on_from_its_study_and_finds_what_the_whole_search_finds(tmp
 
 def test_what_a_study_keeps_of_a_run_and_which_question_it_is_of():
     run = run_with(0.9, watts=math.inf)
-    assert optuna_search._run_of(json.loads(json.dumps(run._asdict()))) == run
+    assert optuna_search._run_of(json.loads(json.dumps(optuna_search._kept(run)))) == run
     few = ["capacity.hardware=[l4]", "capacity.tensor_parallel_sizes=[1]", "capacity.quantisations=[]"]
     digests = [
         optuna_search.digest_of(question_of(*few, *own))
