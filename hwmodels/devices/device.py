@@ -80,20 +80,15 @@ class Device:
         return self.pcie if self.scale_up is None else self.scale_up
 
     def check_node_holds(self, num_ranks: int) -> None:
-        """Raises ValueError unless num_ranks devices share a node, or fill whole nodes that are connected.
-
-        A fabric between nodes at least half as fast as the links inside (GB200) allows any number.
-        """
-        beyond, node = self.inter_node, self.gpus_per_node
+        """Raises ValueError unless num_ranks devices share a node or a fabric as fast (GB200)."""
+        beyond = self.inter_node
         if beyond is not None and 2 * beyond.bandwidth_bytes_per_s >= self.link.bandwidth_bytes_per_s:
             return
-        if 1 <= num_ranks <= node or (beyond is not None and num_ranks > 0 and num_ranks % node == 0):
-            return
-        wider = "" if beyond is None else f", or a multiple of {node}, whole nodes"
-        raise ValueError(
-            f"tensor_parallel_size={num_ranks}: must be 1 to {node}, "
-            f"the devices of one node ({self.name}: gpus_per_node){wider}"
-        )
+        if not 1 <= num_ranks <= self.gpus_per_node:
+            raise ValueError(
+                f"tensor_parallel_size={num_ranks}: must be 1 to {self.gpus_per_node}, "
+                f"the devices of one node ({self.name}: gpus_per_node)"
+            )
 
     def compute_dtype(self, requested: str) -> str:
         """Returns the dtype in which this device runs a model with a checkpoint in dtype `requested`.
