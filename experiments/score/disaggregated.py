@@ -1,7 +1,8 @@
 """Rows of kind=silicon with mode=disagg: prefill workers and decode workers behind NVIDIA Dynamo.
 
-The columns prefill_* and decode_* hold the layout of a worker of each side and the number of workers. A number
-that is missing follows from the row's `gpus` and the other one; a row that does not tell both is not simulated.
+The columns prefill_* and decode_* hold the layout of a worker of each side and the number of workers. A
+number that is missing follows from the row's `gpus` and the other one; a row that does not tell both is not
+simulated.
 Without `concurrency`, the decode batch size of all ranks of all decode workers is the number of clients.
 `experiments/score/disaggregated_recipes.py` has the settings that no column states.
 """
@@ -84,6 +85,7 @@ def with_layout(
     budget = recipe.max_num_batched_tokens or share * base.max_num_batched_tokens
     engine = replace(
         base.engine,
+        kernels=replace(base.engine.kernels, moe_backend=recipe.moe_backend),
         gpu_memory_utilization=recipe.gpu_memory_utilization
         or base.engine.gpu_memory_utilization
         or GIVEN_SHARE,

@@ -1,15 +1,16 @@
 """Settings of InferenceX's prefill and decode workers behind NVIDIA Dynamo that no column states.
 
-From the published recipes (github.com/ishandhanani/srt-slurm and github.com/NVIDIA/srt-slurm, Apache-2.0, 2026-02
-and 2026-03, and github.com/SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml), for DeepSeek-R1:
+From the published recipes for DeepSeek-R1 (github.com/ishandhanani/srt-slurm, github.com/NVIDIA/srt-slurm and
+github.com/SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml, Apache-2.0; 2026-02 and 2026-03):
 
-- SGLang: memory fraction 0.85. Chunks of 32,768 tokens, of all attention ranks together; with data parallel
-  attention in fp8 on B200 131,072 and 16 requests at once, since March 65,536 and 8. A prompt keeps its place until
-  its KV has been sent, so that few places leave the rank idle meanwhile. Seven prefill workers in nvfp4: 65,536.
-- TensorRT-LLM: largest batches of the decode workers, which the names of the recipes state.
+- SGLang: memory fraction 0.85. Chunks of 32,768 tokens, of all attention ranks together; with seven prefill
+  workers 65,536. With data parallel attention in fp8 on B200 131,072 and 16 requests at once, since March 65,536
+  and 8. A prompt keeps its place until its KV has been sent, so that a rank with few places is idle meanwhile.
+- TensorRT-LLM: largest batches of the decode workers, which the names of the recipes state. In fp8 on B200,
+  experts of workers with data parallel attention run DeepGEMM.
 
-TensorRT-LLM's rows in fp8 of February 2026 state wrong prefill layouts: the same runs have the same times in March
-under other labels, which are those of the recipes. `with_published_layout` returns the row with them.
+TensorRT-LLM's rows in fp8 of February 2026 state wrong prefill layouts: the same runs have the same times in
+March under other labels, which are those of the recipes. `with_published_layout` returns the row with them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class SideRecipe(NamedTuple):
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     gpu_memory_utilization: float | None = None
+    moe_backend: str = "auto"
 
 
 DECODE_BATCHES = {
@@ -35,7 +37,7 @@ DECODE_BATCHES = {
     ("b200_sxm", "fp8", 8192, 4): 32,
     ("b200_sxm", "fp8", 8192, 6): 16,
 }
-"""Largest batch of a tensor-parallel decode worker by GPU, weights, prompt tokens and number of such workers."""
+"""Largest batch of a tensor-parallel decode worker by GPU, weights, prompt tokens and number of workers."""
 
 
 def side_recipe(row: dict[str, Any], side: str) -> SideRecipe:
@@ -45,9 +47,12 @@ def side_recipe(row: dict[str, Any], side: str) -> SideRecipe:
     ranks = given(row, f"{side}_attention_dp_size") or 1
     if row["backend"] == "sglang":
         return sglang_recipe(row, side, ranks)
+    if ranks > 1 and row["weights"] == "fp8" and row["gpu"] == "b200_sxm":
+        return SideRecipe(moe_backend="deepgemm")
     if side == "decode" and ranks == 1:
-        key = (row["gpu"], row["weights"], int(row["isl"]), given(row, "decode_num_workers"))
-        return SideRecipe(max_num_seqs=DECODE_BATCHES.get(key))  # type: ignore[arg-type]
+        workers = given(row, "decode_num_workers") or 0
+        batch = DECODE_BATCHES.get((row["gpu"], row["weights"], int(row["isl"]), workers))
+        return SideRecipe(max_num_seqs=batch)
     return SideRecipe()
 
 

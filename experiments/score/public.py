@@ -239,7 +239,9 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
 def samples_with_flashinfer(row: dict[str, Any]) -> bool:
     """Returns whether FlashInfer sampled, as in vLLM's images of 0.8.5 to 0.11.0, which have it installed."""
     found = re.match(r"0\.(\d+)\.(\d+)", str(row.get("backend_version")))
-    return row["backend"] == "vllm" and found is not None and (8, 5) <= (int(found[1]), int(found[2])) <= (11, 0)
+    return (
+        row["backend"] == "vllm" and found is not None and (8, 5) <= (int(found[1]), int(found[2])) <= (11, 0)
+    )
 
 
 def expert_cut(row: dict[str, Any]) -> int | None:

@@ -54,7 +54,8 @@ class Kernels:
     Latent attention always has the library's.
     """
     moe_backend: str = "auto"
-    """Kernels of the routed experts: auto, the library's choice, or marlin for weights of 4 and 8 bits."""
+    """Kernels of the routed experts: auto, the library's choice; marlin for weights of 4 and 8 bits; deepgemm
+    for weights in fp8 by block on Blackwell."""
     gemm_library: str = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
@@ -75,8 +76,8 @@ class Kernels:
                 f"attention_kernels={self.attention_kernels}: must be one of {', '.join(ATTENTION_CHOICES)}, "
                 "or null for the library's"
             )
-        if self.moe_backend not in ("auto", "marlin"):
-            raise ValueError(f"moe_backend={self.moe_backend}: must be auto or marlin")
+        if self.moe_backend not in ("auto", "marlin", "deepgemm"):
+            raise ValueError(f"moe_backend={self.moe_backend}: must be auto, marlin or deepgemm")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,10 @@ FAMILIES = {
     "trtllm_gen_fp8_block": replace(
         _TRTLLM, num_kernels=5, flops_factor=0.38, fill_depth=100, remote_share=0.6
     ),
+    # Set on whole runs of TensorRT-LLM's prefill and decode workers, not on measurements of the operator.
+    "deepgemm_fp8_block": replace(
+        _TRTLLM, num_kernels=5, flops_factor=0.75, fill_depth=100, bandwidth_factor=0.6
+    ),
     "trtllm_gen_nvfp4": replace(_TRTLLM, flops_factor=1.25, fill_depth=210),
     "trtllm_gen_mxfp4": replace(_TRTLLM, flops_factor=0.62, fill_depth=900, remote_share=0.2),
     "trtllm_gen_w4a8": replace(_TRTLLM, num_kernels=5, flops_factor=1.35, fill_depth=510),
@@ -93,8 +97,8 @@ def check_capability(compute_capability: str) -> None:
 
 def check_library(kernels: str) -> None:
     """Raises ValueError for an unknown library."""
-    if kernels not in ("vllm", "trtllm", "marlin"):
-        raise ValueError(f"kernels={kernels}: must be vllm, trtllm or marlin")
+    if kernels not in ("vllm", "trtllm", "marlin", "deepgemm"):
+        raise ValueError(f"kernels={kernels}: must be vllm, trtllm, marlin or deepgemm")
 
 
 def kernel_family(
@@ -109,12 +113,20 @@ def kernel_family(
 
     vllm: the choices of vLLM 0.24, as measured. marlin: the same, but Marlin for weights of 4 and 8 bits.
     trtllm: as vllm on Blackwell, and CUTLASS for vLLM's Triton and its slow fp8 kernel; this is assumed, not
-    measured. Marlin unpacks the formats that tensor cores lack.
+    measured. Marlin unpacks the formats that tensor cores lack. deepgemm: TensorRT-LLM's choice for data
+    parallel attention on Blackwell with weights in fp8 by block.
     The device only determines the formats of the tensor cores. sm89 runs Triton, as sm80 does.
-    Raises ValueError for an unknown library or compute capability.
+    Raises ValueError for an unknown library or compute capability, and for deepgemm elsewhere.
     """
     check_library(kernels)
     check_capability(compute_capability)
+    if kernels == "deepgemm":
+        if compute_capability != "sm100" or weights.name not in ("fp8_block", "mxfp8"):
+            raise ValueError(
+                "moe_backend=deepgemm: only priced for experts in fp8 by block on sm100 (B200); "
+                f"found {weights.name} on {compute_capability}; use auto"
+            )
+        return "deepgemm_fp8_block"
     if kernels == "marlin" and weights.bits <= 8:
         return MARLIN[compute_capability]
     blackwell, hopper = compute_capability == "sm100", compute_capability == "sm90"
