@@ -4,8 +4,9 @@ From the published recipes for DeepSeek-R1 (github.com/ishandhanani/srt-slurm, g
 github.com/SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml, Apache-2.0; 2026-02 and 2026-03):
 
 - SGLang: memory fraction 0.85. Chunks of 32,768 tokens, of all attention ranks together; with seven prefill
-  workers 65,536. With data parallel attention in fp8 on B200 131,072 and 16 requests at once, since March 65,536
-  and 8. A prompt keeps its place until its KV has been sent, so that a rank with few places is idle meanwhile.
+  workers 65,536. With data parallel attention in fp8 on B200 131,072 and 16 requests at once, since March
+  65,536 and 8. A prompt keeps its place until its KV has been sent, so that a rank with few places is idle
+  meanwhile.
 - TensorRT-LLM: largest batches of the decode workers, which the names of the recipes state. In fp8 on B200,
   experts of workers with data parallel attention run DeepGEMM.
 
