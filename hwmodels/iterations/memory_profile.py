@@ -40,8 +40,8 @@ WORKSPACE_BYTES = 0.25 * GIB
 """What TensorRT-LLM's kernels and libraries take besides the activations."""
 
 FLASHINFER_BYTES_PER_LOGIT = 15.0
-"""Peak of the dummy sampling per logit where FlashInfer samples, which does not sort the logits: as from 0.17 on.
-FlashInfer issue 1180 shows 4.00 GiB for KV with it and 2.49 GiB without."""
+"""Peak of the dummy sampling per logit where FlashInfer samples, which does not sort the logits: assumed to
+be that of 0.17. FlashInfer issue 1180 shows 4.00 GiB for KV with it and 2.49 GiB without."""
 
 SGLANG_MIB_PER_TOKEN = 1.5
 """Activations per token of the largest chunk, as SGLang sets them aside."""

@@ -120,15 +120,9 @@ def kernel_family(
     """
     check_library(kernels)
     check_capability(compute_capability)
-    if kernels == "deepgemm":
-        if compute_capability != "sm100" or weights.name not in ("fp8_block", "mxfp8"):
-            raise ValueError(
-                "moe_backend=deepgemm: only priced for experts in fp8 by block on sm100 (B200); "
-                f"found {weights.name} on {compute_capability}; use auto"
-            )
-        return "deepgemm_fp8_block"
-    if kernels == "marlin" and weights.bits <= 8:
-        return MARLIN[compute_capability]
+    asked = asked_family(kernels, weights, compute_capability)
+    if asked is not None:
+        return asked
     blackwell, hopper = compute_capability == "sm100", compute_capability == "sm90"
     fp4 = "fp4" in device.peak_flops_per_s
     if weights.bits == 4 and weights.compute == "fp8" and blackwell:
@@ -154,3 +148,20 @@ def kernel_family(
     if hopper and kind == "fp8":
         return "cutlass_fp8_hopper"
     return "cutlass_fp8_block" if hopper and layer.ep_size > 1 else "triton_fp8"
+
+
+def asked_family(kernels: str, weights: WeightFormat, compute_capability: str) -> str | None:
+    """Returns the family of marlin or deepgemm; None: that of the library.
+
+    Raises ValueError for deepgemm where its times are not known.
+    """
+    if kernels == "marlin" and weights.bits <= 8:
+        return MARLIN[compute_capability]
+    if kernels != "deepgemm":
+        return None
+    if compute_capability != "sm100" or weights.name not in ("fp8_block", "mxfp8"):
+        raise ValueError(
+            "moe_backend=deepgemm: only priced for experts in fp8 by block on sm100 (B200); "
+            f"found {weights.name} on {compute_capability}; use auto"
+        )
+    return "deepgemm_fp8_block"

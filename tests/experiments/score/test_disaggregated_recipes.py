@@ -25,11 +25,12 @@ TRTLLM = {**PUBLISHED, "backend": "trtllm", "backend_version": "0.8.1.post2"}
 
 
 def test_sglang_has_few_places_with_data_parallel_attention():
-    """Of all ranks: a chunk and one request on each of the 8 since March, before that two of twice the size."""
+    """Since March a chunk and one request on each of the 8 ranks, before that twice as much."""
     pools = scenario_of({**SGLANG, **RANKS}, Spec()).pools
-    assert (pools["prefill"].engine.max_num_batched_tokens, pools["prefill"].engine.max_num_seqs) == (65_536, 8)
-    assert pools["decode"].engine.max_num_batched_tokens == 32_768
-    assert pools["decode"].engine.max_num_seqs > 100
+    prefill, decode = pools["prefill"].engine, pools["decode"].engine
+    assert (prefill.max_num_batched_tokens, prefill.max_num_seqs) == (65_536, 8)
+    assert decode.max_num_batched_tokens == 32_768
+    assert decode.max_num_seqs > 100
     before = side_recipe({**SGLANG, **RANKS, "measured_date": "2026-02-07"}, "prefill")
     assert before[:2] == (131_072, 16)
     assert side_recipe({**SGLANG, **RANKS, "weights": "nvfp4"}, "prefill")[:2] == (32_768, None)
