@@ -45,6 +45,8 @@ def interval_text(ratio: Interval | None) -> str:
 
 def _supported(ratio: Interval) -> Supported | None:
     """Returns the texts of a ratio, or of its difference from 1 in percent if it is close to 1."""
+    if ratio.is_exact:  # before 1 is subtracted, which leaves rounding errors
+        return None
     return supported(minus(ratio, 1.0), 100.0) if _close(ratio) else supported(ratio)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 from io import StringIO
@@ -27,7 +27,10 @@ COLUMNS = (
     "groups",
     "median_percent",
     "p90_percent",
+    "basis_groups",
 )
+OLD_COLUMNS = COLUMNS[:-1]
+"""Columns of a table of plain percentiles, each of which rests on its own groups."""
 RATIO = "throughput ratio"
 """Ratio of the throughputs of two configurations of one model, GPU and engine, in place of one throughput."""
 HELD_BACK = "TTFT p99 held back"
@@ -39,11 +42,13 @@ Whether more than 1 % of the requests wait depends on the seed and a few percent
 TRAFFIC = {
     "closed": ("TTFT", "TPOT", "E2E", "throughput", RATIO),
     "open": ("TTFT", "ITL", "E2E", "TTFT p99", HELD_BACK, "E2E p99"),
+    "burst": ("TTFT", "TPOT", "E2E", "throughput", "TTFT p99"),
 }
-"""Kind of traffic (closed: a fixed number of clients; open: arrivals at a rate) -> its figures."""
+"""Kind of traffic -> its figures. closed: a fixed number of clients; open: arrivals at a rate; burst: all
+requests together."""
 
 ARCHITECTURES = ("dense", "moe")
-ALL_GPUS = "*"
+ALL_GPUS = ALL_ENGINES = "*"
 
 
 class Level(Enum):
@@ -56,12 +61,12 @@ class Level(Enum):
 
 
 class ExpectedError(NamedTuple):
-    """Absolute percentage errors of one figure on one kind of runs."""
+    """Absolute percentage errors of one figure on one kind of runs that was never compared: a new group."""
 
     traffic: str
     figure: str
     engine: str
-    """Family of the engine, as `EngineProfile.family`."""
+    """Family of the engine, as `EngineProfile.family`, or `ALL_ENGINES`."""
     gpu: str
     """Name of the device, or `ALL_GPUS`."""
     architecture: str
@@ -70,11 +75,18 @@ class ExpectedError(NamedTuple):
     rows: int
     """Number of measured configurations."""
     groups: int
-    """Number of groups of them that were left out in turn."""
+    """Number of groups of them: a model on a GPU with one engine profile, from one source."""
     median_percent: float
-    """Error that half of the rows do not exceed."""
+    """Error that half of the rows of a new group do not exceed."""
     p90_percent: float
-    """Error that nine in ten rows do not exceed."""
+    """Error that nine in ten rows of a new group do not exceed."""
+    basis_groups: int = 0
+    """Number of groups whose band was widened to these errors, if `groups` are too few; 0: `groups`."""
+
+    @property
+    def is_widened(self) -> bool:
+        """True if the errors are those of more groups than the row's own."""
+        return self.basis_groups > self.groups
 
 
 @lru_cache(maxsize=1)
@@ -89,18 +101,21 @@ def written(rows: Iterable[ExpectedError]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in rows:
-        cells = [cell.value if isinstance(cell, Level) else cell for cell in row[:-2]]
-        writer.writerow([*cells, *(f"{value:.3g}" for value in row[-2:])])
+        percents = [f"{value:.3g}" for value in (row.median_percent, row.p90_percent)]
+        cells = [cell.value if isinstance(cell, Level) else cell for cell in row[:8]]
+        writer.writerow([*cells, *percents, row.basis_groups or row.groups])
     return out.getvalue()
 
 
 def read(text: str, path: Path) -> tuple[ExpectedError, ...]:
     """Parses a table. Raises ValueError with its path, line, column and value where it is wrong."""
     lines = list(csv.reader(StringIO(text)))
-    if not lines or tuple(lines[0]) != COLUMNS:
-        found = ",".join(lines[0]) if lines else ""
-        raise ValueError(f"{path}: line 1: columns {found}: must be {','.join(COLUMNS)}; {_REMEDY}")
-    rows = [_row(cells, f"{path}: line {number}") for number, cells in enumerate(lines[1:], start=2)]
+    columns = tuple(lines[0]) if lines else ()
+    if columns not in (COLUMNS, OLD_COLUMNS):
+        raise ValueError(
+            f"{path}: line 1: columns {','.join(columns)}: must be {','.join(COLUMNS)}; {_REMEDY}"
+        )
+    rows = [_row(columns, cells, f"{path}: line {i}") for i, cells in enumerate(lines[1:], start=2)]
     seen = set()
     for number, row in enumerate(rows, start=2):
         if (key := row[:6]) in seen:
@@ -112,10 +127,10 @@ def read(text: str, path: Path) -> tuple[ExpectedError, ...]:
 _REMEDY = "write the table again with windtunnel score --update-trust"
 
 
-def _row(cells: list[str], where: str) -> ExpectedError:
-    if len(cells) != len(COLUMNS):
-        raise ValueError(f"{where}: {len(cells)} cells: must be {len(COLUMNS)}; {_REMEDY}")
-    given = dict(zip(COLUMNS, cells, strict=True))
+def _row(columns: Sequence[str], cells: list[str], where: str) -> ExpectedError:
+    if len(cells) != len(columns):
+        raise ValueError(f"{where}: {len(cells)} cells: must be {len(columns)}; {_REMEDY}")
+    given = {"basis_groups": "0", **dict(zip(columns, cells, strict=True))}
     figures = TRAFFIC.get(given["traffic"], ())
     allowed = {
         "traffic": tuple(TRAFFIC),
@@ -132,6 +147,7 @@ def _row(cells: list[str], where: str) -> ExpectedError:
     median, p90 = (_number(given, column, where, least=0) for column in ("median_percent", "p90_percent"))
     if median > p90:
         raise ValueError(f"{where}: median_percent={median:g}: must be <= p90_percent={p90:g}; {_REMEDY}")
+    basis = int(_number(given, "basis_groups", where, least=0))
     return ExpectedError(
         given["traffic"],
         given["figure"],
@@ -143,6 +159,7 @@ def _row(cells: list[str], where: str) -> ExpectedError:
         int(counts[1]),
         median,
         p90,
+        0 if basis == int(counts[1]) else basis,
     )
 
 

@@ -65,7 +65,8 @@ def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
     """Returns a figure with its interval, times `factor`, rounded alike; None without an interval.
 
     Every table and sentence with an interval is rounded here. There are at most the digits of `number`, or
-    two of the half width, as the search or the seeds do not support more.
+    two of the half width, as the search or the seeds do not support more. A bound that is much further away
+    than the other one is rounded by its own distance: a factor of 75 is one of 0.5 to 11,000.
     """
     if math.isnan(interval.mean) or math.isnan(interval.low) or interval.is_exact:
         return None
@@ -76,10 +77,15 @@ def supported(interval: Interval, factor: float = 1.0) -> Supported | None:
     if not half_width > 0 or math.isinf(half_width):
         return None
     decimals = decimals_of(half_width)
-    while low > 0 and not rounded(low, decimals).strip("0.,"):  # a factor of 22 to 400 is not one of 0 to 400
-        decimals += 1
-    mean_, low_, high_, half_ = (rounded(value, decimals) for value in (mean, low, high, half_width))
-    return Supported(mean_, low_, high_, half_)
+    if low <= 0 or rounded(low, decimals).strip("0.,"):
+        mean_, low_, high_, half_ = (rounded(value, decimals) for value in (mean, low, high, half_width))
+        return Supported(mean_, low_, high_, half_)
+    nearer = of_low = decimals_of(max(mean - low, 0.1 * low))
+    while not rounded(low, of_low).strip("0.,"):  # a factor of 22 to 400 is not one of 0 to 400
+        of_low += 1
+    return Supported(
+        rounded(mean, nearer), rounded(low, of_low), rounded(high, decimals), rounded(half_width, decimals)
+    )
 
 
 def with_interval(interval: Interval, factor: float = 1.0) -> str:

@@ -18,18 +18,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.host import CudaGraphs
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory import plan_memory
-from hwmodels.iterations.memory_profile import MemoryProfile
-from hwmodels.model.model_spec import ModelSpec
-from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from hwmodels.devices.device import Device
 
 GIB, MIB = 2**30, 2**20
 KEYS = ("max_num_seqs", "max_num_batched_tokens", "max_capture_size")
@@ -209,6 +205,15 @@ def _kv_room(config: Mapping[str, Any], device: Device | None, chunk: int, graph
 
     `build` says what is wrong with a model, a device or a layout that cannot be built, or do not fit.
     """
+    # Here, as commands that only read settings import neither models nor numpy.
+    from hwmodels.devices.device import Device  # noqa: PLC0415
+    from hwmodels.devices.host import CudaGraphs  # noqa: PLC0415
+    from hwmodels.iterations.layout import ParallelLayout  # noqa: PLC0415
+    from hwmodels.iterations.memory import plan_memory  # noqa: PLC0415
+    from hwmodels.iterations.memory_profile import MemoryProfile  # noqa: PLC0415
+    from hwmodels.model.model_spec import ModelSpec  # noqa: PLC0415
+    from sim.settings.build import build  # noqa: PLC0415
+
     engine, sizes = config["engine"], [size.name for size in fields(ParallelLayout)]
     share = engine.get("gpu_memory_utilization")
     if "model" not in config or not isinstance(share, float | None):

@@ -20,12 +20,22 @@ from hwmodels.model.state_space import (
     Mamba2,
     ShortConvolution,
 )
-from hwmodels.trust.lookup import Place, errors_at
-from hwmodels.trust.table import ALL_GPUS, ARCHITECTURES, HELD_BACK, ExpectedError, Level, shipped
+from hwmodels.trust.lookup import Place, errors_at, is_compared
+from hwmodels.trust.table import (
+    ALL_ENGINES,
+    ALL_GPUS,
+    ARCHITECTURES,
+    HELD_BACK,
+    ExpectedError,
+    Level,
+    shipped,
+)
 from policies.core.policy_names import name_of
+from sim.report.wording import plural
 from sim.setup.pool import PoolSettings
-from sim.workload.arrivals import ClosedLoop
+from sim.workload.arrivals import AllAtOnce, ClosedLoop
 from sim.workload.base import Workload
+from sim.workload.synthetic import Synthetic
 
 PREFIX = "Expected error"
 """Beginning of the note."""
@@ -38,10 +48,18 @@ SCHEDULING = ("fcfs", "queue_order")
 STATE_SPACE = (BesideAttention, KimiDeltaAttention, LightningAttention, Mamba1, Mamba2, ShortConvolution)
 MODELS = {"dense": "dense models", "moe": "mixtures of experts"}
 SHOWN = {
-    "open": ("TTFT", "TTFT p99", "ITL", "E2E", "E2E p99"),
+    "open": ("TTFT", "ITL", "E2E", "TTFT p99", "E2E p99"),
     "closed": ("TTFT", "TPOT", "E2E", "throughput"),
+    "burst": ("TTFT", "TPOT", "E2E", "throughput", "TTFT p99"),
 }
 """Figures of the note by kind of traffic."""
+NEAREST = {
+    "open": ("open", "closed", "burst"),
+    "closed": ("closed", "burst", "open"),
+    "burst": ("burst", "closed", "open"),
+}
+"""Kinds of traffic of which the first one that was compared is shown, by the kind of a run."""
+RUNS = {"open": "open-loop run", "closed": "closed-loop run", "burst": "burst"}
 TAIL = "TTFT p99"
 LEAST_HELD_BACK, MOST_HELD_BACK = 0.001, 0.05
 """Shares of requests that waited for a sequence slot or KV memory between which `HELD_BACK` applies.
@@ -51,9 +69,22 @@ seed only it is 0.1 to 4 %. No measured run had a larger share.
 """
 
 
-def is_closed(workload: Workload) -> bool:
-    """Returns whether a fixed number of clients sends the requests."""
-    return isinstance(getattr(workload, "arrivals", None), ClosedLoop)
+def traffic_of(workload: Workload) -> str:
+    """Returns the kind of traffic of a workload, as `TRAFFIC` names it.
+
+    Independent requests that are all sent at 0 s, or by at least as many clients, are a burst. Sessions
+    that begin together are not: each of their requests waits for the last one, as in a closed loop.
+    """
+    while (inner := getattr(workload, "of", None)) is not None:
+        workload = inner
+    arrivals = getattr(workload, "arrivals", None)
+    if isinstance(arrivals, ClosedLoop):
+        requests = workload.num_requests if isinstance(workload, Synthetic) else None
+        is_burst = requests is not None and requests <= arrivals.num_users and not arrivals.ramp_up_s
+        return "burst" if is_burst else "closed"
+    if isinstance(arrivals, AllAtOnce):
+        return "closed" if hasattr(workload, "think_time_s") else "burst"
+    return "open"
 
 
 def tail_of(held_back_share: float | None) -> str | None:
@@ -74,11 +105,11 @@ def expected_error_note(pool: PoolSettings, workload: Workload, held_back_share:
     reason = unknown_because(pool)
     if reason:
         return f"{PREFIX}: unknown; {reason}."
-    errors = figures_of(pool, closed=is_closed(workload), tail=tail_of(held_back_share))
+    errors = figures_of(pool, traffic_of(workload), tail_of(held_back_share))
     texts = [f"{_figures(rows)} ({_basis(pool, rows)})" for rows in errors]
     lacks = never_compared(pool)
     more = f" Never compared: {', '.join(lacks)}." if lacks else ""
-    tail = _tail_note(pool, errors[0], held_back_share)
+    tail = _tail_note(pool, {name: row for rows in errors for name, row in rows.items()}, held_back_share)
     return f"{PREFIX} (half of the cases / nine in ten are within): {'; '.join(texts)}.{tail}{more}"
 
 
@@ -88,7 +119,7 @@ def expected_errors_json(
     """Returns the expected errors for summary.json; `unknown` is the reason if there are none."""
     reason = unknown_because(pool)
     tail = tail_of(held_back_share)
-    errors = [] if reason else figures_of(pool, closed=is_closed(workload), tail=tail)
+    errors = [] if reason else figures_of(pool, traffic_of(workload), tail)
     return {
         "unknown": reason or None,
         "never_compared": never_compared(pool),
@@ -99,10 +130,11 @@ def expected_errors_json(
                 "level": row.level.value,
                 "traffic": row.traffic,
                 "gpu": None if row.gpu == ALL_GPUS else row.gpu,
-                "engine": row.engine,
+                "engine": None if row.engine == ALL_ENGINES else row.engine,
                 "architecture": row.architecture,
                 "rows": row.rows,
                 "groups": row.groups,
+                "basis_groups": row.basis_groups or row.groups,
             }
             for rows in errors
             for figure, row in rows.items()
@@ -136,7 +168,7 @@ def unknown_because(pool: PoolSettings) -> str:
     if pool.calibration.measured_on is None:
         return f"neither {pool.hardware.name} nor a relative of it was ever measured"
     place = place_of(pool)
-    if not any(errors_at(shipped(), place, traffic) for traffic in SHOWN):
+    if not is_compared(shipped(), place):
         models, engine = MODELS[place.architecture], ENGINES.get(place.engine, place.engine)
         return f"{models} with {engine} were never compared with measurements"
     return ""
@@ -175,26 +207,36 @@ def kinds_never_compared(model: ModelSpec) -> list[str]:
 
 
 def figures_of(
-    pool: PoolSettings, *, closed: bool, tail: str | None = TAIL
+    pool: PoolSettings, traffic: str, tail: str | None = TAIL
 ) -> list[Mapping[str, ExpectedError]]:
-    """Returns the rows of the figures that a run prints, by source: those of its own kind of traffic first.
+    """Returns the rows of the figures that a run prints, by what they rest on.
 
-    Throughput was measured at a fixed number of clients only. tail: see `tail_of`.
+    traffic: the kind of the run, whose rows come first; those of another kind take their place if there are
+    none. The throughput of an open loop is that of closed ones. tail: see `tail_of`.
     """
     place = place_of(pool)
-    by_traffic = {traffic: _shown(place, traffic, tail) for traffic in SHOWN}
-    own = by_traffic["closed" if closed else "open"]
-    if closed or not own:
-        return [by_traffic["closed"] or own or by_traffic["open"]]
-    rest = {name: row for name, row in by_traffic["closed"].items() if name == "throughput"}
-    return [own, rest] if rest else [own]
+    by_traffic = {kind: _shown(place, kind, tail) for kind in SHOWN}
+    rows = next((by_traffic[kind] for kind in NEAREST[traffic] if by_traffic[kind]), {})
+    if traffic == "open" and "throughput" not in rows and "throughput" in by_traffic["closed"]:
+        rows = {**rows, "throughput": by_traffic["closed"]["throughput"]}
+    found: dict[tuple[str, str, str], dict[str, ExpectedError]] = {}
+    for name, row in rows.items():
+        found.setdefault((row.traffic, row.engine, row.gpu), {})[name] = row
+    return list(found.values())
 
 
 def _shown(place: Place, traffic: str, tail: str | None) -> dict[str, ExpectedError]:
-    """Returns the rows of the figures in `SHOWN`; the row of the figure `tail` is that of the TTFT p99."""
-    rows = errors_at(shipped(), place, traffic).items()
-    kept = {TAIL if name == tail else name: row for name, row in rows if name != TAIL or name == tail}
-    return {name: row for name, row in kept.items() if name in SHOWN[traffic]}
+    """Returns the rows of the figures in `SHOWN`; the row of the figure `tail` is that of the TTFT p99.
+
+    In a burst most requests wait, so its TTFT p99 is always `TAIL`.
+    """
+    tail = TAIL if traffic == "burst" else tail
+    rows = errors_at(shipped(), place, traffic)
+    if tail in rows:
+        rows[TAIL] = rows[tail]
+    elif tail != TAIL:
+        rows.pop(TAIL, None)
+    return {name: rows[name] for name in SHOWN[traffic] if name in rows}
 
 
 def _tail_note(pool: PoolSettings, rows: Mapping[str, ExpectedError], share: float | None) -> str:
@@ -203,7 +245,7 @@ def _tail_note(pool: PoolSettings, rows: Mapping[str, ExpectedError], share: flo
     Empty if few waited, and if the rows are of a kind of traffic without a TTFT p99.
     """
     tail = tail_of(share)
-    if share is None or tail == TAIL or next(iter(rows.values())).traffic != "open":
+    if share is None or tail == TAIL or all(row.traffic != "open" for row in rows.values()):
         return ""
     waited = f"{100 * share:.2g} % of the requests waited for a sequence slot or KV memory"
     if tail is None:
@@ -238,15 +280,24 @@ def _percent(value: float) -> str:
 
 
 def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
-    """Returns the rows behind the figures: 93 configurations of dense models on H100 SXM with vLLM."""
+    """Returns the rows behind the figures: 93 closed-loop runs in 3 groups of dense models with vLLM."""
     row = max(rows.values(), key=lambda one: one.rows)
-    kind = "open-loop runs" if row.traffic == "open" else "configurations"
-    what = f"{row.rows:,} {kind} of {MODELS[row.architecture]} with {ENGINES.get(row.engine, row.engine)}"
+    own = place_of(pool).engine
+    engine = ENGINES.get(row.engine, row.engine)
+    if row.engine == ALL_ENGINES:
+        engine = f"all engines and GPUs, as such runs of {ENGINES.get(own, own)} were not compared"
+    what = (
+        f"{plural(row.rows, RUNS[row.traffic])} in {plural(row.groups, 'group')} of "
+        f"{MODELS[row.architecture]} with {engine}"
+    )
+    wider = f"; too few groups, so not narrower than for {row.basis_groups} groups" if row.is_widened else ""
     if row.level is Level.relative:
         return (
-            f"{pool.hardware.name} was never measured: {what} on {row.groups} measured GPUs, each simulated "
-            "as if it had not been measured"
+            f"{pool.hardware.name} was never measured: {what}, on GPUs that were simulated without "
+            f"measurements of their own{wider}"
         )
+    if row.engine == ALL_ENGINES:
+        return f"measured: {what}{wider}"
     if row.gpu == ALL_GPUS:
-        return f"measured on other GPUs than {pool.hardware.name}: {what}"
-    return f"measured: {what} on {row.gpu}"
+        return f"measured on other GPUs than {pool.hardware.name}: {what}{wider}"
+    return f"measured: {what} on {row.gpu}{wider}"

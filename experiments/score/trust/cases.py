@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import modes, runs, silicon
+from experiments.score import modes, public, runs, silicon
 from experiments.score.engine_versions import engine_of
 from experiments.score.physical import impossible_rows
 from experiments.score.table import chosen_rows, read_table
 from experiments.score.trust.constants import values_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
-from hwmodels.trust.table import HELD_BACK
+from hwmodels.trust.table import HELD_BACK, Level
 from sim.settings.errors import ConfigError
 from sim.setup.expected_errors import TAIL, tail_of
 from sim.setup.scenario import Scenario
@@ -24,14 +24,16 @@ from sim.workload.distributions import Fixed
 
 
 class Source(NamedTuple):
-    """One table of the folder of measurements."""
+    """One table of measurements."""
 
     file: str
+    """Its path in the folder of measurements, or an absolute one."""
     columns: tuple[str, ...]
     positive: tuple[str, ...]
     metrics: tuple[str, ...]
     """Simulated figures, as `figures_of` names them."""
-    traffic: str
+    traffic_of: Callable[[Mapping[str, Any]], str]
+    """Returns the kind of traffic of a row."""
     scenario_of: Callable[[dict[str, Any], LatencyLevel], Scenario]
     figures_of: Callable[[Scenario], dict[str, float]]
     profile_of: Callable[[Mapping[str, Any]], str]
@@ -41,9 +43,11 @@ class Source(NamedTuple):
     predicted: Callable[[Mapping[str, Any], Mapping[str, float]], dict[str, float]]
     """Returns figure -> predicted value, from the row and its simulated figures."""
     fitted: tuple[str, ...]
-    """Figures that the constants are fitted to."""
+    """Figures that the constants are fitted to; empty: the rows are predicted with the shipped constants."""
     left_out: tuple[str, ...]
     """Attributes of `Case` that a group shares: its rows are left out together."""
+    checked: Callable[[pd.DataFrame, Path], pd.DataFrame] = lambda table, path: table
+    """Checks and completes the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +66,24 @@ class Case:
     values: dict[str, float]
     """The constants of its engine profile and its GPU."""
     overlapped: bool
+    traffic: str = "closed"
+    level: Level = Level.measured
+    """Level at which it is simulated with its own calibration."""
+
+    @property
+    def origin(self) -> str:
+        """The table, or the source of a public row."""
+        return str(self.row["source"]) if self.table == "public" else self.table
+
+    @property
+    def is_for_testing(self) -> bool:
+        """True for a row that only checks the bands and never determines one."""
+        return self.row.get("part") == "test"
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """The group of the row's errors: a model on a GPU with one engine profile, from one source."""
+        return self.origin, self.profile, self.model, self.gpu
 
     @property
     def key(self) -> str:
@@ -116,13 +138,34 @@ def _open_predicted(row: Mapping[str, Any], figures: Mapping[str, float]) -> dic
     return {name: value for name, value in _open(row, figures).items() if name not in other_tails}
 
 
+PUBLIC = {
+    "closed": {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "E2E": "e2e_ms", "throughput": "tokens_per_s"},
+    "open": {"TTFT": "ttft_ms", "ITL": "tpot_ms", "E2E": "e2e_ms"},
+}
+PUBLIC["burst"] = PUBLIC["closed"] | {TAIL: "ttft_p99_ms"}
+"""Kind of traffic -> figure -> compared quantity of a public row. An open loop's mean TPOT is its ITL."""
+
+
+def _public_traffic(row: Mapping[str, Any]) -> str:
+    return {"closed_loop": "closed", "all_at_once": "burst"}.get(row["arrivals"], "open")
+
+
+def _public(row: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, float]:
+    """Returns the figures of a public row, in the statistics that the row states."""
+    columns = {
+        figure: public.stated(dict(row), public.STATED.get(name, (name,)))
+        for figure, name in PUBLIC[_public_traffic(row)].items()
+    }
+    return {figure: figures[name] for figure, name in columns.items() if pd.notna(row.get(name))}
+
+
 SOURCES = {
     "silicon": Source(
         file="silicon/silicon_e2e.csv.gz",
         columns=(*silicon.COLUMNS, "ttft_ms", "tpot_ms"),
         positive=silicon.POSITIVE,
         metrics=modes.METRICS,
-        traffic="closed",
+        traffic_of=lambda row: "closed",
         scenario_of=modes.scenario_of,
         figures_of=modes.figures_of,
         profile_of=lambda row: engine_of(dict(row)),
@@ -136,7 +179,7 @@ SOURCES = {
         columns=(*runs.COLUMNS, *runs.METRICS),
         positive=runs.POSITIVE,
         metrics=(*runs.METRICS, runs.HELD_BACK_SHARE),
-        traffic="open",
+        traffic_of=lambda row: "open",
         scenario_of=runs.scenario_of,
         figures_of=runs.figures_of,
         profile_of=lambda row: engine_of({"backend": "vllm", "backend_version": row.get("vllm")}),
@@ -145,8 +188,23 @@ SOURCES = {
         fitted=("TTFT", "ITL"),
         left_out=("model",),
     ),
+    "public": Source(
+        file=str(Path(public.__file__).with_name("data") / "public_rows.csv"),
+        columns=public.COLUMNS,
+        positive=public.POSITIVE,
+        metrics=public.MEASURED,
+        traffic_of=_public_traffic,
+        scenario_of=public.scenario_of,
+        figures_of=public.figures_of,
+        profile_of=lambda row: public.profile_of(dict(row)),
+        measured=lambda row: _public(row, row),
+        predicted=_public,
+        fitted=(),
+        left_out=("model", "gpu"),
+        checked=public.checked,
+    ),
 }
-"""Tables of the folder, as `kind=` names them."""
+"""Tables, as `kind=` names them: of the folder, and the public rows that the project ships with."""
 
 
 def read_cases(folder: Path, where: str | None = None) -> list[Case]:
@@ -160,8 +218,7 @@ def read_cases(folder: Path, where: str | None = None) -> list[Case]:
     for name, source in SOURCES.items():
         path = folder / source.file
         table = read_table(path, source.columns, source.positive)
-        if "core" in table:
-            table = table[table["core"]]
+        table = source.checked(table[table["core"]] if "core" in table else table, path)
         if where is not None:
             try:
                 table = chosen_rows(table, where)
@@ -188,7 +245,8 @@ def _cases(table: str, row: dict[str, Any]) -> Iterator[Case]:
         scenario = source.scenario_of(row, Calibrated())
     except (NotSimulatedError, ValueError):
         return
-    if scenario.engine.family is None:
+    measured_on = scenario.calibration.measured_on
+    if scenario.engine.family is None or measured_on is None:
         return
     yield Case(
         table=table,
@@ -201,4 +259,6 @@ def _cases(table: str, row: dict[str, Any]) -> Iterator[Case]:
         architecture="moe" if scenario.model.has_experts else "dense",
         values=values_of(scenario),
         overlapped=scenario.engine.host.overlapped,
+        traffic=source.traffic_of(row),
+        level=Level.measured if measured_on == scenario.hardware.name else Level.relative,
     )

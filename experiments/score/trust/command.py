@@ -14,19 +14,23 @@ from experiments.app.output_file import file_errors_reported
 from experiments.app.run_folder import print_path
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.score.prediction_file import PredictionFile
+from experiments.score.trust.bands import FAMILY, FEW
 from experiments.score.trust.cases import SOURCES, Case, read_cases
 from experiments.score.trust.left_out import (
     Fitted,
     Outcome,
     Rows,
+    cell_of,
     expected_errors,
     left_out_tasks,
     num_rows,
     outcomes,
+    ratios,
     repeated_tasks,
     rows_of,
     slope_tasks,
     to_fit,
+    tree_of,
 )
 from experiments.score.trust.predictions import Predictions, Task, columns
 from experiments.study.progress import lasting_progress
@@ -119,22 +123,66 @@ def print_outcome(found: Sequence[Outcome], rows: Rows, console: Console) -> Non
     """Prints the errors of left-out rows over all engines and GPUs, and the constants fitted to all rows."""
     console.print("Absolute percentage errors of rows that were left out of the fit (median / p90, bias)")
     print_tables([error_lines(found)], console)
+    console.print(
+        "Percentage within the bands (median / p90) of all other groups: of all rows, mean of the groups"
+    )
+    print_tables([coverage_lines(found)], console)
     console.print("Constants fitted to all rows, and those of the engine profiles and calibrations")
     print_tables([constant_lines(rows.fit(lambda case: False), rows.cases)], console)
 
 
 def error_lines(found: Iterable[Outcome]) -> list[list[str]]:
-    """Returns the errors by traffic, level, architecture and figure; the heading first."""
+    """Returns the errors of left-out rows by traffic, level, architecture and figure; the heading first.
+
+    Public rows are not among them: `kind=public` prints their errors.
+    """
     cells: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for one in found:
-        traffic = SOURCES[one.case.table].traffic
-        cells[traffic, one.level.value, one.case.architecture, one.figure].append(one)
+        if SOURCES[one.case.table].fitted:
+            cells[one.case.traffic, one.level.value, one.case.architecture, one.figure].append(one)
     lines = [["traffic", "GPU", "architecture", "figure", "rows", "median", "p90", "bias"]]
     for key, own in sorted(cells.items()):
         errors = np.array([one.error_percent for one in own])
         median, p90 = np.percentile(np.abs(errors), [50, 90])
         lines.append([*key, f"{num_rows(own):,}", f"{median:.1f}", f"{p90:.1f}", f"{np.median(errors):+.1f}"])
     return lines
+
+
+def coverage_lines(found: Sequence[Outcome]) -> list[list[str]]:
+    """Returns the coverage of left-out groups by traffic, figure, level, kind of model and engine.
+
+    Only cells of at least `FEW` groups have a line. The rows for testing are compared with the bands of all
+    others. The heading is first.
+    """
+    together = [*found, *ratios(found)]
+    tree = tree_of(together)
+    tests: dict[tuple[str, ...], list[tuple[bool, bool]]] = defaultdict(list)
+    for one in together:
+        band = tree.band(cell_of(one)) if one.case.is_for_testing else None
+        if band is not None:
+            error = abs(one.error_percent)
+            for depth in (FAMILY, FAMILY + 1):
+                tests[cell_of(one)[:depth]].append((error <= band.median_percent, error <= band.p90_percent))
+    lines = [
+        ["traffic", "figure", "GPU", "models", "engine", "groups", "rows", "by row", "by group", "tests"]
+    ]
+    for cell in sorted(tree.cells):
+        if not FAMILY <= len(cell) <= FAMILY + 1 or tree.groups(cell) < FEW:
+            continue
+        inside = tree.coverage(cell)
+        if inside is None:
+            continue
+        own = np.array(tests[cell])
+        tested = f"{_shares(own.mean(axis=0))} of {len(own)}" if len(own) else ""
+        counts = [f"{inside.groups:,}", f"{inside.rows:,}"]
+        _, level, figure, models, engine = (*cell, table.ALL_ENGINES)[:5]
+        shares = [_shares(inside.of_rows), _shares(inside.of_groups), tested]
+        lines.append([*figure.split("/"), level, models, engine, *counts, *shares])
+    return lines
+
+
+def _shares(pair: Sequence[float]) -> str:
+    return " / ".join(f"{100 * share:.0f}" for share in pair)
 
 
 def constant_lines(fitted: Fitted, cases: Iterable[Case]) -> list[list[str]]:

@@ -2,7 +2,8 @@
 
 A group of a closed-loop table is a model on a GPU; of open-loop runs, a model. Rows of the same model and GPU
 in the other table are left out as well. For the errors of a GPU that was never measured, all rows on a GPU
-are left out, and it is simulated with the calibration of its relative.
+are left out, and it is simulated with the calibration of its relative. Public rows never determine a
+constant, so they are predicted with the shipped ones; those for testing only check the bands.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.score.trust.bands import FAMILY, Cell, RowError, Tree
 from experiments.score.trust.cases import SOURCES, Case
 from experiments.score.trust.constants import ENGINE, KINDS, steps
 from experiments.score.trust.predictions import Predictions, Task
 from hwmodels.fitting.host import Constant, Response, fit_constants
-from hwmodels.trust.table import ALL_GPUS, HELD_BACK, RATIO, TRAFFIC, ExpectedError, Level
+from hwmodels.trust.table import (
+    ALL_ENGINES,
+    ALL_GPUS,
+    HELD_BACK,
+    RATIO,
+    TRAFFIC,
+    ExpectedError,
+    Level,
+)
 
-FITTED_ROWS = {"silicon": 5, "experiments": 1}
+FITTED_ROWS = {"silicon": 5, "experiments": 1, "public": 0}
 """By table, the number of rows of each cell (a profile, a model, a GPU) that constants are fitted to."""
 
 PREDICTED_ROWS = 20
@@ -101,16 +111,12 @@ def _sampled(cases: Iterable[Case], most: Callable[[str], int]) -> list[Case]:
     """Returns some rows of each cell, the same ones every time. most: rows of a cell, by table."""
     cells: dict[tuple[str, ...], list[Case]] = defaultdict(list)
     for case in cases:
-        cells[_cell(case)].append(case)
+        cells[case.kind].append(case)
     return [
         case
         for own in cells.values()
         for case in sorted(own, key=lambda one: zlib.crc32(one.key.encode()))[: most(own[0].table)]
     ]
-
-
-def _cell(case: Case) -> tuple[str, ...]:
-    return case.table, case.profile, case.model, case.gpu
 
 
 def slope_tasks(cases: Iterable[Case]) -> list[Task]:
@@ -145,7 +151,7 @@ def rows_of(cases: Sequence[Case], predictions: Predictions) -> Rows:
                 lines.append((case, figure, base[figure], at, own[0], own[1], measured[figure]))
     counts: dict[tuple[str, ...], int] = defaultdict(int)
     for case in {id(line[0]): line[0] for line in lines}.values():
-        counts[_cell(case)] += 1
+        counts[case.kind] += 1
     of_case, figure_, base_, at_, above_, below_, measured_ = zip(*lines, strict=True)
     return Rows(
         cases=of_case,
@@ -156,7 +162,7 @@ def rows_of(cases: Sequence[Case], predictions: Predictions) -> Rows:
         measured=np.array(measured_),
         weights=np.array(
             [
-                INDEPENDENT_ROWS / counts[_cell(case)] / SPREAD[figure] ** 2
+                INDEPENDENT_ROWS / counts[case.kind] / SPREAD[figure] ** 2
                 for case, figure in zip(of_case, figure_, strict=True)
             ]
         ),
@@ -204,11 +210,14 @@ def left_out_tasks(cases: Iterable[Case], rows: Rows) -> Iterator[tuple[Task, Le
     by_group: dict[tuple[str, ...], Fitted] = {}
     by_gpu: dict[str, Fitted] = {}
     for case in to_predict(cases):
+        if not SOURCES[case.table].fitted:
+            yield Task(case=case, values={}), case.level
+            continue
         group = case.group
         if group not in by_group:
             by_group[group] = rows.fit(partial(_is_in_group, group))
         yield Task(case=case, values=own_values(case, by_group[group])), Level.measured
-        if SOURCES[case.table].traffic != "closed":
+        if case.traffic != "closed":
             continue
         if case.gpu not in by_gpu:
             by_gpu[case.gpu] = rows.fit(partial(_is_on_gpu, case.gpu))
@@ -251,8 +260,8 @@ def ratios(found: Iterable[Outcome]) -> Iterator[Outcome]:
     """
     cells: dict[tuple[Any, ...], list[Outcome]] = defaultdict(list)
     for one in found:
-        if one.figure == "throughput":
-            cells[(*_cell(one.case), one.level)].append(one)
+        if (one.figure, one.case.traffic) == ("throughput", "closed"):
+            cells[(*one.case.kind, one.level)].append(one)
     for own in cells.values():
         own.sort(key=lambda one: zlib.crc32(one.case.key.encode()))
         for one, other in pairwise(own):
@@ -260,20 +269,52 @@ def ratios(found: Iterable[Outcome]) -> Iterator[Outcome]:
             yield one._replace(figure=RATIO, error_percent=100 * (ratio - 1))
 
 
+def tree_of(found: Iterable[Outcome]) -> Tree:
+    """Returns the errors by figure and traffic, kind of model, engine and GPU, but those for testing."""
+    return Tree(
+        RowError(cell_of(one), one.case.kind, one.case.key, one.error_percent)
+        for one in found
+        if not one.case.is_for_testing
+    )
+
+
+def cell_of(one: Outcome) -> Cell:
+    """Returns the innermost cell of an error; a GPU of level `relative` has none of its own.
+
+    Outermost is the quantity, then the level, then its figure in a kind of traffic: `FAMILY` cells in all.
+    """
+    case = one.case
+    quantity = "TPOT" if one.figure == "ITL" else one.figure
+    figure = f"{case.traffic}/{one.figure}"
+    gpu = (case.device,) if one.level is Level.measured else ()
+    return quantity, one.level.value, figure, case.architecture, case.family, *gpu
+
+
 def expected_errors(found: Sequence[Outcome]) -> list[ExpectedError]:
-    """Returns the table: by GPU where its operators are measured, and over all GPUs."""
-    cells: dict[tuple[Any, ...], list[Outcome]] = defaultdict(list)
-    for one in (*found, *ratios(found)):
-        traffic = SOURCES[one.case.table].traffic
-        gpus = (one.case.device, ALL_GPUS) if one.level is Level.measured else (ALL_GPUS,)
-        for gpu in gpus:
-            key = (traffic, one.figure, one.case.family, gpu, one.case.architecture, one.level)
-            cells[key].append(one)
-    rows = []
-    for key, own in cells.items():
-        median, p90 = np.percentile([abs(one.error_percent) for one in own], [50, 90])
-        groups = {one.case.gpu if key[-1] is Level.relative else one.case.group for one in own}
-        rows.append(ExpectedError(*key, num_rows(own), len(groups), float(median), float(p90)))
+    """Returns the table: of all engines, of each, and of each by GPU where its operators are measured."""
+    tree, rows = tree_of([*found, *ratios(found)]), []
+    for cell in tree.cells:
+        band = tree.band(cell)
+        if len(cell) < FAMILY or band is None:
+            continue
+        _, level, figure, architecture, *own = cell
+        engine, gpu = (*own, *(ALL_ENGINES, ALL_GPUS)[len(own) :])
+        traffic, figure = figure.split("/")
+        rows.append(
+            ExpectedError(
+                traffic,
+                figure,
+                engine,
+                gpu,
+                architecture,
+                Level(level),
+                band.rows,
+                band.groups,
+                band.median_percent,
+                band.p90_percent,
+                0 if band.basis_groups == band.groups else band.basis_groups,
+            )
+        )
     return sorted(rows, key=_order)
 
 

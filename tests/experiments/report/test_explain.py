@@ -89,7 +89,8 @@ def test_a_missed_term_says_by_how_much_and_what_dominated(pressed, explain):
 
 def test_a_disaggregated_life_tells_both_replicas_and_the_hand_over_between(tmp_path, explain):
     """The whole KV is copied at the end, and arrives while another iteration is under way."""
-    slow = ("kv_transfer.transfer=at_end", "workload.num_requests=20", "workload.arrivals.rate_per_s=10")
+    sent_whole = ("kv_transfer.transfer=at_end", "kv_transfer.first_token_at=prefill")
+    slow = (*sent_whole, "workload.num_requests=20", "workload.arrivals.rate_per_s=10")
     requests = simulate(tmp_path, "pools=disaggregated", *slow)
     request_id = requests.index[requests["kv_transfer_s"] > 0][5]
     mine = requests.loc[request_id]

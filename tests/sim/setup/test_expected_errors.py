@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hwmodels.trust.table import ALL_GPUS, HELD_BACK, ExpectedError, Level
+from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, ExpectedError, Level
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.scenario import build_scenario
@@ -17,8 +17,10 @@ from sim.setup.expected_errors import (
     figures_of,
     never_compared,
     tail_of,
+    traffic_of,
     unknown_because,
 )
+from sim.workload.marked import WithCallers
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
@@ -55,14 +57,81 @@ def note(*overrides, held_back_share=None):
 def test_measured_gpu_has_the_figures_of_its_own_kind_of_traffic():
     assert note("workload=poisson") == (
         "Expected error (half of the cases / nine in ten are within): TTFT 8 / 22 %, ITL 3.5 / 9 % "
-        "(measured: 93 open-loop runs of dense models with vLLM on H100 SXM); throughput 6 / 16 % "
-        "(measured: 93 configurations of dense models with vLLM on H100 SXM)."
+        "(measured: 93 open-loop runs in 3 groups of dense models with vLLM on H100 SXM); throughput 6 / "
+        "16 % (measured: 93 closed-loop runs in 3 groups of dense models with vLLM on H100 SXM)."
     )
     closed = ("workload=closed_loop",)
     assert note(*closed) == (
         "Expected error (half of the cases / nine in ten are within): TTFT 18 / 55 %, TPOT 5.2 / 14 %, "
-        "throughput 6 / 16 % (measured: 93 configurations of dense models with vLLM on H100 SXM)."
+        "throughput 6 / 16 % (measured: 93 closed-loop runs in 3 groups of dense models with vLLM on H100 "
+        "SXM)."
     )
+
+
+BURST = rows("burst", "H100 SXM", Level.measured, TTFT=(30.0, 70.0), TPOT=(20.0, 50.0))
+ONCE = ("workload/arrivals=all_at_once", "workload.num_requests=40")
+CLIENTS = ("workload/arrivals=max_concurrency", "workload.arrivals.num_users=40")
+RAMP = "workload.arrivals.ramp_up_s=5"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "traffic"),
+    [
+        (("workload=poisson",), "open"),
+        (("workload=synthetic", *ONCE), "burst"),
+        (("workload=offline_batch",), "burst"),
+        (("workload=synthetic", *CLIENTS, "workload.num_requests=40"), "burst"),
+        (("workload=synthetic", *CLIENTS, "workload.num_requests=41"), "closed"),
+        (
+            ("workload=synthetic", *CLIENTS, "workload.num_requests=40", "workload.arrivals.ramp_up_s=5"),
+            "closed",
+        ),
+        (("workload=closed_loop",), "closed"),
+        (("workload=conversation",), "open"),
+        (("workload=conversation", "workload/arrivals=all_at_once"), "closed"),
+    ],
+)
+def test_kind_of_traffic_of_a_workload(overrides, traffic):
+    assert traffic_of(scenario_of(*overrides).workload) == traffic
+
+
+@pytest.mark.parametrize("choice", ["poisson", "offline_batch", "closed_loop"])
+def test_marks_on_requests_do_not_change_their_kind_of_traffic(choice):
+    workload = scenario_of(f"workload={choice}").workload
+    assert traffic_of(WithCallers(of=workload, tenants={"a": 1.0})) == traffic_of(workload)
+
+
+def test_burst_has_the_errors_of_bursts_and_of_closed_loops_if_no_burst_was_compared(monkeypatch):
+    words = ("workload=synthetic", *ONCE)
+    assert "TPOT 5.2 / 14 %" in note(*words)
+    assert "93 closed-loop runs" in note(*words)
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *BURST))
+    assert note(*words, held_back_share=0.9) == (
+        "Expected error (half of the cases / nine in ten are within): TTFT 30 / 70 %, TPOT 20 / 50 % "
+        "(measured: 93 bursts in 3 groups of dense models with vLLM on H100 SXM)."
+    )
+    scenario = scenario_of(*words)
+    found = expected_errors_json(scenario, scenario.workload)["figures"]
+    assert {name: row["traffic"] for name, row in found.items()} == {"TTFT": "burst", "TPOT": "burst"}
+
+
+def test_few_groups_and_other_engines_are_named(monkeypatch):
+    few = [row._replace(groups=1, rows=20, basis_groups=12) for row in BURST]
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *few))
+    assert note("workload=offline_batch").endswith(
+        "(measured: 20 bursts in 1 group of dense models with vLLM on H100 SXM; too few groups, so not "
+        "narrower than for 12 groups)."
+    )
+    of_all = [row._replace(engine=ALL_ENGINES, gpu=ALL_GPUS) for row in BURST]
+    sglang = TABLE[0]._replace(engine="sglang")
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (sglang, *of_all))
+    words = ("workload=offline_batch", "engine=sglang")
+    assert note(*words).endswith(
+        "(measured: 93 bursts in 3 groups of dense models with all engines and GPUs, as such runs of SGLang "
+        "were not compared)."
+    )
+    scenario = scenario_of(*words)
+    assert expected_errors_json(scenario, scenario.workload)["figures"]["TTFT"]["engine"] is None
 
 
 OPEN = {"ITL": (3.5, 9.0), "TTFT p99": (14.0, 25.0)}
@@ -125,15 +194,15 @@ def test_figure_of_a_tail_follows_from_the_share_held_back(share, figure):
 
 def test_gpu_without_rows_of_engines_has_the_figures_of_other_gpus():
     assert note("hardware=a100_80gb_sxm").endswith(
-        "TTFT 20 / 60 %, TPOT 6 / 18 % (measured on other GPUs than A100 80GB SXM: 93 configurations of "
-        "dense models with vLLM)."
+        "TTFT 20 / 60 %, TPOT 6 / 18 % (measured on other GPUs than A100 80GB SXM: 93 closed-loop runs in "
+        "3 groups of dense models with vLLM)."
     )
 
 
 def test_relative_of_a_measured_gpu_says_that_it_was_never_measured():
     assert note("hardware=l40s").endswith(
-        "TTFT 30 / 80 %, TPOT 9 / 35 % (L40S was never measured: 93 configurations of dense models with "
-        "vLLM on 3 measured GPUs, each simulated as if it had not been measured)."
+        "TTFT 30 / 80 %, TPOT 9 / 35 % (L40S was never measured: 93 closed-loop runs in 3 groups of dense "
+        "models with vLLM, on GPUs that were simulated without measurements of their own)."
     )
 
 
@@ -199,7 +268,7 @@ def test_json_has_the_rows_of_every_figure():
 
 def test_engine_that_was_compared_in_an_open_loop_only_shows_these_figures(monkeypatch):
     monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE[3:5])
-    assert [list(rows) for rows in figures_of(scenario_of(), closed=True)] == [["TTFT", "ITL"]]
+    assert [list(rows) for rows in figures_of(scenario_of(), "closed")] == [["TTFT", "ITL"]]
 
 
 def test_summary_of_a_run_has_the_note_and_the_figures():

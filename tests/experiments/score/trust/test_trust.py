@@ -13,6 +13,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.score.trust import cases as cases_module
 from experiments.score.trust.cases import Case
+from experiments.score.trust.command import coverage_lines
 from experiments.score.trust.constants import KINDS, NAMES, steps, values_of, with_values
 from experiments.score.trust.left_out import (
     HELD_BACK_RUNS,
@@ -29,7 +30,7 @@ from experiments.score.trust.left_out import (
 )
 from experiments.score.trust.predictions import Predictions, Task
 from experiments.study.presets import base_scenario
-from hwmodels.trust.table import ALL_GPUS, HELD_BACK, Level, read
+from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, Level, read
 
 SHIPPED = {
     "iteration_s": 600e-6,
@@ -161,8 +162,13 @@ def test_table_follows_from_the_errors():
     ]
     table = {(row.gpu, row.figure): row for row in expected_errors(found)}
     whole, own = table[ALL_GPUS, "TPOT"], table["h100_sxm", "TPOT"]
-    assert (whole.rows, whole.groups, whole.median_percent, whole.p90_percent) == (4, 2, 25.0, 37.0)
-    assert (own.rows, own.groups, own.median_percent) == (2, 1, 15.0)
+    assert (whole.rows, whole.groups, whole.median_percent, whole.is_widened) == (4, 2, 25.0, False)
+    assert (own.rows, own.groups, own.basis_groups) == (2, 1, 2)
+    assert own.is_widened
+    assert own[8:10] == whole[8:10]  # its errors of 10 and 20 % are one group's
+    assert whole.p90_percent > 40.0  # a third group may be worse than two are
+    bad = table["h200_sxm", "TPOT"]
+    assert bad.median_percent > whole.median_percent
 
 
 def test_rows_count_once_however_often_they_are_simulated():
@@ -225,6 +231,69 @@ def test_values_are_applied_to_every_part_of_a_scenario():
     assert owned_by(case_of(0, *GROUPS[0]), "start_share") == ("h100_sxm", "start_share")
 
 
+def public_case(number, *, part="fit", arrivals="closed_loop", **measured):
+    row = {"id": f"p{number}", "source": "blog", "part": part, "arrivals": arrivals, **measured}
+    return replace(
+        case_of(number, *GROUPS[0]),
+        table="public",
+        row=row,
+        traffic=cases_module.SOURCES["public"].traffic_of(row),
+    )
+
+
+def test_public_rows_are_compared_in_their_own_statistics_and_traffic():
+    measured = {"ttft_p50_ms": 50.0, "itl_mean_ms": 8.0, "ttft_p99_ms": 90.0, "requests_per_s": 2.0}
+    simulated = {"ttft_p50_ms": 55.0, "itl_mean_ms": 6.0, "ttft_p99_ms": 99.0, "requests_per_s": 3.0}
+    figures = {}
+    for arrivals in ("closed_loop", "all_at_once", "poisson"):
+        case = public_case(0, arrivals=arrivals, **measured)
+        task = Task(case=case, values={})
+        done = {task.name: {"id": task.name, "status": "ok", **simulated}}
+        predictions = Predictions(file=SimpleNamespace(rows=done), jobs=1)
+        found = outcomes([(task, Level.measured)], predictions)
+        figures[case.traffic] = {one.figure: round(one.error_percent, 6) for one in found}
+    both = {"TTFT": 10.0, "TPOT": -25.0, "throughput": 50.0}
+    assert figures == {
+        "closed": both,
+        "burst": both | {"TTFT p99": 10.0},
+        "open": {"TTFT": 10.0, "ITL": -25.0},
+    }
+
+
+def test_public_rows_determine_no_constant_and_those_for_testing_no_band():
+    cases = [*all_cases(), *(public_case(i, part=part) for i, part in enumerate(("fit", "test")))]
+    runs, rows = runs_of(cases)
+    assert all(case.table == "silicon" for case in rows.cases)
+    public_runs = [(task.case.key, task.values, level) for task, level in runs if task.case.table == "public"]
+    assert sorted(public_runs, key=str) == [
+        ("public/p0", {}, Level.measured),
+        ("public/p1", {}, Level.measured),
+    ]
+    found = [Outcome(case, "TPOT", Level.measured, 10.0) for case in cases if not case.is_for_testing]
+    wild = [Outcome(case, "TPOT", Level.measured, 999.0) for case in cases if case.is_for_testing]
+    assert expected_errors([*found, *wild]) == expected_errors(found)
+    [row] = [row for row in expected_errors(found) if (row.engine, row.gpu) == (ALL_ENGINES, ALL_GPUS)]
+    assert (row.groups, row.rows) == (4, 19)
+
+
+def test_coverage_is_printed_from_five_groups_on_and_for_rows_for_testing():
+    models = [f"m{i}" for i in range(6)]
+    own = [case_of(i, model, "h100_sxm") for model in models for i in range(4)]
+    found = [Outcome(case, "TPOT", Level.measured, 10.0 + i % 7) for i, case in enumerate(own)]
+    found += [Outcome(public_case(i, part="test"), "TPOT", Level.measured, 500.0) for i in range(2)]
+    heading, *lines = coverage_lines(found)
+    assert heading[:2] == ["traffic", "figure"]
+    assert [line[:7] for line in lines] == [
+        ["closed", "TPOT", "measured", "dense", engine, "6", "24"] for engine in ("*", "vllm")
+    ]
+    assert [line[-1] for line in lines] == ["0 / 0 of 2"] * 2
+    for share in lines[0][7:9]:
+        half, nine_in_ten = map(int, share.split(" / "))
+        assert 30 <= half <= 70
+        assert nine_in_ten >= 80
+    assert len(coverage_lines(found[:16])) == 1  # four groups
+
+
 def silicon_row(number, model, gpu):
     return {
         "id": f"s{number}",
@@ -251,8 +320,8 @@ def silicon_row(number, model, gpu):
 
 
 @pytest.fixture
-def data(tmp_path):
-    """Makes a folder of tables with a few rows."""
+def data(tmp_path, monkeypatch):
+    """Makes a folder of tables with a few rows, public ones among them."""
     models = [("llama-3.1-8b", "h100_sxm"), ("llama-3.1-8b", "h200_sxm"), ("qwen3-8b", "h100_sxm")]
     rows = [silicon_row(2 * i + j, *model) for i, model in enumerate(models) for j in range(2)]
     run = {
@@ -271,7 +340,19 @@ def data(tmp_path):
         "prefix_caching": False,
     }
     run |= dict.fromkeys(cases_module.runs.METRICS, 30.0) | {"itl_mean_ms": 7.0}
-    for table, source in (("silicon", rows), ("experiments", [run])):
+    blog = [
+        {
+            **dict.fromkeys([*cases_module.public.COLUMNS, *cases_module.public.MEASURED]),
+            **{"id": f"p{number}", "part": part, "source": "blog", "date": "2026-01", "backend": "vllm"},
+            **{"backend_version": "0.15.0", "model": "llama-3.1-8b", "weights": "bf16", "gpu": "h100_sxm"},
+            **{"gpus": 1, "tp_size": 1, "pp_size": 1, "attention_dp_size": 1, "lengths": "fixed"},
+            **{"arrivals": "all_at_once", "num_requests": 3, "isl": 50, "osl": 5, "ttft_p50_ms": 20.0},
+        }
+        for number, part in enumerate(("fit", "test"))
+    ]
+    public = cases_module.SOURCES["public"]._replace(file="public.csv")
+    monkeypatch.setitem(cases_module.SOURCES, "public", public)
+    for table, source in (("silicon", rows), ("experiments", [run]), ("public", blog)):
         path = tmp_path / "data" / cases_module.SOURCES[table].file
         path.parent.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(source).to_csv(path, index=False)
@@ -303,8 +384,10 @@ def test_one_command_writes_the_table_and_resumes(data, tmp_path, capsys, monkey
         ("closed", "*", "relative"),
         ("open", "H100 SXM", "measured"),
         ("open", "*", "measured"),
+        ("burst", "H100 SXM", "measured"),
+        ("burst", "*", "measured"),
     }
-    [one] = [r for r in rows if (r.figure, r.gpu, r.level) == ("TPOT", "*", Level.measured)]
+    [one] = [r for r in rows if (r.figure, r.engine, r.gpu, r.level) == ("TPOT", "vllm", "*", Level.measured)]
     assert (one.rows, one.groups) == (5, 3)  # the row that is not core is left out
     text = capsys.readouterr().out
     line = next(
