@@ -76,10 +76,11 @@ class CalibrateSettings:
     """Copied to the calibration: it cannot be fitted to operators that were measured alone."""
     start_share: float = 0.8
     """Copied to the calibration, for the same reason."""
+    peer_wait_s: float = 0.0
+    """Copied to the calibration, for the same reason."""
 
     def __post_init__(self) -> None:
-        # Raises ValueError if a value is not a share from 0 to 1.
-        Calibration(sustained_clock_share=self.sustained_clock_share, start_share=self.start_share)
+        self.copied_to(Calibration())  # raises ValueError if a value is impossible
         for name in ("out", "report"):
             if (value := getattr(self, name)) is not None:
                 check_output_file(name, value)
@@ -90,6 +91,15 @@ class CalibrateSettings:
             )
         if self.compute_capability is not None:
             GemmCurve(compute_capability=self.compute_capability)  # raises ValueError if it is unknown
+
+    def copied_to(self, calibration: Calibration) -> Calibration:
+        """Returns the calibration with the figures that only whole engines show."""
+        return replace(
+            calibration,
+            sustained_clock_share=self.sustained_clock_share,
+            start_share=self.start_share,
+            peer_wait_s=self.peer_wait_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +120,7 @@ class CalibrateJob:
             compute_capability=settings.compute_capability,
             source=source_of(num_rows, settings.source or Path(settings.ops).resolve().name),
         )
-        calibration = replace(
-            fitted.calibration,
-            sustained_clock_share=settings.sustained_clock_share,
-            start_share=settings.start_share,
-        )
+        calibration = settings.copied_to(fitted.calibration)
         lines = {
             name: residuals(OPERATORS[name], table, device, calibration) for name, table in tables.items()
         }

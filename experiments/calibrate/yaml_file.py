@@ -40,7 +40,7 @@ def calibration_yaml(
         lines.append(
             commented(f"sm_clock_hz: {figure(calibration.sm_clock_hz)}", meanings["sm_clock_hz"], "")
         )
-    for share in ("sustained_clock_share", "start_share"):
+    for share in ("sustained_clock_share", "start_share", "peer_wait_s"):
         given = f"{share}: {figure(getattr(calibration, share))}"
         lines.append(commented(given, meanings[share], "; a setting, not fitted"))
     for curve in curves:

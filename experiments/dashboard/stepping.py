@@ -46,7 +46,7 @@ def _allowed(board: Board, state: State, sizes: Iterable[int]) -> Iterator[int]:
         return
     for size in sizes:
         try:
-            scenario.hardware.check_node_holds(size)
+            scenario.hardware.check_reaches(size)
             scenario.model.check_tensor_parallel_size(size)
         except ValueError:
             continue

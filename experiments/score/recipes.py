@@ -16,7 +16,7 @@ For SGLang and mixtures of experts, also where NVIDIA's lab repeated a run:
 
 - chunked-prefill-size and max-prefill-tokens are 32,768, of checkpoints in nvfp4 16,384.
 - On B200 scheduler-recv-interval is 30, and 10 with fewer than 16 clients. It counts passes, of which one may
-  give several tokens; see `drafts`.
+  give several tokens; see `drafts`. moe-runner-backend is flashinfer_trtllm there, and auto elsewhere.
 
 For vLLM they set async_scheduling before it became the default, and max-num-batched-tokens 8,192. On B200,
 Llama 70B ran with CUDA graphs of whole decode iterations only (cudagraph_mode FULL_DECODE_ONLY, no
@@ -52,7 +52,8 @@ class Recipe(NamedTuple):
     """Whether a version without asynchronous scheduling by default was told to use it."""
     batch_wait_min_prompts: int = 0
     max_prefill_tokens: int | None = None
-    moe_backend: str = "auto"
+    moe_backend: str | None = None
+    """Kernels of the routed experts; None: the profile's."""
     launch_s: float | None = None
     """CPU seconds to launch a kernel outside CUDA graphs; None: the profile's."""
 
@@ -83,7 +84,7 @@ def recipe_of(row: dict[str, Any]) -> Recipe:
         return Recipe(2048) if row.get("source") == "nvidia-lab" else Recipe()
     by_python = str(row["model"]).startswith("llama") and row["gpu"] == "b200_sxm"
     on_hopper = str(row["model"]).startswith("gpt-oss") and row["gpu"] in ("h100_sxm", "h200_sxm")
-    moe_backend = "marlin" if on_hopper else "auto"
+    moe_backend = "marlin" if on_hopper else None
     launch_s = 55e-6 if by_python else None
     return Recipe(8192, asynchronous=True, moe_backend=moe_backend, launch_s=launch_s)
 
@@ -124,7 +125,7 @@ def sglang_recipe(row: dict[str, Any]) -> Recipe:
         return Recipe(budget, max_prefill_tokens=budget)
     passes = 30 if row["concurrency"] >= 16 else 10
     interval = round(passes * tokens_per_pass(row))
-    return Recipe(budget, scheduler_recv_interval=interval, max_prefill_tokens=budget)
+    return Recipe(budget, scheduler_recv_interval=interval, max_prefill_tokens=budget, moe_backend="auto")
 
 
 def deepseek_recipe(row: dict[str, Any], short: bool) -> Recipe:

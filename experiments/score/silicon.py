@@ -75,7 +75,9 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     engine = replace(
         base.engine,
         gpu_memory_utilization=base.engine.gpu_memory_utilization or GIVEN_SHARE,
-        kernels=replace(base.engine.kernels, moe_backend=recipe.moe_backend),
+        kernels=replace(
+            base.engine.kernels, moe_backend=recipe.moe_backend or base.engine.kernels.moe_backend
+        ),
         host=host if recipe.launch_s is None else replace(host, launch_s=recipe.launch_s),
         max_num_batched_tokens=budget,
         max_num_seqs=base.engine.max_num_seqs * share,

@@ -80,7 +80,7 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
         weights = WEIGHT_FORMATS["fp8_block"]
     curve, routing = site.calibration.moe, site.kernels.routing
     routing.check(layer)
-    library = site.kernels.library if site.kernels.moe_backend == "auto" else site.kernels.moe_backend
+    library = expert_library(site)
 
     def seconds(batch: RankBatch) -> Any:
         tokens = batch.all_tokens
@@ -107,6 +107,16 @@ def routed(site: Site, mlp: MixtureOfExperts, width: int, calls: float) -> Opera
         dtype=weights.compute_dtype(device, site.model.dtype),
         kernels=EXPERT_KERNELS,
     )
+
+
+def expert_library(site: Site) -> str:
+    """Returns the library whose kernels run the routed experts.
+
+    SGLang's own choice is known without messages to other ranks; with them DeepEP brings other kernels.
+    """
+    backend = site.kernels.moe_backend
+    with_messages = site.layout.num_token_groups > 1
+    return site.kernels.library if backend == "auto" or (backend == "sglang" and with_messages) else backend
 
 
 def to_experts(site: Site, mlp: MixtureOfExperts, direction: str, calls: float) -> Iterator[Operator]:

@@ -41,6 +41,9 @@ COLLECTIVES = {
     "send_recv": send_recv_seconds,
 }
 
+SUMS = ("all_reduce", "reduce_scatter")
+"""Collectives that need the results of all ranks, and wait for the last one: `Calibration.peer_wait_s`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
@@ -54,8 +57,11 @@ class Kernels:
     Latent attention always has the library's.
     """
     moe_backend: str = "auto"
-    """Kernels of the routed experts: auto, the library's choice; marlin for weights of 4 and 8 bits; deepgemm
-    for weights in fp8 by block on Blackwell."""
+    """Kernels of the routed experts: auto, the library's; marlin for weights of 4 and 8 bits; sglang; or
+    deepgemm for weights in fp8 by block on Blackwell.
+
+    sglang: SGLang's own choice, more often Triton: see `operators.moe_kernels.kernel_family`.
+    """
     gemm_library: str = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
@@ -76,8 +82,8 @@ class Kernels:
                 f"attention_kernels={self.attention_kernels}: must be one of {', '.join(ATTENTION_CHOICES)}, "
                 "or null for the library's"
             )
-        if self.moe_backend not in ("auto", "marlin", "deepgemm"):
-            raise ValueError(f"moe_backend={self.moe_backend}: must be auto, marlin or deepgemm")
+        if self.moe_backend not in ("auto", "marlin", "sglang", "deepgemm"):
+            raise ValueError(f"moe_backend={self.moe_backend}: must be auto, marlin, sglang or deepgemm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,12 +218,14 @@ class Site:
         device, curve, library = self.device, self.calibration.collectives, self.kernels.library
 
         price = COLLECTIVES[collective]
+        wait_s = (num_ranks - 1) * self.calibration.peer_wait_s if collective in SUMS else 0.0
 
         def seconds(batch: RankBatch) -> Any:
             size = message_bytes(batch)
             if device.link.torus is not None:
                 return torus_seconds(collective, size, num_ranks, device, curve)
-            return price(size, num_ranks, device, curve, kernels=library, nodes=nodes)
+            priced_s = price(size, num_ranks, device, curve, kernels=library, nodes=nodes)
+            return priced_s + wait_s * smaller(size, 1) if wait_s else priced_s
 
         return Operator(
             name=name,

@@ -79,15 +79,12 @@ class Device:
         """The fastest link to the other devices of the node."""
         return self.pcie if self.scale_up is None else self.scale_up
 
-    def check_node_holds(self, num_ranks: int) -> None:
-        """Raises ValueError unless num_ranks devices share a node or a fabric as fast (GB200)."""
-        beyond = self.inter_node
-        if beyond is not None and 2 * beyond.bandwidth_bytes_per_s >= self.link.bandwidth_bytes_per_s:
-            return
-        if not 1 <= num_ranks <= self.gpus_per_node:
+    def check_reaches(self, num_ranks: int) -> None:
+        """Raises ValueError unless num_ranks devices share a node, or nodes have a link between them."""
+        if self.inter_node is None and num_ranks > self.gpus_per_node:
             raise ValueError(
-                f"tensor_parallel_size={num_ranks}: must be 1 to {self.gpus_per_node}, "
-                f"the devices of one node ({self.name}: gpus_per_node)"
+                f"tensor_parallel_size={num_ranks}: must be 1 to {self.gpus_per_node}, the devices of one "
+                f"node, as {self.name} has no link between nodes (inter_node)"
             )
 
     def compute_dtype(self, requested: str) -> str:

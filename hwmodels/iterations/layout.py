@@ -182,7 +182,7 @@ class ParallelLayout:
 
     def check(self, model: ModelSpec, device: Device) -> None:
         """Raises ValueError if the model or the node does not allow this layout."""
-        device.check_node_holds(self.tensor_parallel_size)
+        device.check_reaches(self.tensor_parallel_size)
         model.check_tensor_parallel_size(self.tensor_parallel_size)
         if self.pipeline_parallel_size > model.num_layers:
             raise ValueError(

@@ -60,7 +60,7 @@ class Recorded:
         for key, duration in zip(_keys(fields[:-1]), durations.tolist(), strict=True):
             by_shape.setdefault(key, []).append(duration)
         self._seconds = {key: float(np.median(times)) for key, times in by_shape.items()}
-        self._base = base
+        self.base = base
         self._allow_missing = allow_missing
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
@@ -116,13 +116,13 @@ class Recorded:
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component: the recorded time, split in proportion to the base's components."""
-        parts = self._base.breakdown(shape)
+        parts = self.base.breakdown(shape)
         scale = self.seconds(shape) / sum(parts.values())
         return {name: part * scale for name, part in parts.items()}
 
     def explain(self, shape: IterationShape) -> list[Explained]:
         """Returns the base's operators, scaled by one factor so that they sum to the recorded time."""
-        lines = self._base.explain(shape)
+        lines = self.base.explain(shape)
         factor = float(self.seconds(shape)) / sum(line.seconds for line in lines)
         recorded_s = dict.fromkeys((line.component for line in lines), 0.0)
         for line in lines:
@@ -131,11 +131,11 @@ class Recorded:
 
     def flops(self, shape: IterationShape) -> Num:
         """Returns the model FLOPs as the base counts them; see `IterationModel`."""
-        return self._base.flops(shape)
+        return self.base.flops(shape)
 
     def bytes_moved(self, shape: IterationShape) -> Num:
         """Returns the bytes moved as the base counts them; see `IterationModel`."""
-        return self._base.bytes_moved(shape)
+        return self.base.bytes_moved(shape)
 
     def _known(self, key: tuple[float, ...]) -> float:
         seconds = self._look_up(key)
@@ -150,7 +150,7 @@ class Recorded:
     def _look_up(self, key: tuple[Any, ...]) -> float:
         """Returns the recorded seconds, or NaN if the shape was not recorded."""
         if key not in self._seconds and self._allow_missing:
-            return float(self._base.seconds(IterationShape(*key)))
+            return float(self.base.seconds(IterationShape(*key)))
         return self._seconds.get(key, math.nan)
 
 

@@ -36,6 +36,12 @@ class Calibration:
     The start of one kernel overlaps the end of the one before. The value comes from whole-engine TPOT of
     small batches.
     """
+    peer_wait_s: float = 0.0
+    """Seconds that each sum over ranks waits in a busy engine for each rank but the own one.
+
+    In benchmarks of single collectives the ranks arrive together. The value comes from whole-engine TPOT of
+    dense models on 2 to 8 devices.
+    """
     gemm: GemmCurve = field(default_factory=GemmCurve)
     attention: AttentionCurve = field(default_factory=AttentionCurve)
     mla: MlaCurve = field(default_factory=MlaCurve)
@@ -51,6 +57,7 @@ class Calibration:
             check_finite(name, value)
             if value > 1:
                 raise ValueError(f"{name}={value}: must be a share, > 0 and <= 1")
+        check_finite("peer_wait_s", self.peer_wait_s, unit="s", zero_allowed=True)
 
     def on(self, device: Device) -> Calibration:
         """Returns the calibration with the latencies of another device's kernels, in seconds of its clock.

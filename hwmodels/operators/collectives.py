@@ -5,8 +5,10 @@ NCCL has all of them; p ranks, n bytes (each function defines them), time until 
     t = start + sum over legs (steps hop) + min(2.3 n beta, rendezvous + n beta)    beta = max over legs (v/B)
 
 A leg is a link with what a rank sends over it: one inside the node, and one more between nodes, where chunks
-pass both in a pipeline. B is the bandwidth reached. Small messages carry a flag in every word: no rendezvous,
-less of the bandwidth. A ring also copies a rank's own part, so v of a ring grows by 0.4 / p:
+pass both in a pipeline. B is the bandwidth reached. Between nodes an all-reduce goes up and down binary
+trees, 2 log2 nodes steps, and each rank carries its share of what its node has summed. Small messages carry a
+flag in every word: no rendezvous, less of the bandwidth. A ring also copies a rank's own part, so v of a ring
+grows by 0.4 / p:
 
                     steps         v, share of n
     all_reduce      2 (p - 1)     2 (p - 1) / p    or 1 + 1/p if the switch reduces (`Link.multicast`)
@@ -271,11 +273,11 @@ def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
 def ring_seconds(
     num_bytes: Num, per_node: int, device: Device, curve: CollectiveCurve, *, passes: int, nodes: int
 ) -> Num:
-    """Returns seconds of passes around the rings of each node and around the nodes.
+    """Returns seconds of passes around the rings of each node, and around the nodes or over trees of them.
 
     passes: 1 for a gather or a scatter, 2 for both.
 
-    A rank's ring between nodes carries its share of what its node has.
+    Between nodes a rank sends its share of what its node has.
     """
     legs = []
     if per_node > 1:
@@ -287,7 +289,8 @@ def ring_seconds(
             legs = [leg._replace(large_s_per_byte=leg.s_per_byte * min(1.0, multicast))]
     if nodes > 1:
         volume = passes * (nodes - 1) / nodes / per_node
-        legs.append(between_leg(passes * (nodes - 1), volume, device, curve))
+        steps = 2 * math.ceil(math.log2(nodes)) if passes == 2 else nodes - 1
+        legs.append(between_leg(steps, volume, device, curve))
     return leg_seconds(num_bytes, legs, curve, RING)
 
 

@@ -42,10 +42,12 @@ _MARLIN = KernelFamily(
     max_tile_rows=64,
     tile_rows=(8, 16, 32, 48, 64),
 )
-_TRTLLM = KernelFamily(num_kernels=4, flops_factor=0.87, fill_depth=26, remote_share=0.1, max_tile_rows=128)
+_TRTLLM = KernelFamily(num_kernels=3, flops_factor=0.87, fill_depth=26, remote_share=0.1, max_tile_rows=128)
 
 FAMILIES = {
     "triton_bf16": _TRITON,
+    # Never measured: its FLOP/s are those of the kernels that were.
+    "triton_bf16_blackwell": replace(_TRITON, flops_factor=_TRTLLM.flops_factor),
     "triton_fp8": replace(_TRITON, num_kernels=8, flops_factor=0.53, fill_depth=110),
     # OpenAI's kernels for gpt-oss, which unpack weights on the way to the tensor cores.
     "triton_mxfp4": replace(
@@ -71,7 +73,7 @@ FAMILIES = {
         _TRTLLM, num_kernels=5, flops_factor=0.75, fill_depth=100, bandwidth_factor=0.6
     ),
     "trtllm_gen_nvfp4": replace(_TRTLLM, flops_factor=1.25, fill_depth=210),
-    "trtllm_gen_mxfp4": replace(_TRTLLM, flops_factor=0.62, fill_depth=900, remote_share=0.2),
+    "trtllm_gen_mxfp4": replace(_TRTLLM, num_kernels=4, flops_factor=0.62, fill_depth=900, remote_share=0.2),
     "trtllm_gen_w4a8": replace(_TRTLLM, num_kernels=5, flops_factor=1.35, fill_depth=510),
 }
 """Families by implementation and format, fitted once over all devices together with their free curves."""
@@ -97,8 +99,8 @@ def check_capability(compute_capability: str) -> None:
 
 def check_library(kernels: str) -> None:
     """Raises ValueError for an unknown library."""
-    if kernels not in ("vllm", "trtllm", "marlin", "deepgemm"):
-        raise ValueError(f"kernels={kernels}: must be vllm, trtllm, marlin or deepgemm")
+    if kernels not in ("vllm", "sglang", "trtllm", "marlin", "deepgemm"):
+        raise ValueError(f"kernels={kernels}: must be vllm, sglang, trtllm, marlin or deepgemm")
 
 
 def kernel_family(
@@ -112,6 +114,8 @@ def kernel_family(
     """Returns the name in `FAMILIES` of the kernels that an engine runs.
 
     vllm: the choices of vLLM 0.24, as measured. marlin: the same, but Marlin for weights of 4 and 8 bits.
+    sglang: the same, but Triton for weights of 16 bits, and on Hopper for 8 bits on expert-parallel ranks
+    (SGLang's moe-runner-backend auto, without DeepEP).
     trtllm: as vllm on Blackwell, and CUTLASS for vLLM's Triton and its slow fp8 kernel; this is assumed, not
     measured. Marlin unpacks the formats that tensor cores lack. deepgemm: TensorRT-LLM's choice for data
     parallel attention on Blackwell with weights in fp8 by block.
@@ -136,11 +140,19 @@ def kernel_family(
     if weights.name == "int8":
         return "triton_fp8"
     kinds = {"fp8": "fp8", "fp8_block": "fp8_block", "mxfp8": "fp8_block"}
-    kind = kinds.get(weights.name, "bf16")
-    if blackwell:
-        return f"trtllm_gen_{kind}"
+    return wide_family(kinds.get(weights.name, "bf16"), layer, kernels, compute_capability)
+
+
+def wide_family(kind: str, layer: ExpertLayer, kernels: str, compute_capability: str) -> str:
+    """Returns the family for weights in kind bf16, fp8 or fp8_block that tensor cores take as they are."""
+    if compute_capability == "sm100":
+        is_triton = kernels == "sglang" and kind == "bf16"
+        return "triton_bf16_blackwell" if is_triton else f"trtllm_gen_{kind}"
+    if kernels == "sglang" and (kind == "bf16" or compute_capability == "sm90"):
+        return "triton_bf16" if kind == "bf16" else "triton_fp8"
     if compute_capability == "sm120":
         return f"cutlass_{kind}"
+    hopper = compute_capability == "sm90"
     if kernels == "trtllm":
         return "cutlass_fp8_block" if hopper and kind == "fp8" else f"cutlass_{kind}"
     if kind == "bf16":

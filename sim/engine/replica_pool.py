@@ -9,6 +9,7 @@ from typing import Any
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
 from hwmodels.iterations.jitter import Jitter
+from hwmodels.levels.recorded import Recorded
 from policies.core.engine import EngineCore
 from policies.scaling import Scaling
 from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
@@ -92,9 +93,13 @@ class ReplicaPool:
         return self.frontend_s + settings.request_s + settings.prompt_token_s * prompt_tokens
 
     def _token_gap_s(self) -> float:
-        """Returns the time between two tokens of a short answer that is alone, s; 0 if it has no price."""
+        """Returns the time between two tokens of a short answer that is alone, s; 0 if it has no price.
+
+        With recorded iterations it is that of their base model, as when they were recorded.
+        """
+        model = self.model.base if isinstance(self.model, Recorded) else self.model
         try:
-            return self.model.decode_ends(0.0, 1, TOKENS, 1)[0]
+            return model.decode_ends(0.0, 1, TOKENS, 1)[0]
         except UnknownIterationError:
             return 0.0
 

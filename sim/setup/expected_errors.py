@@ -182,6 +182,7 @@ def never_compared(pool: PoolSettings) -> list[str]:
         **dict.fromkeys(kinds_never_compared(pool.model), True),
         "LoRA adapters": pool.lora is not None or pool.adapters is not None,
         "speculative decoding": pool.speculation is not None,
+        "tensor parallelism between nodes": pool.tensor_parallel_size > pool.hardware.gpus_per_node,
         "pipeline parallelism": pool.pipeline_parallel_size > 1,
         "context parallelism": pool.context_parallel_size > 1,
         "sequence parallelism": pool.sequence_parallel,

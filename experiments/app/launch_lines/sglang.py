@@ -16,6 +16,9 @@ from experiments.app.launch_lines.translation import (
 )
 from sim.settings.errors import ConfigError, suggest
 
+RUNNERS = {"marlin": "marlin", "flashinfer_trtllm": "auto"}
+"""`engine.kernels.moe_backend` by `--moe-runner-backend`; SGLang's auto is that of the engine profile."""
+
 ALGORITHMS = {
     "EAGLE": "eagle",
     "EAGLE3": "eagle3",
@@ -113,8 +116,8 @@ def _block_size(at: Context) -> int:
 
 def _kernels(at: Context, own: Translation) -> None:
     backend = at.get("--moe-runner-backend", "auto")
-    if backend == "marlin":
-        own.put("engine.kernels.moe_backend", "marlin")
+    if backend in RUNNERS:
+        own.put("engine.kernels.moe_backend", RUNNERS[backend])
     elif backend != "auto":
         own.judge(
             "--moe-runner-backend",

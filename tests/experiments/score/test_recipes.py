@@ -92,7 +92,13 @@ def test_with_attention_data_parallelism_prompts_wait_for_one_on_each_rank():
 def test_gpt_oss_ran_with_marlin_on_hopper():
     row = {**ROW, "backend": "vllm", "model": "gpt-oss-120b"}
     assert recipe_of(row).moe_backend == "marlin"
+    assert recipe_of({**row, "gpu": "b200_sxm"}).moe_backend is None
+
+
+def test_sglang_ran_the_kernels_of_tensorrt_llm_on_b200_and_its_own_choice_on_h200():
+    row = {**ROW, "backend": "sglang", "model": "deepseek-r1", "weights": "fp8"}
     assert recipe_of({**row, "gpu": "b200_sxm"}).moe_backend == "auto"
+    assert recipe_of({**row, "gpu": "h200_sxm"}).moe_backend is None
 
 
 @pytest.mark.parametrize(

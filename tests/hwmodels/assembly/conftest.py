@@ -12,12 +12,12 @@ from tests.hwmodels.assembly.listed import BALANCED, make_model
 def site(toy_device):
     """Makes a Site; what is not given: the small model on one toy device, balanced routing."""
 
-    def make(model=None, kernels=BALANCED, device=toy_device, **layout):
+    def make(model=None, kernels=BALANCED, device=toy_device, peer_wait_s=0.0, **layout):
         return Site(
             model=model or make_model(),
             device=device,
             layout=ParallelLayout(**layout),
-            calibration=Calibration(),
+            calibration=Calibration(peer_wait_s=peer_wait_s),
             kernels=kernels,
         )
 

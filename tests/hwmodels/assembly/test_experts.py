@@ -1,6 +1,9 @@
 """The operators of a mixture of experts."""
 
-from tests.hwmodels.assembly.listed import Listed, experts, make_model
+from dataclasses import replace
+
+from hwmodels.assembly.mlp import expert_library
+from tests.hwmodels.assembly.listed import BALANCED, Listed, experts, make_model
 
 
 def test_a_token_visits_top_k_experts_and_reads_their_weights(site, make_shape):
@@ -31,3 +34,10 @@ def test_experts_are_stored_in_their_own_format(site, make_shape):
     listed = Listed(site(model), make_shape([1] * 100))
     assert listed.once("experts", "stored_bytes") == 8 * 7680 * (0.5 + 1 / 32)
     assert listed.once("router", "stored_bytes") == 64 * 8 * 2
+
+
+def test_sglangs_own_kernels_run_unless_tokens_travel_to_the_experts(site):
+    own, auto = (replace(BALANCED, moe_backend=backend) for backend in ("sglang", "auto"))
+    assert expert_library(site(kernels=own, tensor_parallel_size=4)) == "sglang"
+    assert expert_library(site(kernels=own, attention_data_parallel_size=4)) == "vllm"
+    assert expert_library(site(kernels=auto, tensor_parallel_size=4)) == "vllm"

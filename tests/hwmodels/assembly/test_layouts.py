@@ -52,6 +52,23 @@ def test_tensor_parallelism_sums_hidden_states_twice_a_layer_and_gathers_logits(
     assert listed.once("logits_all_gather", "bytes_moved") == 4 * 1000 * 2
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_in_a_busy_engine_a_sum_waits_for_every_other_rank(site, make_shape, sequence_parallel):
+    """1 us for each of 3 ranks. What follows a sum finds the ranks together: a gather waits for none."""
+    layout = {"tensor_parallel_size": 4, "sequence_parallel": sequence_parallel}
+    alone, busy = (Listed(site(peer_wait_s=wait_s, **layout), make_shape([5, 6, 7])) for wait_s in (0, 1e-6))
+    added_s = {
+        op.name: busy.once(op.name, "seconds") - alone.once(op.name, "seconds")
+        for op in alone.operators
+        if op.is_message
+    }
+    assert added_s.pop("logits_all_gather") == 0
+    assert {name for name, seconds in added_s.items() if seconds} == {
+        name for name in added_s if name.endswith("reduce_scatter" if sequence_parallel else "all_reduce")
+    }
+    assert all(seconds in (0, pytest.approx(3e-6)) for seconds in added_s.values())
+
+
 def test_sequence_parallelism_cuts_norms_and_each_all_reduce_in_two(site, make_shape):
     shape = make_shape([1] * 8)
     plain, cut = (Listed(site(tensor_parallel_size=4, sequence_parallel=sp), shape) for sp in (False, True))
@@ -97,6 +114,18 @@ def test_a_ring_whose_neighbours_are_in_other_nodes_goes_between_nodes(site, mak
         size = listed.once(name, "bytes_moved")
         assert listed.once(name, "seconds") == price(size, 2, toy_device, curve, nodes=2)
         assert listed.once(name, "seconds") > price(size, 2, toy_device, curve, nodes=1)
+
+
+def test_tensor_parallelism_goes_beyond_a_node(site, make_shape, toy_device):
+    """16 ranks in two nodes of 8: every sum crosses the link between them."""
+    shape, curve = make_shape([5, 6, 7]), CollectiveCurve()
+    listed = Listed(site(make_model(grouped(num_heads=16, num_kv_heads=16)), tensor_parallel_size=16), shape)
+    size = listed.once("attention_all_reduce", "bytes_moved")
+    seconds = listed.once("attention_all_reduce", "seconds")
+    assert seconds == all_reduce_seconds(size, 16, toy_device, curve, nodes=2)
+    # Start, 14 hops inside the node, two between the nodes; 384 bytes take no time.
+    hops_s = 14 * curve.hop_s + 2 * toy_device.inter_node.latency_s
+    assert seconds == pytest.approx(curve.start_s + hops_s, rel=1e-2)
 
 
 def test_experts_on_other_devices_get_their_tokens_by_all_to_all(site, make_shape):

@@ -155,4 +155,4 @@ def test_t4_prices_a_bf16_checkpoint_in_fp16(models, devices):
 def test_rejects_what_the_layout_rejects(models, devices):
     layout = ParallelLayout(tensor_parallel_size=16)
     with pytest.raises(ValueError, match="tensor_parallel_size=16: must be 1 to 8"):
-        Roofline(model=models["llama3_1_70b"], device=devices["h100_sxm"], layout=layout)
+        Roofline(model=models["llama3_1_70b"], device=devices["rtx_4090"], layout=layout)

@@ -67,9 +67,13 @@ def test_device_rejects_a_dtype_it_does_not_compute_in():
         make_device().compute_dtype("fp32")
 
 
-def test_device_rejects_more_ranks_than_a_node_has():
-    with pytest.raises(ValueError, match=r"tensor_parallel_size=16: must be 1 to 8, the devices of one node"):
-        make_device().check_node_holds(16)
+def test_without_a_link_between_nodes_a_device_rejects_more_ranks_than_a_node_has():
+    make_device().check_reaches(8)
+    with pytest.raises(
+        ValueError,
+        match=r"tensor_parallel_size=16: must be 1 to 8, the devices of one node, as A100 has no link",
+    ):
+        make_device().check_reaches(16)
 
 
 def test_a_device_before_ampere_computes_bf16_checkpoints_in_fp16():

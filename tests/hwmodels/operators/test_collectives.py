@@ -145,6 +145,13 @@ def test_chunks_pass_the_links_inside_and_between_nodes_in_a_pipeline(h100):
     assert seconds == pytest.approx((5 + 14 + 20 + 17) * 1e-6 + 1.125 / 0.7 * 1e9 / 360e9, rel=1e-6)
 
 
+def test_an_all_reduce_crosses_trees_of_nodes(h100):
+    """8 nodes: 3 levels up and 3 down, 10 us each. A gather passes 7 nodes one after the other."""
+    small = all_reduce_seconds(8, 64, h100, CURVE, nodes=8)
+    assert small == pytest.approx((5 + 14 + 6 * 10) * 1e-6, rel=1e-4)
+    assert all_gather_seconds(8, 64, h100, CURVE, nodes=8) == pytest.approx((5 + 7 + 70) * 1e-6, rel=1e-4)
+
+
 def test_the_slow_link_between_nodes_bounds_an_all_to_all(h100):
     # Half of the message leaves the node, at 40e9 x 0.87 bytes/s.
     seconds = all_to_all_seconds(1e9, 16, h100, CURVE, nodes=2)

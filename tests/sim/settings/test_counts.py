@@ -30,7 +30,7 @@ POISSON, LOOP = "workload=poisson", "workload=closed_loop"
         (["workload=conversation", "workload.num_conversations=1e12"], r"must be <= 100,000,000"),
         (["seed=1e30"], r"^seed=1e\+30: must be an integer of 64 bits"),
         ([POISSON, "workload.arrivals.rate_per_s=inf"], "must be finite and > 0"),
-        (["tensor_parallel_size=1000000000"], "must be 1 to 8"),
+        (["tensor_parallel_size=1000000000"], "must divide the 32 attention heads"),
         (["engine.max_num_seqs=1e15"], r"max_num_seqs=1000000000000000: must be <= 1,000,000"),
     ],
 )

@@ -179,6 +179,11 @@ RUNS = {
         "--moe-a2a-backend deepep --deepep-mode auto --moe-runner-backend deep_gemm --enable-dp-lm-head",
         {"expert_parallel_size": "8", "attention_data_parallel_size": "8"},
     ),
+    "InferenceX, DeepSeek-R1 on B200": (
+        "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 "
+        "--moe-runner-backend flashinfer_trtllm --scheduler-recv-interval 30",
+        {"engine.kernels.moe_backend": "auto", "engine.scheduler_recv_interval": "30"},
+    ),
     "GPUStack, Qwen3-32B on A100": (
         "trtllm-serve Qwen/Qwen3-32B --max_seq_len=40960 --enable_chunked_prefill",
         {"engine.max_model_len": "40960", "batching.enable_chunked_context": "true"},
