@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.capacity.advice import closest
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates
-from experiments.capacity.probe import distinct_seeds, keeps, reseeded
+from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from sim.engine.interrupt import Interrupt
