@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ class Run(NamedTuple):
     batch: tuple[float, float]
     """Means over iterations with decodes: decoding sequences, and context tokens of each."""
     notes: tuple[str, ...]
-    intervals: Mapping[str, Interval] = MappingProxyType({})
+    intervals: Mapping[str, Interval] = {}
     """Of a trace: intervals of the share and of the figures of single requests, by name."""
     lack: Lack | None = None
     """Why the run does not show a steady state; None if it does."""

@@ -1,12 +1,10 @@
 """Rows of kind=silicon with mode=disagg: prefill workers and decode workers behind NVIDIA Dynamo.
 
-The columns prefill_* and decode_* hold the layout of a worker of each side and the number of workers. What a
-row leaves out is assumed:
-
-    num_workers     so many that the sides have the row's `gpus`; without these, one prefill worker and five
-                    decode workers, the medians of InferenceX's published configurations (nvidia-master.yaml,
-                    2026-03) that have no attention data parallelism on the decode side
-    concurrency     the decode batch size of all ranks of all decode workers
+The columns prefill_* and decode_* hold the layout of a worker of each side and the number of workers. A
+number that is missing follows from the row's `gpus` and the other one; a row that does not tell both is not
+simulated.
+Without `concurrency`, the decode batch size of all ranks of all decode workers is the number of clients.
+`experiments/score/disaggregated_recipes.py` has the settings that no column states.
 """
 
 from __future__ import annotations
@@ -16,39 +14,35 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.score.drafts import TOKENS_PER_PASS
+from experiments.score.disaggregated_recipes import side_recipe, with_published_layout
 from experiments.score.engine_versions import engine_of
 from experiments.score.layouts import given, layout_of
-from experiments.score.silicon import closed_loop, model_of
+from experiments.score.silicon import GIVEN_SHARE, closed_loop, model_of
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario, load_generator
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import LatencyLevel
-from hwmodels.levels.speculative import Speculative
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
 
-USUAL_WORKERS = {"prefill": 1, "decode": 5}
-"""Numbers of workers that are assumed for a row without any."""
-
-DRAFTS = 3
-"""Tokens that are drafted with multi-token prediction, in most published configurations of small batches."""
+SIDES = ("prefill", "decode")
 
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a row. Raises NotSimulatedError, or ValueError for a layout that cannot be."""
+    row = with_published_layout(row)
     prompt, output = whole(row, "isl"), whole(row, "osl")
     base = behind_dynamo(base_scenario(row["model"], row["gpu"], engine_in_dynamo(row)))
     check_context(prompt, output, base.model)
-    layouts = {side: layout_of(row, base, f"{side}_").layout for side in USUAL_WORKERS}
+    layouts = {side: layout_of(row, base, f"{side}_").layout for side in SIDES}
     workers = workers_of(row, layouts)
-    whole_base = replace(base, latency=with_published_drafts(latency, row), model=model_of(row, base))
+    whole_base = replace(base, latency=latency, model=model_of(row, base))
     longest = min(base.model.max_position_embeddings, prompt + output + 256)
     sides = {
-        side: with_layout(whole_base, layout, longest, role=side, replicas=workers[side])
+        side: with_layout(whole_base, layout, longest, row, role=side, replicas=workers[side])
         for side, layout in layouts.items()
     }
     clients = clients_of(row, layouts["decode"], workers["decode"])
@@ -77,30 +71,26 @@ def behind_dynamo(base: Scenario) -> Scenario:
     return replace(base, client=max(clients, key=lambda client: client.added_s(base.engine.family)))
 
 
-def with_published_drafts(latency: LatencyLevel, row: dict[str, Any]) -> LatencyLevel:
-    """Returns the level of iteration times with the drafts of DeepSeek-R1's multi-token prediction.
-
-    InferenceMAX's rows of TensorRT-LLM without numbers of workers are nearly all of configurations with
-    `spec-decoding: mtp` (nvidia-master.yaml, 2026-03), those with numbers of configurations without.
-    """
-    is_published = row.get("source") == "inferencemax" and row["model"] == "deepseek-r1"
-    has_workers = any(given(row, f"{side}_num_workers") for side in USUAL_WORKERS)
-    if not is_published or row["backend"] != "trtllm" or has_workers:
-        return latency
-    accepted = TOKENS_PER_PASS["deepseek-r1"][DRAFTS]
-    return Speculative(base=latency, num_draft_tokens=DRAFTS, accepted_tokens=accepted)
-
-
 def with_layout(
-    base: Scenario, layout: ParallelLayout, max_model_len: int, *, role: str, replicas: int
+    base: Scenario,
+    layout: ParallelLayout,
+    max_model_len: int,
+    row: dict[str, Any],
+    *,
+    role: str,
+    replicas: int,
 ) -> PoolSettings:
-    """Returns the pool of one side; the limits of an engine hold for each attention rank."""
-    share = layout.attention_data_parallel_size
-    budget = share * base.max_num_batched_tokens
+    """Returns the pool of one side; the limits of an engine profile hold for each attention rank."""
+    share, recipe = layout.attention_data_parallel_size, side_recipe(row, role)
+    budget = recipe.max_num_batched_tokens or share * base.max_num_batched_tokens
     engine = replace(
         base.engine,
+        kernels=replace(base.engine.kernels, moe_backend=recipe.moe_backend),
+        gpu_memory_utilization=recipe.gpu_memory_utilization
+        or base.engine.gpu_memory_utilization
+        or GIVEN_SHARE,
         max_num_batched_tokens=budget,
-        max_num_seqs=share * base.engine.max_num_seqs,
+        max_num_seqs=recipe.max_num_seqs or share * base.engine.max_num_seqs,
         max_model_len=max_model_len,
     )
     batching = PrefillOnly if role == "prefill" else DecodeOnly
@@ -130,20 +120,26 @@ def settings_of(layout: ParallelLayout) -> dict[str, Any]:
 
 
 def workers_of(row: dict[str, Any], layouts: dict[str, ParallelLayout]) -> dict[str, int]:
-    """Returns the number of workers per side. Raises NotSimulatedError if the row's GPUs contradict it."""
+    """Returns the number of workers per side.
+
+    Raises NotSimulatedError if the row does not tell them, or if its GPUs contradict them.
+    """
     workers = {side: given(row, f"{side}_num_workers") for side in layouts}
     gpus = given(row, "gpus")
     devices = {side: layout.num_devices for side, layout in layouts.items()}
-    if gpus is None:
-        return {side: count or USUAL_WORKERS[side] for side, count in workers.items()}
-    if workers["prefill"] is None and workers["decode"] is None:
-        workers["prefill"] = USUAL_WORKERS["prefill"]
-    for side, other in (("prefill", "decode"), ("decode", "prefill")):
+    missing = [f"{side}_num_workers" for side, count in workers.items() if count is None]
+    if len(missing) == 2 or (missing and gpus is None):
+        raise NotSimulatedError(
+            f"{' and '.join(missing)}: missing, so that the number of workers is unknown and nothing is "
+            "assumed; give both, or gpus and one of them"
+        )
+    for side, other in (SIDES, SIDES[::-1]):
         if workers[side] is None:
+            assert gpus is not None
             workers[side] = max(0, gpus - (workers[other] or 0) * devices[other]) // devices[side]
     counts = {side: count or 0 for side, count in workers.items()}
     used = sum(counts[side] * devices[side] for side in layouts)
-    if used != gpus or not all(counts.values()):
+    if (gpus is not None and used != gpus) or not all(counts.values()):
         raise NotSimulatedError(
             f"gpus={gpus}: must be those of {counts['prefill']} x {devices['prefill']} for prefill and "
             f"{counts['decode']} x {devices['decode']} for decode"

@@ -14,6 +14,7 @@ serve to set constants; those of part=test may not. A whole source belongs to on
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,7 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     if pd.notna(switched := row.get("cuda_graphs")):
         enabled = str(switched).lower() == "true"
         limits["cuda_graphs"] = replace(base.engine.cuda_graphs, enabled=enabled)
+    limits["flashinfer_sampler"] = samples_with_flashinfer(row)
     if row.get("client") == IN_PROCESS:
         limits["frontend_s"] = 0.0
     batching: Any = base.batching
@@ -231,6 +233,14 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
         pipeline_parallel_size=layout.pipeline_parallel_size,
         attention_data_parallel_size=share,
         expert_parallel_size=layout.expert_parallel_size,
+    )
+
+
+def samples_with_flashinfer(row: dict[str, Any]) -> bool:
+    """Returns whether FlashInfer sampled, as in vLLM's images of 0.8.5 to 0.11.0, which have it installed."""
+    found = re.match(r"0\.(\d+)\.(\d+)", str(row.get("backend_version")))
+    return (
+        row["backend"] == "vllm" and found is not None and (8, 5) <= (int(found[1]), int(found[2])) <= (11, 0)
     )
 
 

@@ -57,7 +57,8 @@ class Kernels:
     Latent attention always has the library's.
     """
     moe_backend: str = "auto"
-    """Kernels of the routed experts: auto, the library's; marlin for weights of 4 and 8 bits; or sglang.
+    """Kernels of the routed experts: auto, the library's; marlin for weights of 4 and 8 bits; sglang; or
+    deepgemm for weights in fp8 by block on Blackwell.
 
     sglang: SGLang's own choice, more often Triton: see `operators.moe_kernels.kernel_family`.
     """
@@ -81,8 +82,8 @@ class Kernels:
                 f"attention_kernels={self.attention_kernels}: must be one of {', '.join(ATTENTION_CHOICES)}, "
                 "or null for the library's"
             )
-        if self.moe_backend not in ("auto", "marlin", "sglang"):
-            raise ValueError(f"moe_backend={self.moe_backend}: must be auto, marlin or sglang")
+        if self.moe_backend not in ("auto", "marlin", "sglang", "deepgemm"):
+            raise ValueError(f"moe_backend={self.moe_backend}: must be auto, marlin, sglang or deepgemm")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,10 @@ NCCL_BYTES = 1.6 * GIB
 WORKSPACE_BYTES = 0.25 * GIB
 """What TensorRT-LLM's kernels and libraries take besides the activations."""
 
+FLASHINFER_BYTES_PER_LOGIT = 15.0
+"""Peak of the dummy sampling per logit where FlashInfer samples, which does not sort the logits: assumed to
+be that of 0.17. FlashInfer issue 1180 shows 4.00 GiB for KV with it and 2.49 GiB without."""
+
 SGLANG_MIB_PER_TOKEN = 1.5
 """Activations per token of the largest chunk, as SGLang sets them aside."""
 SGLANG_MIB_PER_GRAPH_ROW = 2.0
@@ -99,10 +103,14 @@ class MemoryProfile:
     """vllm, sglang or tensorrt_llm."""
     version: str | None = None
     """Version of vLLM, such as 0.11.0; None: the newest that is known, 0.32."""
+    flashinfer_sampler: bool = False
+    """Whether vLLM samples with FlashInfer, which up to 0.16 takes less memory than sorting the logits."""
 
     def __post_init__(self) -> None:
         if self.rule not in ("vllm", "sglang", "tensorrt_llm"):
             raise ValueError(f"memory_profile={self.rule}: must be vllm, sglang or tensorrt_llm")
+        if self.flashinfer_sampler and self.rule != "vllm":
+            raise ValueError("flashinfer_sampler=true: only memory_profile=vllm knows it; set it to false")
         if self.version is not None:
             if self.rule != "vllm":
                 raise ValueError(
@@ -163,7 +171,10 @@ class MemoryProfile:
         in_layer = 4 * hidden + tokens * dense * model.element_bytes + experts
         if self.rule == "tensorrt_llm":
             return in_layer
-        in_sampler = hidden + rows * model.vocab_size * self.era.bytes_per_logit
+        per_logit = self.era.bytes_per_logit
+        if self.flashinfer_sampler:
+            per_logit = min(per_logit, FLASHINFER_BYTES_PER_LOGIT)
+        in_sampler = hidden + rows * model.vocab_size * per_logit
         if self.era.keeps_expert_buffers and not _is_mxfp4(model):
             in_sampler += experts
         return max(in_layer, in_sampler)

@@ -68,6 +68,10 @@ FAMILIES = {
     "trtllm_gen_fp8_block": replace(
         _TRTLLM, num_kernels=5, flops_factor=0.38, fill_depth=100, remote_share=0.6
     ),
+    # Set on whole runs of TensorRT-LLM's prefill and decode workers, not on measurements of the operator.
+    "deepgemm_fp8_block": replace(
+        _TRTLLM, num_kernels=5, flops_factor=0.75, fill_depth=100, bandwidth_factor=0.6
+    ),
     "trtllm_gen_nvfp4": replace(_TRTLLM, flops_factor=1.25, fill_depth=210),
     "trtllm_gen_mxfp4": replace(_TRTLLM, num_kernels=4, flops_factor=0.62, fill_depth=900, remote_share=0.2),
     "trtllm_gen_w4a8": replace(_TRTLLM, num_kernels=5, flops_factor=1.35, fill_depth=510),
@@ -95,8 +99,8 @@ def check_capability(compute_capability: str) -> None:
 
 def check_library(kernels: str) -> None:
     """Raises ValueError for an unknown library."""
-    if kernels not in ("vllm", "sglang", "trtllm", "marlin"):
-        raise ValueError(f"kernels={kernels}: must be vllm, sglang, trtllm or marlin")
+    if kernels not in ("vllm", "sglang", "trtllm", "marlin", "deepgemm"):
+        raise ValueError(f"kernels={kernels}: must be vllm, sglang, trtllm, marlin or deepgemm")
 
 
 def kernel_family(
@@ -113,14 +117,16 @@ def kernel_family(
     sglang: the same, but Triton for weights of 16 bits, and on Hopper for 8 bits on expert-parallel ranks
     (SGLang's moe-runner-backend auto, without DeepEP).
     trtllm: as vllm on Blackwell, and CUTLASS for vLLM's Triton and its slow fp8 kernel; this is assumed, not
-    measured. Marlin unpacks the formats that tensor cores lack.
+    measured. Marlin unpacks the formats that tensor cores lack. deepgemm: TensorRT-LLM's choice for data
+    parallel attention on Blackwell with weights in fp8 by block.
     The device only determines the formats of the tensor cores. sm89 runs Triton, as sm80 does.
-    Raises ValueError for an unknown library or compute capability.
+    Raises ValueError for an unknown library or compute capability, and for deepgemm elsewhere.
     """
     check_library(kernels)
     check_capability(compute_capability)
-    if kernels == "marlin" and weights.bits <= 8:
-        return MARLIN[compute_capability]
+    asked = asked_family(kernels, weights, compute_capability)
+    if asked is not None:
+        return asked
     blackwell, hopper = compute_capability == "sm100", compute_capability == "sm90"
     fp4 = "fp4" in device.peak_flops_per_s
     if weights.bits == 4 and weights.compute == "fp8" and blackwell:
@@ -154,3 +160,20 @@ def wide_family(kind: str, layer: ExpertLayer, kernels: str, compute_capability:
     if hopper and kind == "fp8":
         return "cutlass_fp8_hopper"
     return "cutlass_fp8_block" if hopper and layer.ep_size > 1 else "triton_fp8"
+
+
+def asked_family(kernels: str, weights: WeightFormat, compute_capability: str) -> str | None:
+    """Returns the family of marlin or deepgemm; None: that of the library.
+
+    Raises ValueError for deepgemm where its times are not known.
+    """
+    if kernels == "marlin" and weights.bits <= 8:
+        return MARLIN[compute_capability]
+    if kernels != "deepgemm":
+        return None
+    if compute_capability != "sm100" or weights.name not in ("fp8_block", "mxfp8"):
+        raise ValueError(
+            "moe_backend=deepgemm: only priced for experts in fp8 by block on sm100 (B200); "
+            f"found {weights.name} on {compute_capability}; use auto"
+        )
+    return "deepgemm_fp8_block"

@@ -51,6 +51,8 @@ class EngineProfile:
     """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory_profile`."""
     version: str | None = None
     """Version of vLLM whose memory profile is modelled, such as 0.11.0; None: the newest that is known."""
+    flashinfer_sampler: bool = False
+    """Whether FlashInfer samples in vLLM, see `MemoryProfile`."""
     max_model_len: int | None = None
     """Maximum number of prompt and output tokens of one sequence, for which KV memory must suffice; None: the
     context length of the model, or as much as KV memory holds (vLLM's `--max-model-len auto`)."""
@@ -115,4 +117,6 @@ class EngineProfile:
     @property
     def memory(self) -> MemoryProfile:
         """The rule by which the engine finds the memory for KV. Raises ValueError for an unknown one."""
-        return MemoryProfile(rule=self.memory_profile, version=self.version)
+        return MemoryProfile(
+            rule=self.memory_profile, version=self.version, flashinfer_sampler=self.flashinfer_sampler
+        )

@@ -1,6 +1,7 @@
 """The search for the cheapest fleet: it finds what trying all would find, in few runs."""
 
 import math
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.capacity.advice import closest
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates
-from experiments.capacity.probe import distinct_seeds, keeps, reseeded
+from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from sim.engine.interrupt import Interrupt
@@ -183,3 +184,8 @@ def test_the_closest_is_found_by_runs_to_the_end_not_by_bounds(monkeypatch):
     monkeypatch.setattr("experiments.capacity.advice.Probe.run", run)
     best, probe, runs = closest(search, Interrupt())
     assert (best.candidate.name, probe.replicas, runs[0].share) == ("cut", 4, 0.7)
+
+
+def test_a_run_passes_from_a_worker_process():
+    """Answers of workers are pickled; a trace's intervals are empty for all other workloads."""
+    assert pickle.loads(pickle.dumps(Run._field_defaults)) == Run._field_defaults  # nosec B301 (own data)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from experiments.score.disaggregated import USUAL_WORKERS, engine_in_dynamo, with_published_drafts
+from experiments.score.disaggregated import engine_in_dynamo
 from experiments.score.modes import predict, scenario_of
 from experiments.score.predictions import predict_row
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Spec
-from hwmodels.levels.speculative import Speculative
 from tests.experiments.score.measured_rows import SILICON
 
 SIDE = {"num_workers": 1, "tp_size": 1, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 1}
@@ -52,13 +51,6 @@ def test_requests_pass_dynamo_or_what_the_load_generator_adds_to_an_engine():
     assert scenario(backend="sglang").client.name == "inferencex"
 
 
-def test_published_rows_without_workers_have_drafts():
-    row = {**ROW, "source": "inferencemax", "backend": "trtllm", "model": "deepseek-r1"}
-    assert isinstance(with_published_drafts(Spec(), {**row, **NONE}), Speculative)
-    for other in ({}, {**NONE, "backend": "sglang"}, {**NONE, "source": "lab"}, {**NONE, "model": "llama"}):
-        assert with_published_drafts(Spec(), {**row, **other}) == Spec()
-
-
 def test_versions_of_the_runtime_are_none_of_the_engine():
     row = {"backend": "trtllm", "backend_version": "0.8.1.post1", "measured_date": "2026-01-29"}
     assert engine_in_dynamo(row) == "tensorrt_llm"
@@ -67,16 +59,33 @@ def test_versions_of_the_runtime_are_none_of_the_engine():
 
 
 def test_workers_follow_from_the_gpus():
-    assert workers(**NONE, gpus=6) == (1, 5)
     assert workers(prefill_num_workers=2, decode_num_workers=np.nan, gpus=6) == (2, 4)
     assert workers(prefill_num_workers=np.nan, decode_num_workers=2, gpus=6) == (4, 2)
-    assert workers(**NONE) == tuple(USUAL_WORKERS.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (NONE, "prefill_num_workers and decode_num_workers: missing"),
+        ({**NONE, "gpus": 6}, "prefill_num_workers and decode_num_workers: missing"),
+        ({"prefill_num_workers": np.nan}, "prefill_num_workers: missing"),
+        ({"decode_num_workers": np.nan}, "decode_num_workers: missing"),
+    ],
+)
+def test_unknown_numbers_of_workers_are_not_assumed(given, missing):
+    row = predict_row("silicon", Spec(), {**ROW, **given})
+    assert set(row) == {"id", "status"}
+    assert row["status"].startswith(missing)
+    assert row["status"].endswith("nothing is assumed; give both, or gpus and one of them")
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({**NONE, "gpus": 1}, "gpus=1: must be those of 1 x 1 for prefill and 0 x 1 for decode"),
+        (
+            {"decode_num_workers": np.nan, "gpus": 1},
+            "gpus=1: must be those of 1 x 1 for prefill and 0 x 1 for decode",
+        ),
         ({"gpus": 3}, "gpus=3: must be those of 1 x 1 for prefill and 1 x 1 for decode"),
         ({"decode_moe_ep_size": 4}, "decode_moe_tp_size=1 x decode_moe_ep_size=4: must be decode_tp_size=1"),
         ({"concurrency": np.nan, "decode_batch_size": np.nan}, "concurrency and decode_batch_size are mis"),

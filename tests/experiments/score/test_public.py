@@ -232,3 +232,28 @@ def test_the_list_of_sources_counts_the_rows_of_each(table):
     assert listed["rows"].to_dict() == rows.size().to_dict()
     assert listed["part"].to_dict() == rows["part"].first().to_dict()
     assert len(listed) >= 20
+
+
+@pytest.mark.parametrize(
+    ("version", "sampler"),
+    [
+        ("0.8.4", False),
+        ("0.8.5", True),
+        ("0.10.2", True),
+        ("0.11.0", True),
+        ("0.11.1", False),
+        ("0.19.0", False),
+    ],
+)
+def test_flashinfer_samples_in_the_images_that_have_it(version, sampler):
+    scenario = public.scenario_of({**ROW, "backend_version": version}, Spec())
+    assert scenario.engine.flashinfer_sampler is sampler
+    assert not public.samples_with_flashinfer({**ROW, "backend": "sglang", "backend_version": version})
+
+
+def test_gpt_oss_fits_on_the_gpu_on_which_it_ran(table):
+    """71.2 GiB hold 64.4 of weights, 0.1 of libraries and 2.9 for sampling 1,024 rows; sorted, 7.4."""
+    row = table[table["id"] == "gpustack-gpt-oss-120b-h100-88"].iloc[0].to_dict()
+    assert public.scenario_of(row, Spec()).plan_memory().num_blocks * 16 > 32_768
+    with pytest.raises(ValueError, match=r"gpt-oss-120b needs 72.1 GiB on each H100 SXM, 0.9 GiB more"):
+        public.scenario_of({**row, "backend_version": "0.12.0"}, Spec()).plan_memory()

@@ -197,7 +197,9 @@ def test_rejects_what_cannot_be(devices):
         Routing(kind="power_law", exponent=1)
     with pytest.raises(ValueError, match="num_tokens=0: must be >= 1"):
         seconds([4, 0], device=devices["h100_sxm"])
-    with pytest.raises(ValueError, match="kernels=deep_gemm: must be vllm, sglang, trtllm or marlin"):
+    with pytest.raises(
+        ValueError, match="kernels=deep_gemm: must be vllm, sglang, trtllm, marlin or deepgemm"
+    ):
         seconds(1, device=devices["h100_sxm"], kernels="deep_gemm")
     with pytest.raises(ValueError, match=r"flops_share=1.5: must be a share"):
         MoeCurve(flops_share=1.5)

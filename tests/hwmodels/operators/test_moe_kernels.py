@@ -40,6 +40,8 @@ CAPABILITIES = {
         ("b200_sxm", "nvfp4", 8, "trtllm", "trtllm_gen_nvfp4"),
         ("b200_sxm", "int4_wo", 1, "vllm", "marlin_blackwell"),
         ("b200_sxm", "int8", 1, "vllm", "triton_fp8"),
+        ("b200_sxm", "fp8_block", 8, "trtllm", "trtllm_gen_fp8_block"),
+        ("b200_sxm", "fp8_block", 8, "deepgemm", "deepgemm_fp8_block"),
         ("h100_sxm", "fp8_block", 8, "sglang", "triton_fp8"),
         ("h100_sxm", "mxfp4", 1, "sglang", "triton_mxfp4"),
         ("b200_sxm", "bf16", 1, "sglang", "triton_bf16_blackwell"),
@@ -65,6 +67,31 @@ def test_every_format_has_a_family_on_every_device(devices):
                 for capability in set(CAPABILITIES.values()):
                     family = kernel_family(device, DEEPSEEK, weights, kernels, compute_capability=capability)
                     assert family in FAMILIES
+
+
+@pytest.mark.parametrize(("device", "weights"), [("h100_sxm", "fp8_block"), ("b200_sxm", "nvfp4")])
+def test_deepgemm_is_refused_where_nothing_shows_its_times(devices, device, weights):
+    with pytest.raises(ValueError, match=f"moe_backend=deepgemm: only priced .* found {weights} on sm"):
+        kernel_family(
+            devices[device],
+            DEEPSEEK,
+            WEIGHT_FORMATS[weights],
+            "deepgemm",
+            compute_capability=CAPABILITIES[device],
+        )
+
+
+def test_deepgemm_is_faster_with_many_rows_and_slower_with_few(devices):
+    """Twice the FLOP/s of the other kernel in large tiles, six tenths of its bandwidth."""
+    own, other = FAMILIES["deepgemm_fp8_block"], FAMILIES["trtllm_gen_fp8_block"]
+    assert own.flops_factor / other.flops_factor == pytest.approx(0.75 / 0.38)
+    given = {"device": devices["b200_sxm"], "weights": "fp8_block"}
+    given["curve"] = MoeCurve(compute_capability="sm100")
+    many, few = (
+        seconds(n, kernels="deepgemm", **given) / seconds(n, kernels="trtllm", **given) for n in (65_536, 64)
+    )
+    assert many < 0.7
+    assert 1.2 < few < 1 / 0.6
 
 
 @pytest.mark.parametrize("weights", ["bf16", "fp8", "nvfp4", "mxfp4", "int4_wo"])
