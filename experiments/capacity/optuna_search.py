@@ -23,6 +23,7 @@ from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Question
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State
+from experiments.study.steady_state import Lack
 from experiments.study.workers import Report, as_asked
 from sim.engine.interrupt import Interrupt
 from sim.metrics.paired import Interval
@@ -169,7 +170,8 @@ def _kept(run: Run) -> dict[str, Any]:
 def _run_of(kept: dict[str, Any]) -> Run:
     intervals = {name: Interval(*bounds) for name, bounds in kept["intervals"].items()}
     batch, notes = tuple(kept["batch"]), tuple(kept["notes"])
-    return Run(**kept | {"batch": batch, "notes": notes, "intervals": intervals})
+    lack = None if kept["lack"] is None else Lack(*kept["lack"])
+    return Run(**kept | {"batch": batch, "notes": notes, "intervals": intervals, "lack": lack})
 
 
 def _study(optuna: Any, file: str | None, seed: int, load: float = 1.0, digest: str = "") -> Any:
