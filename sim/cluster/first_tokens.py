@@ -35,6 +35,8 @@ class FirstTokens:
         self._attempts = attempts
         self._clock = clock
         self._of_replica: dict[int, FirstTokensOfReplica] = {}
+        self.on_notify: Callable[[int], None] | None = None
+        """Is called with the id of each request of which the policies are notified."""
 
     def attach_to(self, replica: Replica) -> None:
         """Attaches a listener for first tokens to a replica, if any policy or client needs them."""
@@ -57,6 +59,8 @@ class FirstTokens:
         if self._notify_admission is not None and not attempt.has_token:
             self._notify_admission(request, now)
         attempt.has_token = True
+        if self.on_notify is not None:
+            self.on_notify(request_id)
 
 
 class FirstTokensOfReplica(Attachment):

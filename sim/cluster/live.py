@@ -92,6 +92,7 @@ class LiveSimulation(Simulation):
         self._listener = listener
         self._attach_own = attach
         self._due: list[TokenFeed] = []  # feeds of the replicas that end an iteration with the present event
+        self._feeds: list[TokenFeed] = []
         self._num_emitted: dict[int, int] = {}  # output tokens by request id, of the requests in progress
         self._is_open = True
         self.traffic = TrafficLog()
@@ -105,6 +106,7 @@ class LiveSimulation(Simulation):
         """The prefills that are kept for clients; None: the run has no prefill pools."""
         super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
         self.kept_prefills = self._assembly.kept_prefills()
+        self._assembly.first_tokens.on_notify = self._on_first_token
 
     @property
     def now(self) -> float:
@@ -260,11 +262,17 @@ class LiveSimulation(Simulation):
 
         def attach_to(replica: Replica) -> None:
             attach_first(replica)
-            replica.attach(TokenFeed(self._requests, self._due, self.emitted))
+            feed = TokenFeed(self._requests, self._due, self.emitted)
+            self._feeds.append(feed)
+            replica.attach(feed)
             if self._attach_own is not None:
                 self._attach_own(replica)
 
         return attach_to
+
+    def _on_first_token(self, request_id: int) -> None:
+        """Reports the tokens of the replica of a request whose first token may have come with its KV."""
+        self._due.extend(feed for feed in self._feeds if feed.follows(request_id))
 
     def _requests_remain(self) -> bool:
         return self._is_open
@@ -304,6 +312,10 @@ class TokenFeed(Attachment):
         self._due = due
         self._on_tokens = on_tokens
         self._sequences: dict[int, EngineSequence] = {}
+
+    def follows(self, request_id: int) -> bool:
+        """Returns whether the engine has a request."""
+        return request_id in self._sequences
 
     def entered(self, seq: EngineSequence) -> None:
         self._sequences[seq.request_id] = seq

@@ -90,7 +90,7 @@ def test_only_runs_with_jitter_leave_the_lane(run, monkeypatch):
 
 def test_figures_follow_the_longer_iterations():
     """All requests are there from the beginning: the same iterations with and without jitter."""
-    usual = {"workload": "offline_batch", "workload__num_requests": 20}
+    usual = {"workload": "offline_batch", "workload__num_requests": 20, "engine__frontend": None}
     plain, noised = simulate(**usual), simulate(**usual, **noisy(drift_cv=0.5, drift_iterations=1e6))
     one, other = plain.iterations, noised.iterations
     assert one.drop(columns=["start_s", "duration_s"]).equals(other.drop(columns=["start_s", "duration_s"]))

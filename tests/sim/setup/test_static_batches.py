@@ -20,6 +20,7 @@ BASE = (
     "engine.max_model_len=200",
     "batching=static",
     "batching.batch_size=8",
+    "engine.frontend=null",
     "slo=none",
 )
 
