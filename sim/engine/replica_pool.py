@@ -9,7 +9,6 @@ from typing import Any
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
 from hwmodels.iterations.jitter import Jitter
-from hwmodels.levels.recorded import Recorded
 from policies.core.engine import EngineCore
 from policies.scaling import Scaling
 from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
@@ -97,11 +96,14 @@ class ReplicaPool:
 
         With recorded iterations it is that of their base model, as when they were recorded.
         """
-        model = self.model.base if isinstance(self.model, Recorded) else self.model
         try:
-            return model.decode_ends(0.0, 1, TOKENS, 1)[0]
+            return self.model.decode_ends(0.0, 1, TOKENS, 1)[0]
         except UnknownIterationError:
-            return 0.0
+            from hwmodels.levels.recorded import Recorded  # noqa: PLC0415 (it imports what fits prices)
+
+            if not isinstance(self.model, Recorded):
+                return 0.0
+            return self.model.base.decode_ends(0.0, 1, TOKENS, 1)[0]
 
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""
