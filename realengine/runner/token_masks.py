@@ -84,10 +84,14 @@ class Biases:
     def added(
         self, logits_SV: torch.Tensor, slots_S: torch.Tensor, positions_S: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the logits with the biases, in fp32. positions_S: of the tokens to draw."""
+        """Returns the logits with the biases, added in fp32. positions_S: of the tokens to draw.
+
+        Their dtype stays, as kernels of the draw are compiled for it ahead of the requests.
+        """
         holds_SK = positions_S[:, None] < self._ends_SK[slots_S]
         values_SK = torch.where(holds_SK, self._values_SK[slots_S], 0.0)
-        return logits_SV.float().scatter_add(1, self._tokens_SK[slots_S], values_SK)
+        biased_SV = logits_SV.float().scatter_add(1, self._tokens_SK[slots_S], values_SK)
+        return biased_SV.to(logits_SV.dtype)
 
 
 class AllowedTokens(NamedTuple):
