@@ -45,13 +45,22 @@ def test_images_that_ran_with_speculative_decoding_are_known(given, drafts):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"concurrency": 4}, Recipe(32_768, scheduler_recv_interval=10, max_prefill_tokens=32_768)),
-        ({"concurrency": 16}, Recipe(32_768, scheduler_recv_interval=30, max_prefill_tokens=32_768)),
-        ({"weights": "nvfp4"}, Recipe(16_384, scheduler_recv_interval=30, max_prefill_tokens=16_384)),
+        (
+            {"concurrency": 4},
+            Recipe(32_768, scheduler_recv_interval=10, max_prefill_tokens=32_768, moe_backend="auto"),
+        ),
+        (
+            {"concurrency": 16},
+            Recipe(32_768, scheduler_recv_interval=30, max_prefill_tokens=32_768, moe_backend="auto"),
+        ),
+        (
+            {"weights": "nvfp4"},
+            Recipe(16_384, scheduler_recv_interval=30, max_prefill_tokens=16_384, moe_backend="auto"),
+        ),
         ({"gpu": "h200_sxm"}, Recipe(32_768, max_prefill_tokens=32_768)),
         (
             {"concurrency": 128, "backend_version": "0.5.9"},
-            Recipe(32_768, scheduler_recv_interval=68, max_prefill_tokens=32_768),
+            Recipe(32_768, scheduler_recv_interval=68, max_prefill_tokens=32_768, moe_backend="auto"),
         ),
         ({"model": "llama-3.1-70b"}, Recipe()),
     ],
