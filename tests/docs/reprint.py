@@ -38,8 +38,8 @@ def output_of(command: str, folder: Path, known: dict[str, str]) -> str:
 
 
 def masked(line: str) -> str:
-    """Returns a line with one sign for every number, so that figures do not count for likeness."""
-    return re.sub(r"[\d.,]*\d", "#", line)
+    """Returns a line with one sign for every number and one space between words, for likeness."""
+    return " ".join(re.sub(r"[\d.,]*\d", "#", line).split())
 
 
 def renewed(block: Block, printed: str) -> tuple[str, list[str]]:
