@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
-from hwmodels.fitting.robust import EXACT, HALVINGS, SAME_COST, Floats
+from hwmodels.fitting.robust import EXACT, SAME_COST, Floats, end_of
 
 
 class Terms(NamedTuple):
@@ -64,20 +64,12 @@ def _range(
     def is_equal(figure: float) -> bool:
         return _solved(others, target - figure * own)[1] <= most
 
-    def end(inner: float, outer: float) -> float:
-        if is_equal(outer):
-            return outer
-        for _ in range(HALVINGS):
-            middle = 0.5 * (inner + outer)
-            inner, outer = (middle, outer) if is_equal(middle) else (inner, middle)
-        return inner
-
     higher, lower = min(2 * value if value else 0.25 * upper, upper), 0.5 * value
     higher_is_equal = higher > 1.1 * value and is_equal(higher)
     lower_is_equal = value > 0 and is_equal(lower)
     if not higher_is_equal and not lower_is_equal:
         return None
     return (
-        end(lower, 0.0) if lower_is_equal else end(value, lower),
-        end(higher, upper) if higher_is_equal else end(value, higher),
+        end_of(is_equal, lower, 0.0) if lower_is_equal else end_of(is_equal, value, lower),
+        end_of(is_equal, higher, upper) if higher_is_equal else end_of(is_equal, value, higher),
     )

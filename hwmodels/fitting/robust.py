@@ -138,6 +138,19 @@ def fit_curve(
     return Fitted(problem.curve_of(best.shares), best.cost, values)
 
 
+def end_of(is_equal: Callable[[float], bool], inner: float, outer: float) -> float:
+    """Returns the value furthest from `inner` towards `outer` with an equal cost, by bisection.
+
+    is_equal: whether the cost of a value is equal; it is at `inner`.
+    """
+    if is_equal(outer):
+        return outer
+    for _ in range(HALVINGS):
+        middle = 0.5 * (inner + outer)
+        inner, outer = (middle, outer) if is_equal(middle) else (inner, middle)
+    return inner
+
+
 def spread_points(num: int, dimensions: int, seed: int) -> Floats:
     """Returns points of the unit cube, shape [num, dimensions]: a Latin hypercube."""
     draws = np.random.default_rng(seed)
@@ -280,14 +293,6 @@ class _Problem(Generic[Curve]):
                 start[moved] = value
             return self._cost(start) <= most or self.minimum(start, given, PROFILE_STEPS).cost <= most
 
-        def end(inner: float, outer: float) -> float:
-            if is_equal(outer):
-                return outer
-            for _ in range(HALVINGS):
-                middle = 0.5 * (inner + outer)
-                inner, outer = (middle, outer) if is_equal(middle) else (inner, middle)
-            return inner
-
         share = float(shares[index])
         far = (
             float(np.log(2) / np.log(self._upper[index] / self._lower[index]))
@@ -300,8 +305,8 @@ class _Problem(Generic[Curve]):
         if not lower_is_equal and not upper_is_equal:
             return share, share
         return (
-            end(lower, 0.0) if lower_is_equal else end(share, lower),
-            end(upper, 1.0) if upper_is_equal else end(share, upper),
+            end_of(is_equal, lower, 0.0) if lower_is_equal else end_of(is_equal, share, lower),
+            end_of(is_equal, upper, 1.0) if upper_is_equal else end_of(is_equal, share, upper),
         )
 
     def _residuals(self, shares: Floats) -> Floats:

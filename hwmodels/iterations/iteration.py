@@ -17,7 +17,7 @@ class AdapterBatch(NamedTuple):
     """
 
     adapters: Num
-    """Different adapters."""
+    """Number of different adapters."""
     tokens: Num
     """Tokens that go through an adapter."""
     rank_tokens: Num

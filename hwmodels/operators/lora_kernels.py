@@ -181,7 +181,7 @@ class LoraWork(NamedTuple):
     tokens: Any
     """Tokens that go through an adapter."""
     adapters: Any
-    """Different adapters."""
+    """Number of different adapters."""
     rank: Any
     """Mean rank of these adapters, padding included."""
 

@@ -50,4 +50,4 @@ class Client:
 
 
 NO_CLIENT = Client()
-"""No load generator."""
+"""The client of a run without a load generator, which adds no time."""
