@@ -248,14 +248,16 @@ class EngineCore(TransferringEngine):
             if num_computed < seq.stored_known:
                 continue
             prefilled.append(seq)
-            if seq.request.branching is None:
-                has_ended = self._state.running_set.begin_decoding(seq)
-            else:
-                self.running_set.fork(seq)
-                has_ended = self.branched.produce(seq, outcome.parents.get(seq.request_id))
-            if has_ended:
+            if self._end_prefill(seq, outcome):
                 finished.append(seq)
         return prefilled
+
+    def _end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:
+        """Gives a sequence its first token, or its branches theirs; returns whether it has ended."""
+        if seq.request.branching is None:
+            return self.running_set.begin_decoding(seq)
+        self.running_set.fork(seq)
+        return self.branched.produce(seq, outcome.parents.get(seq.request_id))
 
     def cancel(self, plan: StepPlan) -> list[Sequence]:
         """Cancels the plan in flight, which could not be run; aborts its sequences and returns them.

@@ -141,12 +141,7 @@ class PipelinedEngineCore(EngineCore):
                 continue
             self.running_set.prefill_again(seq)
             prefilled.append(seq)
-            if seq.request.branching is None:
-                has_ended = self.running_set.begin_decoding(seq)
-            else:
-                self.running_set.fork(seq)
-                has_ended = self.branched.produce(seq, outcome.parents.get(seq.request_id))
-            if has_ended:
+            if self._end_prefill(seq, outcome):
                 finished.append(seq)
         return prefilled
 
