@@ -104,9 +104,9 @@ FAMILIES: dict[str, LoraFamily] = {
     # Punica's BGMV, also in vLLM 0.3 to 0.5.3: CUDA kernels, one token to a tile, prompts too. The
     # speed is fitted to vLLM 0.5.0 on an H100: 17 % more time with adapters of rank 16.
     "punica": LoraFamily(_PUNICA, fuses_slices=False, speed=2.0, launch_s=15e-6),
-    # S-LoRA's MBGMM and MBGMV, and LoRAX's SGMV: segments of an adapter, no CUDA graphs.
-    "slora": LoraFamily(_SEGMENTS, fuses_slices=False, captured=False, launch_s=15e-6),
-    "lorax": LoraFamily(_SEGMENTS, fuses_slices=False, captured=False, launch_s=30e-6),
+    # S-LoRA's MBGMM for prompts and MBGMV for decodes, and LoRAX's SGMV and BGMV: no CUDA graphs.
+    "slora": LoraFamily(_SEGMENTS, _PUNICA, fuses_slices=False, captured=False, launch_s=15e-6),
+    "lorax": LoraFamily(_SEGMENTS, _PUNICA, fuses_slices=False, captured=False, launch_s=30e-6),
     # SGLang: sgemm kernels with a segment per sequence; chunked SGMV with segments of up to 32 tokens.
     "sglang_triton": LoraFamily(
         Grids(Grid(16, 16, 4, rows_of="sequence"), Grid(16, 256, rows_of="sequence")), fills=0, launch_s=40e-6
