@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -126,6 +126,35 @@ def print_runs(checkouts: Sequence[Path], runs: Mapping[str, Sequence[str]], rou
     return done
 
 
+def add_options(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
+    """Adds the options that `chosen_runs` reads. names: the runs that are measured by default."""
+    parser.add_argument("--runs", default=",".join(names), help="names, with commas between; default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each program runs")
+    parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="folder with the traces")
+
+
+def chosen_runs(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, names: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the overrides of the chosen runs by name; says which cannot be measured. Exits for a mistake.
+
+    names: the runs that there are.
+    """
+    if options.rounds < 1:
+        parser.error(f"--rounds={options.rounds}: must be >= 1")
+    runs = {}
+    for name in options.runs.split(","):
+        if name not in names:
+            parser.error(f"--runs={options.runs}: {name!r} is none of {', '.join(names)}")
+        overrides = with_trace(RUNS[name], options.traces)
+        if overrides is None:
+            where = f"{options.traces}; name its folder with --traces=DIR"
+            print(f"{name}: not measured, there is no trace in {where}")
+        else:
+            runs[name] = overrides
+    return runs
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the runs named on the command line; returns 1 if one failed."""
     parser = argparse.ArgumentParser(
@@ -134,25 +163,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT", help="root of the other checkout")
-    parser.add_argument("--runs", default=",".join(RUNS), help="names, with commas between; default: all")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each checkout")
-    parser.add_argument("--traces", type=Path, default=SHARED_TRACES, help="folder with the traces")
+    add_options(parser, RUNS)
     options = parser.parse_args(arguments)
     other = options.other.resolve()
     if not Path(other, "experiments", "app", "cli.py").is_file():
         parser.error(f"{options.other}: is no checkout of windtunnel, as it has no experiments/app/cli.py")
-    if options.rounds < 1:
-        parser.error(f"--rounds={options.rounds}: must be >= 1")
-    runs = {}
-    for name in options.runs.split(","):
-        if name not in RUNS:
-            parser.error(f"--runs={options.runs}: {name!r} is none of {', '.join(RUNS)}")
-        overrides = with_trace(RUNS[name], options.traces)
-        if overrides is None:
-            where = f"{options.traces}; name its folder with --traces=DIR"
-            print(f"{name}: not measured, there is no trace in {where}")
-        else:
-            runs[name] = overrides
+    runs = chosen_runs(parser, options, RUNS)
     return 0 if print_runs((HERE, other), runs, options.rounds) else 1
 
 
