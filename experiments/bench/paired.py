@@ -1,10 +1,9 @@
 """CPU time of this checkout and of another one: `python -m experiments.bench.paired OTHER_CHECKOUT`.
 
 Each run is a whole `windtunnel simulate` in its own process, without report and tables; its CPU seconds
-are those of the process and its children, user and system. In each round both checkouts run once, and who
-runs first alternates, so that a change of the machine's speed meets both. Prints the median and the
-minimum of each, the ratio of the minima (below 1: this checkout is faster), and whether both wrote the same
-summary.
+are those of the process and its children, user and system. In each round both checkouts run once, in turns
+first, so that a change of the machine's speed meets both. Prints the median and the minimum of each, the
+ratio of the minima (below 1: this checkout is faster), and whether both wrote the same summary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CPU time of AISimulate, the nearest compiled simulator, and ours: `python -m experiments.bench.peer PYTHON`.
+"""CPU time of ours and of AISimulate, a compiled simulator: `python -m experiments.bench.peer PYTHON`.
 
 PYTHON is the interpreter of an environment that has AISimulate and nothing of ours:
 
@@ -24,8 +24,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import yaml
 
 from experiments.bench.commands import timed
 from experiments.bench.paired import HERE, FailedError, add_options, chosen_runs, cpu_s_of
@@ -90,7 +88,7 @@ def peer_config(scenario: Scenario, trace: Path) -> dict[str, Any]:
 
 def peer_cpu_s(python: Path, config: dict[str, Any], folder: Path) -> tuple[float, dict[str, Any]]:
     """Runs AISimulate once; returns its CPU seconds and its figures. Raises FailedError."""
-    (folder / "peer.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "peer.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
     words = ("predict", "--config", "peer.yaml", "--output-dir", "peer", "--overwrite")
     took = timed([str(python.with_name("aisimulate").absolute()), *words], folder)
     if took.error is not None:

@@ -17,7 +17,7 @@ ONE, OTHER = Path("one"), Path("other")
 
 @pytest.fixture
 def ran(monkeypatch):
-    """The checkouts in which commands ran; the other one takes twice as long and serves one request more."""
+    """Notes the checkouts in which commands run; the other one takes twice as long, with another summary."""
     order = []
 
     def cpu_s_of(checkout, overrides):

@@ -5,7 +5,6 @@ import sys
 from itertools import pairwise
 
 import pytest
-import yaml
 
 from experiments.bench import peer
 from sim.settings.compose import ConfigSource
@@ -14,9 +13,9 @@ from sim.settings.scenario import build_run
 
 SMALL = ("engine=vllm", "workload=poisson", "workload.num_requests=20", "replicas=2")
 STUB = """#!{python}
-import json, sys, yaml
+import json, sys
 from pathlib import Path
-config = yaml.safe_load(Path(sys.argv[3]).read_text())
+config = json.loads(Path(sys.argv[3]).read_text())
 rows = Path(config["traffic"]["source"]["paths"][0]).read_text().splitlines()
 if len(rows) != 20:
     sys.exit("not all requests")
@@ -27,7 +26,7 @@ Path(sys.argv[5], "prediction.json").write_text(json.dumps({{"mean_ttft_ms": 12.
 
 @pytest.fixture
 def python(tmp_path):
-    """The interpreter of an environment whose command `aisimulate` is a stub."""
+    """Makes an environment whose command `aisimulate` is a stub; returns the path of its interpreter."""
     stub = tmp_path / "aisimulate"
     stub.write_text(STUB.format(python=sys.executable))
     stub.chmod(0o755)
@@ -52,7 +51,7 @@ def test_the_trace_has_our_requests_and_no_shared_prompts(tmp_path, run):
 
 def test_the_peer_has_our_replicas_and_limits(tmp_path, run):
     config = peer.peer_config(run[0], tmp_path / "trace.jsonl")
-    workers = yaml.safe_load(yaml.safe_dump(config))["engine"]["workers"]["aggregated"]
+    workers = config["engine"]["workers"]["aggregated"]
     assert workers["parallelism"] == {"replicas": 2}
     assert workers["scheduler"] == {"max_batched_tokens": 8192, "max_sequences": 1024}
 
