@@ -50,16 +50,15 @@ RUNS: dict[str, tuple[str, ...]] = {
     "adapters": (*LORA, "adapters=fixed_slots"),
     "sampling": (*poisson(1500), "caching=paged", "workload.branching.width=4"),
     "autoscaling": (
-        *poisson(8000, 4),
+        *poisson(8000, 4, "least_outstanding"),
         "scaling=queue_length",
         "cold_start=in_memory",
-        "routing=least_outstanding",
     ),
     "patience": (*poisson(6000), "workload.arrivals.rate_per_s=80", "workload.patience_s=5"),
     "preemptions": (*poisson(3000), *SHORT_OF_KV),
     "swaps": (*poisson(3000), *SHORT_OF_KV, "scheduling.preemption_mode=swap", "engine.swap_space_gib=64"),
     "pipeline": (*poisson(4000), "pipeline_parallel_size=2"),
-    "static": (*poisson(6000), "engine=static"),
+    "static": ("engine=static", *poisson(6000)[1:]),
     "drafts": (*DRAFTS, "draft_length=fixed"),
     "adaptive_drafts": (*DRAFTS, "draft_length=adaptive"),
 }

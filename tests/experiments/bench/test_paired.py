@@ -76,6 +76,8 @@ def test_a_missing_trace_is_not_measured(tmp_path, capsys, ran):
 @pytest.mark.parametrize("name", [name for name in paired.RUNS if name != "W3"])  # its trace is not ours
 def test_every_run_can_be_built(name):
     overrides = [*paired.RUNS[name]]
+    choices = [text.split("=")[0] for text in overrides if "." not in text.split("=")[0]]
+    assert len(choices) == len(set(choices)), "the command line refuses a group that is chosen twice"
     build_run(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(overrides))
 
 
