@@ -24,7 +24,7 @@ from policies.batching import supports_mixed_role
 from policies.core.engine_transfers import TransferringEngine
 from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.livelock import MAX_STEPS, MAX_WAITS
-from policies.core.plan import Cause, Chunk, Progress, StepOutcome, StepPlan
+from policies.core.plan import Chunk, Progress, StepOutcome, StepPlan
 from policies.core.policy_names import name_of
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 from policies.user_code.decisions import WrongDecisionError
@@ -143,23 +143,6 @@ class EngineCore(TransferringEngine):
         plan.until_s = pool.expires_s
         if num_decodes * (horizon // pool.block_size + 1) > pool.num_free_without_copy:
             plan.horizon = cut_horizon(plan, decodes, pool)
-        return plan
-
-    def resume(
-        self,
-        num_decodes: int,
-        num_context_tokens: int,
-        chunks: SequenceOf[Chunk],
-        waits_for: Cause | None,
-        horizon: int,
-    ) -> StepPlan:
-        """Returns the plan in flight of sequences that the engine has taken over, with these properties."""
-        decoding = self.decodes if num_decodes else ()
-        plan = StepPlan(
-            self.num_iterations, num_decodes, num_context_tokens, num_decodes, decoding, horizon, inf, chunks,
-            waits_for=waits_for,
-        )  # fmt: skip
-        self._in_flight = plan
         return plan
 
     def _add_earlier_changes(self, plan: StepPlan) -> None:

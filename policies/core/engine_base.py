@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from functools import partial
@@ -277,25 +277,6 @@ class EngineBase:
         self._sequences[request_id] = seq
         state.enqueue(seq)
         return seq
-
-    def take_over(
-        self,
-        sequences: Mapping[int, Sequence],
-        running: SequenceOf[Sequence],
-        num_admissions: int,
-        num_iterations: int,
-    ) -> None:
-        """Lets an empty engine continue with the sequences of a lane (`policies.core.lane`).
-
-        running: the sequences that do not wait, in the order of admission. Of the pool, only the number of
-        iterations is set.
-        """
-        self.num_iterations = self.block_pool.num_iterations = num_iterations
-        self._state.running_set.take_over(running, num_admissions)
-        self._sequences.update(sequences)
-        for seq in sequences.values():
-            if seq.state is WAITING:
-                self._state.enqueue(seq)
 
     def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
         """Returns the number of known tokens at which a request would end here, and the reason.

@@ -12,7 +12,7 @@ Decoding sequences advance together (policies/core/decode_set.py), those with br
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from heapq import heappop, heappush
 
 from policies.caching.pool import BlockPool
@@ -117,22 +117,6 @@ class RunningSet:
             seq.stored_computed = seq.num_found = num_cached + num_loaded
             seq.num_loading = num_loaded
             self._pool.grow(seq, num_cached, seq.stored_computed)
-
-    def take_over(self, running: Iterable[Sequence], num_admissions: int) -> None:
-        """Gives slots to sequences that run already, in the order of their admission."""
-        self._num_admissions = num_admissions
-        for seq in running:
-            seq.slot = heappop(self.free_slots)
-            self.running[seq.request_id] = seq
-            if seq.state is PREFILLING:
-                self.prefilling[seq.request_id] = seq
-
-    def take_over_ending(self, ending: Iterable[Sequence]) -> None:
-        """Keeps complete sequences, which have slots already, until the next commit."""
-        for seq in ending:
-            self.ending[seq.request_id] = seq
-            if seq.state is DECODING:
-                self.decodes.expect_end(seq)
 
     def finish_loading(self, seq: Sequence) -> None:
         """Lets a sequence continue after its KV and its adapter were loaded."""

@@ -8,7 +8,6 @@ accepted: `num_iterations_of` finds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +17,7 @@ import numpy as np
 from policies.caching.pool import BlockPool
 from policies.core.engine import EngineCore
 from policies.core.limits import Bounds, RejectedError, StopAfter
-from policies.core.plan import Cause, Chunk, Progress, StepOutcome, StepPlan
+from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import DECODING, Sequence
 from policies.core.state import EngineState
@@ -115,23 +114,6 @@ class Speculating(Engine):
             return None
         step.repeat()
         return step.end()
-
-    def resume(
-        self,
-        num_decodes: int,
-        num_context_tokens: int,
-        chunks: SequenceOf[Chunk],
-        waits_for: Cause | None,
-        horizon: int,
-    ) -> StepPlan:
-        """Returns the plan in flight of sequences that the engine has taken over, as `EngineCore.resume`."""
-        plan = super().resume(num_decodes, num_context_tokens, chunks, waits_for, horizon)
-        step = self._step
-        assert isinstance(step, DraftStep)
-        plan.drafts = drafts = step.drafts_in_flight(num_decodes > 0)
-        plan.num_widening = 0
-        self.watch.decide(plan, drafts, self._now, 0)
-        return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan, as `EngineCore.commit` does.

@@ -1,4 +1,4 @@
-"""Runs a world in several ways: in leaps or steps, in a lane or with a general engine that checks itself."""
+"""Runs a world in several ways: in leaps or steps, or with engines that check themselves."""
 
 from __future__ import annotations
 
