@@ -16,7 +16,6 @@ from hwmodels.speculation.leaps import Leaps
 from hwmodels.speculation.model import SpeculativeModel
 from policies.core.plan import StepPlan
 from policies.speculation import Proposer
-from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.recorder import Recorder
 from sim.engine.replica import Replica
@@ -86,11 +85,11 @@ class SpeculativeReplica(Replica):
 
     def _draw(self, plan: StepPlan, num_iterations: int) -> int:
         """Draws what a plan's iterations accept; returns how many there are up to the first event."""
-        core, drafts = self.core, plan.drafts
-        assert isinstance(core, Speculating)
+        drafting, drafts = self.core.drafts, plan.drafts
+        assert drafting is not None
         assert isinstance(drafts, DraftPlan)
         verdicts = self._verdicts
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
-        num_iterations, num_blocks = core.num_iterations_of(plan, accepted)
+        num_iterations, num_blocks = drafting.num_iterations_of(plan, accepted)
         self._draft_recorder.expect(drafts, accepted[:num_iterations], num_blocks)
         return num_iterations
