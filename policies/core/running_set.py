@@ -48,7 +48,7 @@ class RunningSet:
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
-        """Whether the tokens of a step are read when the next one is planned, as in `AsyncEngineCore`."""
+        """Whether the tokens of a step are read when the next one is planned, as with `Ends.one_step_late`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
         self._num_admissions = 0
@@ -198,7 +198,7 @@ class RunningSet:
         self._join(seq)
 
     def end_late(self, seq: Sequence) -> None:
-        """Keeps a sequence with a complete output until the next commit; see `AsyncEngineCore`.
+        """Keeps a sequence with a complete output until the next commit; see `Ends.one_step_late`.
 
         A sequence below its limits decodes one more token, because only its newest token shows its end.
         """
@@ -218,7 +218,7 @@ class RunningSet:
             self.decodes.stay(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Keeps slot and blocks of a sequence with a complete output; see `BatchEngineCore`."""
+        """Keeps slot and blocks of a sequence with a complete output; see `Ends.with_batch`."""
         self.ending[seq.request_id] = seq
         if seq.state is PREFILLING:
             del self.prefilling[seq.request_id]
