@@ -1,8 +1,8 @@
 """CPU time per iteration with and without drafts: `python -m experiments.bench.speculation [--rounds N]`.
 
 Llama-3.1-8B on an H100 with and without EAGLE-3, the same Poisson requests of 512 tokens in and 256 out.
-The two runs of a load alternate, and the fastest of the rounds counts; the time covers traffic, simulation and tables. A batch is the mean
-number of decoding sequences per iteration.
+The two runs of a load alternate, and the fastest of the rounds counts; the time covers traffic, simulation
+and tables. A batch is the mean number of decoding sequences per iteration.
 """
 
 from __future__ import annotations

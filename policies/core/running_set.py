@@ -48,7 +48,7 @@ class RunningSet:
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
-        """Whether the tokens of a step are read when the next one is planned, as with `Ends.one_step_late`."""
+        """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
         self._num_admissions = 0
