@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from simpy import Event
+
 from policies.scaling import Scaling, checked_interval_s, checked_target
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.pool_counts import PoolCount
@@ -127,7 +129,7 @@ class Autoscaler:
         self._num_decisions += 1
         self._clock.at(self._num_decisions * self._interval_s, Phase.control, self._decide)
 
-    def _decide(self, event: int) -> None:
+    def _decide(self, event: Event) -> None:
         if not self._requests_remain():
             return
         now = self._clock.now
@@ -162,7 +164,7 @@ class Autoscaler:
         self._on_start(member)
         return member
 
-    def _ready(self, member: Member, event: int) -> None:
+    def _ready(self, member: Member, event: Event) -> None:
         self._fleet.ready(member, self._clock.now)
 
 

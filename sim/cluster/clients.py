@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from simpy import Event
+
 from policies.core.sequence import Sequence
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
@@ -68,13 +70,13 @@ class Clients(GatewayAttachment):
         """Returns whether the request is in progress and in its attempt `number`."""
         return attempt.number == number and self._is_in_progress(attempt)
 
-    def _retry(self, attempt: RequestAttempt, number: int, event: int) -> None:
+    def _retry(self, attempt: RequestAttempt, number: int, event: Event) -> None:
         if self._is_at(attempt, number):
             attempt.begin_retry()
             self._requests.tries[attempt.arrival.request.request_id] += 1
             self._gateway.submit(attempt)
 
-    def _time_out(self, attempt: RequestAttempt, number: int, event: int) -> None:
+    def _time_out(self, attempt: RequestAttempt, number: int, event: Event) -> None:
         """Times out an attempt: its output, or its first token, has taken longer than the client waits."""
         if not self._is_at(attempt, number) or attempt.is_given_up:
             return
@@ -86,7 +88,7 @@ class Clients(GatewayAttachment):
         elif self._gateway.stop_holding(attempt):
             self._gateway.fail(attempt, "timed out")
 
-    def _give_up(self, attempt: RequestAttempt, event: int) -> None:
+    def _give_up(self, attempt: RequestAttempt, event: Event) -> None:
         """Aborts a request after the patience of its client, which does not retry."""
         if self._is_in_progress(attempt):
             self._gateway.give_up(attempt)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from simpy import Event
 
 from sim.cluster.overload import FIRST_S, PARTS, Count, backlog_growth, is_past_filling
 from sim.engine.clock import Clock, Phase
@@ -55,7 +56,7 @@ class OverloadStop:
         at_s = FIRST_S * 2 ** ((len(self._counts) - 1) / PARTS)
         self._clock.at(at_s, Phase.control, self._check)
 
-    def _check(self, event: int) -> None:
+    def _check(self, event: Event) -> None:
         if not self._requests_remain():
             return
         self._counts.append(Count(self._clock.now, sum(self._requests.has_arrived), self._num_ended()))
@@ -104,7 +105,7 @@ class MissedSloStop:
         self._num_counts += 1
         self._clock.at(self._num_counts * self._interval_s, Phase.control, self._check)
 
-    def _check(self, event: int) -> None:
+    def _check(self, event: Event) -> None:
         if not self._requests_remain():
             return
         missed = self._num_missed()

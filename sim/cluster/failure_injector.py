@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf, prod
 
+from simpy import Event
+
 from sim.cluster.failures import Failures
 from sim.cluster.fleet import Fleet, Member, State
 from sim.engine.clock import Clock, Phase
@@ -63,7 +65,7 @@ class FailureInjector:
         if failure is not None:
             self._clock.at(failure.at_s, Phase.control, partial(self._begin, member, failure, failures))
 
-    def _begin(self, member: Member, failure: Failure, more: Iterator[Failure], event: int) -> None:
+    def _begin(self, member: Member, failure: Failure, more: Iterator[Failure], event: Event) -> None:
         if not self._requests_remain() or member.state is State.gone:
             return  # and schedules no later failure, as the clock would never stop
         if failure.kind not in _FATAL or member.state is not State.starting:
@@ -74,7 +76,7 @@ class FailureInjector:
             self._clock.at(end_s, Phase.control, partial(self._end, member, failure))
         self._schedule_next(member, more)
 
-    def _end(self, member: Member, failure: Failure, event: int) -> None:
+    def _end(self, member: Member, failure: Failure, event: Event) -> None:
         self._active[failure.replica].remove(failure)
         self._apply(member)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from simpy import Event
+
 from policies.core.limits import RejectedError
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -157,7 +159,7 @@ class KeptPrefills(GatewayAttachment):
         self._gateway.end(seq)
         return True
 
-    def _expire(self, request_id: int, event: int) -> None:
+    def _expire(self, request_id: int, event: Event) -> None:
         kept = self._kept.get(request_id)
         if kept is not None and not kept.is_claimed:
             self.num_expired += 1

@@ -12,6 +12,8 @@ from functools import partial
 from math import inf, nextafter
 from typing import Any, NamedTuple, Protocol
 
+from simpy import Event
+
 from policies.adapters.registry import Adapter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
@@ -116,8 +118,7 @@ class LiveSimulation(Simulation):
     @property
     def next_event_s(self) -> float:
         """Time of the next event in seconds; inf: nothing happens until a request arrives."""
-        queue = self._clock.queue
-        return queue[0][0] if queue else inf
+        return self._clock.peek()
 
     @property
     def requests(self) -> RequestLog:
@@ -277,7 +278,7 @@ class LiveSimulation(Simulation):
     def _requests_remain(self) -> bool:
         return self._is_open
 
-    def _ready(self, member: Member, event: int) -> None:
+    def _ready(self, member: Member, event: Event) -> None:
         self.fleet.ready(member, self.now)
 
     def _lost(self, request_id: int) -> None:

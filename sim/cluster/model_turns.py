@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from simpy import Event
+
 from policies.roles.turns import Turns
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway_attachment import GatewayAttachment
@@ -46,7 +48,7 @@ class ModelTurns(GatewayAttachment):
         self._clock.at(now, Phase.control, self._decide)
         return True
 
-    def _decide(self, event: int) -> None:
+    def _decide(self, event: Event) -> None:
         """Ends the turn if it may end now, or decides again when it may."""
         members = self._fleet.of_pool(self._awake, State.serving)
         if not members:  # the turn is about to begin or to end
@@ -69,7 +71,7 @@ class ModelTurns(GatewayAttachment):
         starting = self._fleet.start(self._awake, now, instead_of=member)
         self._clock.at(now + change_s, Phase.control, partial(self._begin, starting))
 
-    def _begin(self, member: Member, event: int) -> None:
+    def _begin(self, member: Member, event: Event) -> None:
         """Begins a turn: the gateway sends the model the requests that wait for it."""
         self._began_s = self._clock.now
         self._waiting_since_s.pop(self._awake, None)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from simpy import Event
+
 from policies.roles import ReplicaLoad, Roles, Switch
 from policies.user_code.decisions import returned
 from sim.cluster.fleet import Fleet, Member, State
@@ -35,7 +37,7 @@ class RoleSwitching:
         if interval_s is not None:
             self._clock.at(self._clock.now + interval_s, Phase.control, self._switch)
 
-    def _switch(self, event: int) -> None:
+    def _switch(self, event: Event) -> None:
         if not self._requests_remain():
             return
         members = [

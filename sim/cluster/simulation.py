@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from simpy import Event
 
 from policies.core.plan import StepPlan
 from policies.core.request import Request
@@ -281,7 +282,7 @@ class Simulation:
                     while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                         if report:
                             report(clock.now, self.num_ended)
-                    if not self._num_ahead or clock.queue or not self._end_traffic():
+                    if not self._num_ahead or clock.peek() < inf or not self._end_traffic():
                         break
         except (Exception, SystemExit) as error:
             note_time(error, clock.now)
@@ -314,7 +315,7 @@ class Simulation:
             self._num_ahead += 1
             self._clock.at(self._next.at_s, ARRIVE, self._on_arrival)
 
-    def _on_arrival(self, event: int) -> None:
+    def _on_arrival(self, event: Event) -> None:
         assert self._next is not None
         self._arrive(self._next)
         self._schedule_next_arrival()
@@ -330,7 +331,7 @@ class Simulation:
         give_up = partial(self._give_up, request_id)
         self._clock.at(max(time_s, self._clock.now), ARRIVE, give_up)
 
-    def _give_up(self, request_id: int, event: int) -> None:
+    def _give_up(self, request_id: int, event: Event) -> None:
         attempt = self.gateway.attempts.get(request_id)
         if attempt is not None:
             self.gateway.give_up(attempt)
@@ -349,7 +350,7 @@ class Simulation:
             self._num_ahead += 1
             self._clock.at(arrival.at_s, ARRIVE, partial(self._on_follow_up, arrival))
 
-    def _on_follow_up(self, arrival: Arrival, event: int) -> None:
+    def _on_follow_up(self, arrival: Arrival, event: Event) -> None:
         self._arrive(arrival)
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from math import inf, isnan
 from typing import Final
 
+from simpy import Event
+
 from hwmodels.iterations.iteration import IterationShape
 from policies.core.engine import EngineCore
 from policies.core.lane import Lane
@@ -57,7 +59,6 @@ class LaneLoop:
         "_on_enter",
         "_on_prefilled",
         "_plans_ahead",
-        "_queue",
         "_requests",
         "_seconds",
         "_step",
@@ -94,7 +95,7 @@ class LaneLoop:
     ) -> None:
         self.lane = lane = Lane(core)
         self._core = core
-        self._clock, self._queue, self._index = clock, clock.queue, recorder.replica
+        self._clock, self._index = clock, recorder.replica
         self._fill, self._view, self._step = core.batching.fill, LaneView(lane), LaneStep(lane)
         self._decode_ends, self._seconds = pool.model.decode_ends, pool.model.seconds
         self._log, self._tokens, self._events = recorder.iterations, recorder.tokens, recorder.events
@@ -105,7 +106,7 @@ class LaneLoop:
         self._leave = leave
         self.pending: deque[tuple[float, Sequence]] = deque()
         """Sequences on their way to the engine, and when it knows them."""
-        self.timer: int | None = None
+        self.timer: Event | None = None
         self.wake_s = inf
         self.is_idle = True
         self.is_over = False
@@ -119,9 +120,9 @@ class LaneLoop:
         self.shape: IterationShape | None = None
         self.waits_for: Cause | None = None
 
-    def on_event(self, event: int) -> None:
+    def on_event(self, event: Event) -> None:
         """Handles the end of a step, or the time to plan one."""
-        if event != self.timer:
+        if event is not self.timer:
             return
         self.timer = None
         now, lane = self._clock.now, self.lane
@@ -130,7 +131,7 @@ class LaneLoop:
             if self.is_over:
                 self._leave(now)
                 return
-            if self._queue and self._queue[0][0] <= now:  # others act at this very instant: plan after them
+            if not self._clock.is_quiet():  # others act at this very instant: plan after them
                 self._plan_at(now)
                 return
         if self.pending and self.pending[0][0] <= now:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, nextafter
 
+from simpy import Event
+
 from policies.core.limits import RejectedError
 from policies.core.live_load import extend_load, has_room
 from policies.core.plan import Migrant
@@ -122,7 +124,7 @@ class LiveMigrations(GatewayAttachment):
         if interval_s is not None:
             self._clock.at(self._clock.now + interval_s, BEFORE_COMMITS, self._decide)
 
-    def _decide(self, event: int) -> None:
+    def _decide(self, event: Event) -> None:
         if not self._requests_remain():
             return
         fleet, now = self._gateway.fleet, self._clock.now
@@ -209,7 +211,7 @@ class LiveMigrations(GatewayAttachment):
         if migration is not None:
             self._clock.at(nextafter(now, inf), Phase.arrive, partial(self._on_refused, migration))
 
-    def _on_refused(self, migration: LiveMigration, event: int) -> None:
+    def _on_refused(self, migration: LiveMigration, event: Event) -> None:
         if not migration.is_over:
             self._give_up(migration, Outcome.no_room)
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan
 
+from simpy import Event
+
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -293,7 +295,7 @@ class KvTransfers:
             transfer.source.recorder.iterations.add_gap(request_id, since_s, now)
         self._gateway.first_token(request_id)
 
-    def _on_prefilled(self, transfer: KvTransfer, event: int) -> None:
+    def _on_prefilled(self, transfer: KvTransfer, event: Event) -> None:
         if self._is_in_progress(transfer):
             self._choose_target(transfer)
 
