@@ -108,8 +108,13 @@ class EngineBase:
             self._state.on_end.append(self._observe)
         if overrides(self.scheduling, "on_end"):
             self._state.on_end.append(self.scheduling.on_end)
+        self.use_batching(self.batching)
+
+    def use_batching(self, batching: Batching) -> None:
+        """Lets a batching policy decide from the next plan on, such as one with other limits."""
+        self.batching = batching
         # Number of decodes up to which a step is planned without calling the batching policy.
-        self._max_unasked = 0 if self._before_step else max_unasked_of(self.batching)
+        self._max_unasked = 0 if self._before_step else max_unasked_of(batching)
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling

@@ -8,15 +8,15 @@ yield request_has_ended | clock.timeout(2.5)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from enum import IntEnum
-from heapq import heappush
+from heapq import heapify, heappush
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from simpy import Environment, Event, Process
 from simpy.core import StopSimulation
-from simpy.events import NORMAL, URGENT, EventPriority
+from simpy.events import NORMAL, URGENT, EventPriority, Interruption, ProcessGenerator
 
 from sim.engine.interrupt import Interrupt
 
@@ -61,6 +61,28 @@ class Moment(Event):
         self.callbacks = [] if callback is None else [callback]
 
 
+class Begun(Process):
+    """A process that begins as soon as it is created, where SimPy's begins with an event of its own.
+
+    So the event for which it waits first has the place in the order of events that the code suggests. An
+    error in it is raised at once, and as it is; SimPy raises a copy with an event of its own.
+    """
+
+    def __init__(self, env: Environment, generator: ProcessGenerator) -> None:
+        self.env = env
+        self.callbacks = []
+        self._generator = generator
+        self._resume(Moment(env, None))
+
+    def _resume(self, event: Event) -> None:
+        env = self.env
+        active = env.active_process
+        Process._resume(self, event)
+        env._active_proc = active
+        if not (self.is_alive or self._ok):
+            raise self._value
+
+
 class Clock(Environment):
     """SimPy's environment, with events at absolute times and in phases.
 
@@ -94,11 +116,14 @@ class Clock(Environment):
         at_s, phase = self._now + delay, _PHASE_OF.get(priority, priority)
         heappush(self._queue, (at_s, phase, next(self._eid), event))  # type: ignore[misc]
 
-    def start(self, generator: Generator[Event, Any, Any]) -> Process:
-        """Starts a process of the simulator. An error in it ends the run; SimPy alone would raise a copy."""
-        process = Process(self, generator)
-        process.callbacks.append(_raise_failure)
-        return process
+    def begin(self, generator: ProcessGenerator) -> Process:
+        """Begins a process of the simulator now; see `Begun`."""
+        return Begun(self, generator)
+
+    def end_users(self) -> None:
+        """Drops the events that are not of the simulator, so that no process of the user's goes on."""
+        self._queue[:] = [entry for entry in self._queue if _is_own(entry[3])]
+        heapify(self._queue)
 
     def is_quiet(self) -> bool:
         """Returns whether no other event is due at the current time."""
@@ -122,8 +147,5 @@ class Clock(Environment):
         Environment.step(self)
 
 
-def _raise_failure(process: Event) -> None:
-    if not process.ok:
-        error = process.value
-        assert isinstance(error, BaseException)
-        raise error
+def _is_own(event: Event) -> bool:
+    return isinstance(event.process if isinstance(event, Interruption) else event, Moment | Begun)

@@ -118,7 +118,7 @@ def test_a_process_reaches_an_absolute_time_to_the_last_bit_and_an_error_in_it_i
         assert clock.now == 0.9
         raise error
 
-    clock.start(process())
+    clock.begin(process())
     with pytest.raises(ValueError, match="mine") as raised:
         clock.run_some(100, inf, Interrupt())
     assert raised.value is error
