@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
+from sim.cluster.attached import UserProcess
 from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
@@ -58,6 +59,7 @@ def simulate(
     workload: Any = None,
     policy: Any = None,
     config_dir: str | Path | None = None,
+    attach: Sequence[UserProcess] = (),
     **settings: Any,
 ) -> Result:
     """Simulates a workload with a policy on a hardware model; defaults are those of `windtunnel simulate`.
@@ -71,12 +73,20 @@ def simulate(
     policy: the name of an engine (`vllm`), which selects the policies of that engine; a mapping of policy
     groups to choices or objects (`{"batching": "static", "caching": "radix"}`); or a batching policy.
     config_dir: a folder with further choices, as `--config-dir`.
+    attach: processes of your own: generator functions of env, fleet and gateway, which SimPy runs beside the
+    simulation; env is a `simpy.Environment`. A process reads the state of the fleet (`fleet.replicas`,
+    `fleet.serving`, and of a replica `state`, `num_outstanding`, `num_running`, `num_waiting`, `kv_usage`)
+    and of the gateway (`num_in_progress`, `in_progress`, `num_ended`), changes a limit
+    (`replica.max_num_batched_tokens`), starts, drains, crashes, repairs and slows down replicas, sends
+    requests (`gateway.send`; to one replica, to warm its cache), and waits for the end of a request (`yield
+    gateway.ended(request)`). See `sim.cluster.attached`.
 
-    Raises ConfigError for every mistake in the settings, before the simulation starts. Must not be called
-    from several threads at once, because Hydra composes one config at a time per process.
+    Raises ConfigError for every mistake in the settings, before the simulation starts, and for an attached
+    process that raises or yields no event. Must not be called from several threads at once, because Hydra
+    composes one config at a time per process.
     """
     named = {"model": model, "hardware": hardware, "workload": workload}
-    return simulate_config(*arguments(overrides, named | settings, policy, config_dir))
+    return simulate_config(*arguments(overrides, named | settings, policy, config_dir), attach)
 
 
 def arguments(
@@ -115,10 +125,19 @@ def arguments(
     return ConfigSource(config_name="simulate", dirs=dirs), texts, objects
 
 
-def simulate_config(source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]) -> Result:
-    """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError."""
+def simulate_config(
+    source: ConfigSource,
+    overrides: list[str],
+    objects: Mapping[str, Any],
+    attach: Sequence[UserProcess] = (),
+) -> Result:
+    """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError.
+
+    attach: see `simulate`.
+    """
     cfg, config, command = composed_run(source, overrides, objects)
-    return Result(run=run_or_part(*build_run(cfg, objects)), config=config, command=command)
+    run = run_or_part(*build_run(cfg, objects), attach=attach)
+    return Result(run=run, config=config, command=None if attach else command)
 
 
 def composed_run(
@@ -151,7 +170,7 @@ class Result:
     config: dict[str, Any]
     """The resolved configuration; an object is represented by the name of its class."""
     command: str | None
-    """The same run on the command line; None where objects were given."""
+    """The same run on the command line; None where objects or processes were given."""
 
     @property
     def summary(self) -> dict[str, Any]:

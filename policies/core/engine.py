@@ -168,9 +168,14 @@ class EngineCore:
             self._state.on_end.append(self._observe)
         if overrides(self.scheduling, "on_end"):
             self._state.on_end.append(self.scheduling.on_end)
+        self.use_batching(self.batching)
+
+    def use_batching(self, batching: Batching) -> None:
+        """Lets a batching policy decide from the next plan on, such as one with other limits."""
+        self.batching = batching
         # Number of decodes up to which a step is planned without calling the batching policy.
         may_repeat = not self._before_step and self.batches is None
-        self._max_unasked = max_unasked_of(self.batching) if may_repeat else 0
+        self._max_unasked = max_unasked_of(batching) if may_repeat else 0
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from itertools import count
+
+from simpy.events import ProcessGenerator
 
 from policies.scaling import Scaling, checked_interval_s, checked_target
 from sim.cluster.fleet import Fleet, Member, State
@@ -44,12 +46,11 @@ class Autoscaler:
         self._on_start = on_start
         self._requests_remain = requests_remain
         self._interval_s = checked_interval_s(policy)
-        self._num_decisions = 0
         self._busy_s: dict[int, float] = {}  # by replica index, as of the last decision
         self._woken: Member | None = None  # started last from zero because a request had arrived
         if policy.min_replicas == 0:
             fleet.start_from_zero[pool_index] = self._start_from_zero
-        self._schedule_decision()
+        clock.begin(self._decide_in_turn())
 
     @property
     def num_replicas(self) -> int:
@@ -123,14 +124,16 @@ class Autoscaler:
         """Returns the sum of a count over the serving and draining replicas."""
         return sum(getattr(m.replica, name) for m in self._members(State.serving, State.draining))
 
-    def _schedule_decision(self) -> None:
-        self._num_decisions += 1
-        self._clock.at(self._num_decisions * self._interval_s, Phase.control, self._decide)
+    def _decide_in_turn(self) -> ProcessGenerator:
+        """Decides at every interval for as long as requests remain."""
+        for number in count(1):
+            yield self._clock.at(number * self._interval_s, Phase.control)
+            if not self._requests_remain():
+                return
+            self._decide(self._clock.now)
 
-    def _decide(self, event: int) -> None:
-        if not self._requests_remain():
-            return
-        now = self._clock.now
+    def _decide(self, now: float) -> None:
+        """Starts or drains as many replicas as the policy says."""
         target = checked_target(self._policy, self._policy.target(self, now))
         present = self._members(State.starting, State.serving, State.down)
         indices = [member.replica.index for member in present]
@@ -141,7 +144,6 @@ class Autoscaler:
             self._start()
         for member in sorted(present, key=_drain_rank, reverse=True)[: max(0, len(present) - target)]:
             self._fleet.drain(member, now)
-        self._schedule_decision()
 
     def _is_needed(self) -> bool:
         """Returns whether the last replica has requests, or is starting because of one."""
@@ -156,14 +158,10 @@ class Autoscaler:
         return True
 
     def _start(self) -> Member:
-        now = self._clock.now
-        member = self._fleet.start(self._pool_index, now)
-        self._clock.at(now + self.cold_start_s, Phase.control, partial(self._ready, member))
+        member = self._fleet.start(self._pool_index, self._clock.now)
+        self._fleet.serve_after(member, self.cold_start_s)
         self._on_start(member)
         return member
-
-    def _ready(self, member: Member, event: int) -> None:
-        self._fleet.ready(member, self._clock.now)
 
 
 def _drain_rank(member: Member) -> tuple[bool, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from simpy.events import ProcessGenerator
 
 from policies.core.sequence import Sequence
 from sim.cluster.gateway import Gateway
@@ -36,13 +36,11 @@ class Clients(GatewayAttachment):
         if attempt.number == 1:
             self._retries.first_sent()
         if self._retries.timeout_s is not None:
-            time_out = partial(self._time_out, attempt, attempt.number)
-            self._clock.at(self._clock.now + self._retries.timeout_s, Phase.arrive, time_out)
+            self._clock.begin(self._time_out(attempt, self._retries.timeout_s))
 
     def arrived(self, attempt: RequestAttempt) -> None:
         if self._patience_s is not None and self._is_in_progress(attempt):
-            give_up_s = self._clock.now + self._patience_s
-            self._clock.at(give_up_s, Phase.arrive, partial(self._give_up, attempt))
+            self._clock.begin(self._give_up(attempt, self._patience_s))
 
     def ends(self, attempt: RequestAttempt, replica: Replica, seq: Sequence) -> bool:
         if not attempt.is_timed_out:
@@ -58,7 +56,7 @@ class Clients(GatewayAttachment):
         again_s = self._retries.next_at(request_id, number, self._clock.now, retry_after_s)
         if again_s is None:
             return False
-        self._clock.at(again_s, Phase.arrive, partial(self._retry, attempt, number))
+        self._clock.begin(self._retry(attempt, again_s))
         return True
 
     def _is_in_progress(self, attempt: RequestAttempt) -> bool:
@@ -68,14 +66,19 @@ class Clients(GatewayAttachment):
         """Returns whether the request is in progress and in its attempt `number`."""
         return attempt.number == number and self._is_in_progress(attempt)
 
-    def _retry(self, attempt: RequestAttempt, number: int, event: int) -> None:
+    def _retry(self, attempt: RequestAttempt, again_s: float) -> ProcessGenerator:
+        """Sends a request again after the backoff of its client."""
+        number = attempt.number
+        yield self._clock.at(again_s, Phase.arrive)
         if self._is_at(attempt, number):
             attempt.begin_retry()
             self._requests.tries[attempt.arrival.request.request_id] += 1
             self._gateway.submit(attempt)
 
-    def _time_out(self, attempt: RequestAttempt, number: int, event: int) -> None:
-        """Times out an attempt: its output, or its first token, has taken longer than the client waits."""
+    def _time_out(self, attempt: RequestAttempt, timeout_s: float) -> ProcessGenerator:
+        """Times out an attempt if its output, or its first token, takes longer than the client waits."""
+        number = attempt.number
+        yield self._clock.at(self._clock.now + timeout_s, Phase.arrive)
         if not self._is_at(attempt, number) or attempt.is_given_up:
             return
         if self._retries.waits_for_token and attempt.has_token:
@@ -86,7 +89,8 @@ class Clients(GatewayAttachment):
         elif self._gateway.stop_holding(attempt):
             self._gateway.fail(attempt, "timed out")
 
-    def _give_up(self, attempt: RequestAttempt, event: int) -> None:
+    def _give_up(self, attempt: RequestAttempt, patience_s: float) -> ProcessGenerator:
         """Aborts a request after the patience of its client, which does not retry."""
+        yield self._clock.at(self._clock.now + patience_s, Phase.arrive)
         if self._is_in_progress(attempt):
             self._gateway.give_up(attempt)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from simpy.events import ProcessGenerator
 
 from sim.cluster.overload import FIRST_S, PARTS, Count, backlog_growth, is_past_filling
 from sim.engine.clock import Clock, Phase
@@ -49,22 +51,22 @@ class OverloadStop:
         self._num_ended = num_ended
         self._requests_remain = requests_remain
         self._counts = [Count(0.0, 0, 0)]
-        self._schedule_check()
+        clock.begin(self._check_in_turn())
 
-    def _schedule_check(self) -> None:
-        at_s = FIRST_S * 2 ** ((len(self._counts) - 1) / PARTS)
-        self._clock.at(at_s, Phase.control, self._check)
+    def _check_in_turn(self) -> ProcessGenerator:
+        """Checks again and again, until no requests remain or the run is stopped."""
+        while self.found is None:
+            yield self._clock.at(FIRST_S * 2 ** ((len(self._counts) - 1) / PARTS), Phase.control)
+            if not self._requests_remain():
+                return
+            self._check()
 
-    def _check(self, event: int) -> None:
-        if not self._requests_remain():
-            return
+    def _check(self) -> None:
         self._counts.append(Count(self._clock.now, sum(self._requests.has_arrived), self._num_ended()))
         growing = backlog_growth(self._counts)
         if growing is not None and self._is_past_filling(growing):
             self.found = growing
             self._clock.stop()
-        else:
-            self._schedule_check()
 
     def _is_past_filling(self, growing: Overload) -> bool:
         served_s = np.array(self._requests.finished_s) - np.array(self._requests.scheduled_s)
@@ -96,23 +98,20 @@ class MissedSloStop:
         self._clock = clock
         self._requests = requests
         self._requests_remain = requests_remain
-        self._num_counts = 0
         self._num_attained = 0  # at the last count; they never miss it later
-        self._schedule_check()
+        clock.begin(self._check_in_turn())
 
-    def _schedule_check(self) -> None:
-        self._num_counts += 1
-        self._clock.at(self._num_counts * self._interval_s, Phase.control, self._check)
-
-    def _check(self, event: int) -> None:
-        if not self._requests_remain():
-            return
-        missed = self._num_missed()
-        if missed > self._allowed:
-            self.found = MissedSlo(self._clock.now, missed, self._allowed, self._num_requests)
-            self._clock.stop()
-        else:
-            self._schedule_check()
+    def _check_in_turn(self) -> ProcessGenerator:
+        """Counts again and again, until no requests remain or the run is stopped."""
+        for number in count(1):
+            yield self._clock.at(number * self._interval_s, Phase.control)
+            if not self._requests_remain():
+                return
+            missed = self._num_missed()
+            if missed > self._allowed:
+                self.found = MissedSlo(self._clock.now, missed, self._allowed, self._num_requests)
+                self._clock.stop()
+                return
 
     def _num_missed(self) -> int:
         """Returns how many requests are certain to miss the SLO; 0, uncounted, if they cannot be too many."""

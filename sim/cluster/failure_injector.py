@@ -7,8 +7,9 @@ crash of a replica that has not started yet, or is gone, changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from math import inf, prod
+from math import inf, isinf, prod
+
+from simpy.events import ProcessGenerator
 
 from sim.cluster.failures import Failures
 from sim.cluster.fleet import Fleet, Member, State
@@ -55,27 +56,36 @@ class FailureInjector:
             self._pools[member.replica.pool.name].append(index)
             self._active[index] = []
             own = self._failures.of_replica(self._seed, index, inf, self._pools)
-            self._schedule_next(member, (failure for failure in own if failure.at_s >= self._clock.now))
+            ahead = (failure for failure in own if failure.at_s >= self._clock.now)
+            self._clock.begin(self._fail_in_turn(member, ahead))
 
-    def _schedule_next(self, member: Member, failures: Iterator[Failure]) -> None:
-        """Schedules the next failure of a replica; later ones are drawn when it begins."""
-        failure = next(failures, None)
-        if failure is not None:
-            self._clock.at(failure.at_s, Phase.control, partial(self._begin, member, failure, failures))
+    def _fail_in_turn(self, member: Member, failures: Iterator[Failure]) -> ProcessGenerator:
+        """Lets the failures of a replica happen; each is drawn when the one before it begins."""
+        for failure in failures:
+            yield self._clock.at(failure.at_s, Phase.control)
+            if not self._requests_remain() or member.state is State.gone:
+                return
+            if failure.kind not in _FATAL or member.state is not State.starting:
+                self._clock.begin(self._fail(member, failure))
 
-    def _begin(self, member: Member, failure: Failure, more: Iterator[Failure], event: int) -> None:
-        if not self._requests_remain() or member.state is State.gone:
-            return  # and schedules no later failure, as the clock would never stop
-        if failure.kind not in _FATAL or member.state is not State.starting:
-            self.happened.append(failure)
-            self._active[failure.replica].append(failure)
-            self._apply(member)
-            end_s = self._clock.now + failure.duration_s
-            self._clock.at(end_s, Phase.control, partial(self._end, member, failure))
-        self._schedule_next(member, more)
+    def _fail(self, member: Member, failure: Failure) -> ProcessGenerator:
+        """Lets one failure happen: it is in force for its duration."""
+        self.begin(member, failure)
+        yield self._clock.at(self._clock.now + failure.duration_s, Phase.control)
+        self.end(member, failure)
 
-    def _end(self, member: Member, failure: Failure, event: int) -> None:
+    def begin(self, member: Member, failure: Failure) -> None:
+        """Begins a failure, which is in force until `end`."""
+        self.happened.append(failure)
+        self._active.setdefault(failure.replica, []).append(failure)
+        self._apply(member)
+
+    def end(self, member: Member, failure: Failure) -> None:
+        """Ends a failure that has begun; one without a known duration has one now."""
         self._active[failure.replica].remove(failure)
+        if isinf(failure.duration_s):
+            lasted_s = self._clock.now - failure.at_s
+            self.happened[self.happened.index(failure)] = failure._replace(duration_s=lasted_s)
         self._apply(member)
 
     def _apply(self, member: Member) -> None:

@@ -13,8 +13,12 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from math import inf
 
+from simpy import Interrupt, Process
+from simpy.events import ProcessGenerator
+
 from policies.core.request import Request
 from sim.cluster.loads import Loads
+from sim.engine.clock import Phase
 from sim.engine.jittered_replica import JitteredReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
@@ -38,6 +42,7 @@ class Member:
     """A replica of the fleet, its state, and the times of its state changes in seconds."""
 
     __slots__ = (
+        "cold_start",
         "down",
         "drain_s",
         "end_s",
@@ -58,6 +63,7 @@ class Member:
         self.end_s: float | None = None
         self.down: list[list[float]] = []  # [start, end] of each downtime, s
         self.state = state
+        self.cold_start: Process | None = None  # while it lasts
         self.is_reached = True  # False: its link is down, and it only continues the requests that it has
 
 
@@ -180,6 +186,19 @@ class Fleet:
             member.state, member.start_s, member.ready_s = State.starting, now, None
             self._list_serving()
 
+    def serve_after(self, member: Member, cold_start_s: float) -> None:
+        """Begins the cold start of a starting replica, at the end of which it accepts requests."""
+        member.cold_start = self._context.clock.begin(self._start_cold(member, cold_start_s))
+
+    def _start_cold(self, member: Member, cold_start_s: float) -> ProcessGenerator:
+        clock = self._context.clock
+        try:
+            yield clock.at(clock.now + cold_start_s, Phase.control)
+        except Interrupt:  # the replica is not needed any more
+            return
+        member.cold_start = None
+        self.ready(member, clock.now)
+
     def ready(self, member: Member, now: float) -> None:
         """Makes a replica accept requests at the end of its start."""
         if member.state is State.starting:
@@ -193,6 +212,9 @@ class Fleet:
         """
         if member.state in (State.starting, State.serving, State.down):
             member.drain_s = now
+        if member.cold_start is not None:
+            member.cold_start.interrupt()
+            member.cold_start = None
         if member.state in (State.starting, State.down):
             self._leave(member, now)
             self._on_change()

@@ -138,8 +138,11 @@ class GatewayAssembly:
             requests_remain=requests_remain,
         )
 
-    def connect(self, fleet: Fleet) -> None:
-        """Connects the gateway to its fleet, and attaches its parts in the order in which they are called."""
+    def connect(self, fleet: Fleet, *, may_crash: bool) -> None:
+        """Connects the gateway to its fleet, and attaches its parts in the order in which they are called.
+
+        may_crash: whether replicas may crash.
+        """
         gateway, cluster, patience_s = self.gateway, self._cluster, self._patience_s
         gateway.fleet = fleet
         scales = any(pool.scaling is not None for pool in self._pools)
@@ -154,7 +157,7 @@ class GatewayAssembly:
             gateway.attach(self._length_predictions)
         if type(cluster.admission) is not AdmitAll:
             gateway.attach(AdmissionControl(cluster.admission, gateway))
-        if cluster.failures.events:
+        if may_crash:
             gateway.attach(self.resends)
         if kv_transfers is not None:
             gateway.attach(PrefillPools(kv_transfers, gateway))

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from simpy.events import ProcessGenerator
+
 from policies.core.limits import RejectedError
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -153,11 +155,13 @@ class KeptPrefills(GatewayAttachment):
         self._first_token(request_id)
         requests.end(seq, FINISHED, now, now)
         requests.reason[request_id] = "length"
-        self._clock.at(now + self.lease_s, Phase.arrive, partial(self._expire, request_id))
+        self._clock.begin(self._expire(request_id, now + self.lease_s))
         self._gateway.end(seq)
         return True
 
-    def _expire(self, request_id: int, event: int) -> None:
+    def _expire(self, request_id: int, ends_s: float) -> ProcessGenerator:
+        """Releases kept KV at the end of its lease, unless it was claimed before."""
+        yield self._clock.at(ends_s, Phase.arrive)
         kept = self._kept.get(request_id)
         if kept is not None and not kept.is_claimed:
             self.num_expired += 1

@@ -8,7 +8,6 @@ that streams tokens must see each of them at its time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from math import inf, nextafter
 from typing import Any, NamedTuple, Protocol
 
@@ -16,12 +15,11 @@ from policies.adapters.registry import Adapter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
-from sim.cluster.fleet import Member, State
+from sim.cluster.fleet import State
 from sim.cluster.kept_prefills import KeptPrefills
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, tables
 from sim.engine.attachment import Attachment
-from sim.engine.clock import ARRIVE, Phase
 from sim.engine.interrupt import Interrupt
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
@@ -116,8 +114,7 @@ class LiveSimulation(Simulation):
     @property
     def next_event_s(self) -> float:
         """Time of the next event in seconds; inf: nothing happens until a request arrives."""
-        queue = self._clock.queue
-        return queue[0][0] if queue else inf
+        return self._clock.peek()
 
     @property
     def requests(self) -> RequestLog:
@@ -141,7 +138,7 @@ class LiveSimulation(Simulation):
         at_s = arrival.at_s if arrival.at_s > self.now else nextafter(self.now, inf)
         if self._ended_records is None:
             self.traffic.add(arrival.request, arrival.num_output_tokens, at_s)
-        self._clock.at(at_s, ARRIVE, partial(self._on_follow_up, arrival))
+        self._clock.begin(self._arrive_at(at_s, arrival))
 
     def abort(self, request_id: int, at_s: float) -> None:
         """Aborts a request whose client has gone, at at_s, or just after `now` if that has passed.
@@ -156,7 +153,7 @@ class LiveSimulation(Simulation):
         if self._ended_records is None:
             time_s = max(time_s, self.traffic.time_s(request_id))
             self.traffic.abort(request_id, time_s)
-        self._give_up_at(time_s, request_id)
+        self._clock.begin(self._give_up_at(time_s, request_id))
 
     def advance(self, until_s: float, max_events: int) -> bool:
         """Processes the events that are due by until_s; returns false if some are left after max_events."""
@@ -175,8 +172,7 @@ class LiveSimulation(Simulation):
         self.traffic.remark("a cold start")
         for member in self.fleet.members:
             self.fleet.start_again(member, self.now)
-            ready_s = self.now + member.replica.pool.cold_start_s
-            self._clock.at(ready_s, Phase.control, partial(self._ready, member))
+            self.fleet.serve_after(member, member.replica.pool.cold_start_s)
 
     def serve_adapter(self, adapter: Adapter) -> None:
         """Lets all replicas serve one more LoRA adapter.
@@ -276,9 +272,6 @@ class LiveSimulation(Simulation):
 
     def _requests_remain(self) -> bool:
         return self._is_open
-
-    def _ready(self, member: Member, event: int) -> None:
-        self.fleet.ready(member, self.now)
 
     def _lost(self, request_id: int) -> None:
         if self.kept_prefills is not None and self.kept_prefills.lost(request_id):

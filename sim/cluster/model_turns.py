@@ -8,6 +8,9 @@ Its cache is empty. Requests of models that sleep wait at the gateway.
 from __future__ import annotations
 
 from functools import partial
+from math import inf
+
+from simpy.events import ProcessGenerator
 
 from policies.roles.turns import Turns
 from sim.cluster.fleet import Fleet, Member, State
@@ -37,28 +40,34 @@ class ModelTurns(GatewayAttachment):
             for member in self._fleet.of_pool(self._awake, State.draining):
                 self._fleet.leave_if_drained(member.replica, now)
         elif self._waiting_since_s:
-            self._clock.at(now, Phase.control, self._decide)
+            self._clock.begin(self._decide_at(now))
 
     def _wait(self, index: int) -> bool:
         """Notes that a request waits for a model that does not serve now."""
         now = self._clock.now
         self._waiting_since_s.setdefault(index, now)
-        self._clock.at(now, Phase.control, self._decide)
+        self._clock.begin(self._decide_at(now))
         return True
 
-    def _decide(self, event: int) -> None:
-        """Ends the turn if it may end now, or decides again when it may."""
+    def _decide_at(self, time_s: float) -> ProcessGenerator:
+        """Ends the turn if it may end at time_s, or decides again when it may."""
+        while time_s < inf:
+            yield self._clock.at(time_s, Phase.control)
+            time_s = self._end_turn()
+
+    def _end_turn(self) -> float:
+        """Ends the turn if it may end now; returns when to decide again, s; inf: when a request waits."""
         members = self._fleet.of_pool(self._awake, State.serving)
         if not members:  # the turn is about to begin or to end
-            return
+            return inf
         now, [member] = self._clock.now, members
         is_busy = member.replica.num_outstanding > 0
         ends_s = self._turns.ends_s(self._waiting_since_s, is_busy, self._began_s)
         if ends_s <= now:
             self._next = self._turns.next_model(self._waiting_since_s)
             self._fleet.drain(member, now)
-        elif self._waiting_since_s:
-            self._clock.at(ends_s, Phase.control, self._decide)
+            return inf
+        return ends_s if self._waiting_since_s else inf
 
     def _on_gone(self, member: Member) -> None:
         """Starts the next model on the GPUs of the one that has ended its last request."""
@@ -67,12 +76,13 @@ class ModelTurns(GatewayAttachment):
         change_s = pools[self._awake].sleep_s + pools[self._next].wake_s
         self._awake, self._next = self._next, None
         starting = self._fleet.start(self._awake, now, instead_of=member)
-        self._clock.at(now + change_s, Phase.control, partial(self._begin, starting))
+        self._clock.begin(self._begin_turn(starting, change_s))
 
-    def _begin(self, member: Member, event: int) -> None:
-        """Begins a turn: the gateway sends the model the requests that wait for it."""
+    def _begin_turn(self, member: Member, change_s: float) -> ProcessGenerator:
+        """Begins a turn once the models have changed places: the gateway sends it the requests that wait."""
+        yield self._clock.at(self._clock.now + change_s, Phase.control)
         self._began_s = self._clock.now
         self._waiting_since_s.pop(self._awake, None)
         self._fleet.ready(member, self._clock.now)
         if self._waiting_since_s:
-            self._clock.at(self._clock.now, Phase.control, self._decide)
+            self._clock.begin(self._decide_at(self._clock.now))

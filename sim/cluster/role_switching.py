@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from simpy.events import ProcessGenerator
+
 from policies.roles import ReplicaLoad, Roles, Switch
 from policies.user_code.decisions import returned
 from sim.cluster.fleet import Fleet, Member, State
@@ -28,16 +30,18 @@ class RoleSwitching:
         self._changing: dict[int, int] = {}  # replica index -> index of its next pool
         self._pools = {pool.role: index for index, pool in enumerate(fleet.pools) if pool.role != "mixed"}
         fleet.on_gone = self._on_gone
-        self._schedule_switch()
+        clock.begin(self._switch_in_turn())
 
-    def _schedule_switch(self) -> None:
-        interval_s = self._roles.interval_s
-        if interval_s is not None:
-            self._clock.at(self._clock.now + interval_s, Phase.control, self._switch)
+    def _switch_in_turn(self) -> ProcessGenerator:
+        """Asks the policy at its interval, for as long as requests remain."""
+        while (interval_s := self._roles.interval_s) is not None:
+            yield self._clock.at(self._clock.now + interval_s, Phase.control)
+            if not self._requests_remain():
+                return
+            self._switch()
 
-    def _switch(self, event: int) -> None:
-        if not self._requests_remain():
-            return
+    def _switch(self) -> None:
+        """Drains the replica that is to change, if the policy names one."""
         members = [
             member
             for pool_index in self._pools.values()
@@ -49,7 +53,6 @@ class RoleSwitching:
             self._check(change, loads)
             self._changing[change.name] = self._pools[change.role]
             self._fleet.drain(self._fleet.members[change.name], self._clock.now)
-        self._schedule_switch()
 
     def _check(self, change: object, loads: Sequence[ReplicaLoad]) -> None:
         """Raises WrongDecisionError unless a change names a replica and a role of the run."""

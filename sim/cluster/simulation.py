@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from math import inf, isinf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
+from simpy import Event
+from simpy.events import ProcessGenerator
 
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing
 from policies.user_code.failure import note_time
+from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
 from sim.cluster.encoders import Encoders
@@ -26,7 +28,7 @@ from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.busy_time import BusyTime
 from sim.engine.cache_view import CacheView
-from sim.engine.clock import ARRIVE, Clock
+from sim.engine.clock import ARRIVE, Clock, Phase
 from sim.engine.gc_pause import gc_paused
 from sim.engine.interrupt import ctrl_c_noted
 from sim.engine.plan_listener import PlanListener
@@ -38,7 +40,7 @@ from sim.metrics.slo import Slo
 from sim.records.event_rows import EventRows, logged_events, waits_by_request
 from sim.records.iteration_tables import expanded, own_gaps_table
 from sim.records.iterations import IterationLog
-from sim.records.requests import RequestLog
+from sim.records.requests import RequestLog, Status
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
 from sim.speculation.records import speculation_record
 from sim.transfer.kv_replicator import KvReplicator
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from sim.migration.live_migrations import LiveMigrations
 
 EVENTS_BETWEEN_REPORTS = 4096
+AFTER_USERS: Final = Phase.control + 1
+"""Phase after the events of processes of the user's at the same time."""
 
 
 def check_fleet(routing: Routing, num_replicas: int) -> None:
@@ -92,8 +96,8 @@ class Simulation:
     """One run of the replicas of all pools.
 
     cluster: its policies are used without a copy, so their state changes. on_plan is called with every plan
-    before its first iteration. Raises ValueError if the settings of the router do not fit the number of
-    replicas.
+    before its first iteration. attach: processes of the user's, see `sim.cluster.attached`. Raises ValueError
+    if the settings of the router do not fit the number of replicas.
     """
 
     def __init__(
@@ -104,13 +108,16 @@ class Simulation:
         cluster: ClusterSettings,
         sim: SimSettings = SimSettings(),
         on_plan: Callable[[StepPlan], None] | None = None,
+        attach: Sequence[UserProcess] = (),
     ) -> None:
+        check_processes(attach)
         num_replicas = sum(pool.replicas for pool in pools)
         if not num_replicas:
             raise ValueError("replicas=0: must be >= 1")
         check_fleet(cluster.routing, num_replicas)
         self._clock = Clock()
-        self._source = source
+        self._attach = attach
+        self._source = source = NumberedSource(source) if attach else source
         self._until_s = inf if sim.until_s is None else sim.until_s
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
@@ -143,7 +150,7 @@ class Simulation:
             interconnect=assembly.interconnect,
             kv_replication=assembly.resends.kv_replication,
         )
-        assembly.connect(self.fleet)
+        assembly.connect(self.fleet, may_crash=bool(cluster.failures.events or attach))
         if assembly.resends.kv_transfers is not None:
             RoleSwitching(
                 roles=cluster.roles,
@@ -158,7 +165,7 @@ class Simulation:
         if cluster.turns.sleep_level is not None:
             self.gateway.attach(ModelTurns(cluster.turns, self.fleet, self._clock))
         self._migrations = assembly.live_migrations(self._requests_remain)
-        self._failure_injector = FailureInjector(
+        self.failure_injector = FailureInjector(
             cluster.failures,
             clock=self._clock,
             fleet=self.fleet,
@@ -189,7 +196,7 @@ class Simulation:
         kv_replication, kv_transfers = resends.kv_replication, resends.kv_transfers
         readers: list[object] = [cluster.admission, cluster.routing]
         scales = any(pool.scaling is not None for pool in pools)
-        reads_signals = scales
+        reads_signals = scales or bool(self._attach)
         if kv_transfers is not None:
             readers.append(cluster.decode_routing)
             has_mixed = any(pool.role == "mixed" for pool in pools)
@@ -255,9 +262,19 @@ class Simulation:
                     fleet=self.fleet,
                     counts=self._assembly.pool_counts.of_pool[index],
                     busy_times=self._busy_times,
-                    on_start=self._failure_injector.add,
+                    on_start=self.failure_injector.add,
                     requests_remain=self._requests_remain,
                 )
+
+    @property
+    def clock(self) -> Clock:
+        """The SimPy environment of the run."""
+        return self._clock
+
+    @property
+    def migrates(self) -> bool:
+        """Whether running requests may move to other replicas."""
+        return self._migrations is not None
 
     @property
     def replicas(self) -> list[Replica]:
@@ -274,14 +291,18 @@ class Simulation:
         report(simulated time in seconds, number of ended requests) is called from time to time.
         """
         clock = self._clock
-        self._schedule_next_arrival()
+        self._begin_arrivals()
         try:
+            if isinstance(self._source, NumberedSource):
+                begin_processes(self._attach, self, self._source)
+                if not self._num_ahead:
+                    self._clock.at(0.0, AFTER_USERS, self._end_attached)
             with ctrl_c_noted() as interrupt, gc_paused():
                 while True:
                     while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                         if report:
                             report(clock.now, self.num_ended)
-                    if not self._num_ahead or clock.queue or not self._end_traffic():
+                    if not self._num_ahead or clock.peek() < inf or not self._end_traffic():
                         break
         except (Exception, SystemExit) as error:
             note_time(error, clock.now)
@@ -307,30 +328,33 @@ class Simulation:
         self.gateway.stop(end_s)
         return self._records(end_s, interrupted)
 
-    def _schedule_next_arrival(self) -> None:
-        """Schedules the next open-loop arrival; one is read ahead, so that a long trace needs no memory."""
-        self._next = next(self._arrivals, None)
-        if self._next is not None:
-            self._num_ahead += 1
-            self._clock.at(self._next.at_s, ARRIVE, self._on_arrival)
+    def _begin_arrivals(self) -> None:
+        """Begins the process of the open-loop arrivals."""
+        self._clock.begin(self._arrive_in_turn())
 
-    def _on_arrival(self, event: int) -> None:
-        assert self._next is not None
-        self._arrive(self._next)
-        self._schedule_next_arrival()
+    def _arrive_in_turn(self) -> ProcessGenerator:
+        """Lets all open-loop requests arrive; one is read ahead, so that a long trace needs no memory."""
+        for arrival in self._arrivals:
+            self._next = arrival
+            self._num_ahead += 1
+            yield self._clock.at(arrival.at_s, ARRIVE)
+            self._arrive(arrival)
+        self._next = None
 
     def _arrive(self, arrival: Arrival) -> None:
         """Lets a request reach the gateway, and schedules the moment at which its client gives up, if any."""
         self.gateway.arrive(arrival)
         if arrival.gives_up_s is not None:
-            self._give_up_at(arrival.gives_up_s, arrival.request.request_id)
+            self._clock.begin(self._give_up_at(arrival.gives_up_s, arrival.request.request_id))
 
-    def _give_up_at(self, time_s: float, request_id: int) -> None:
+    def _arrive_at(self, time_s: float, arrival: Arrival) -> ProcessGenerator:
+        """Lets a request arrive when its client has done what comes first: it thinks, or calls a tool."""
+        yield self._clock.at(time_s, ARRIVE)
+        self._arrive(arrival)
+
+    def _give_up_at(self, time_s: float, request_id: int) -> ProcessGenerator:
         """Aborts a request at time_s, or now if that has passed, unless it has ended by then."""
-        give_up = partial(self._give_up, request_id)
-        self._clock.at(max(time_s, self._clock.now), ARRIVE, give_up)
-
-    def _give_up(self, request_id: int, event: int) -> None:
+        yield self._clock.at(max(time_s, self._clock.now), ARRIVE)
         attempt = self.gateway.attempts.get(request_id)
         if attempt is not None:
             self.gateway.give_up(attempt)
@@ -347,10 +371,23 @@ class Simulation:
         num_output_tokens = self._requests.output_tokens[request.request_id]
         for arrival in self._source.follow_ups(request, self._clock.now, num_output_tokens):
             self._num_ahead += 1
-            self._clock.at(arrival.at_s, ARRIVE, partial(self._on_follow_up, arrival))
+            self._clock.begin(self._arrive_at(arrival.at_s, arrival))
+        if self._attach and not self._num_ahead:
+            self._clock.at(self._clock.now, AFTER_USERS, self._end_attached)
 
-    def _on_follow_up(self, arrival: Arrival, event: int) -> None:
-        self._arrive(arrival)
+    def send(self, arrival: Arrival) -> None:
+        """Lets one more request arrive now, for a process of the user's."""
+        self._num_ahead += 1
+        self._clock.begin(self._arrive_at(self._clock.now, arrival))
+
+    def status_of(self, request_id: int) -> str:
+        """Returns the name of the status of a request that has arrived."""
+        return Status(self._requests.status[request_id]).name
+
+    def _end_attached(self, event: Event) -> None:
+        """Ends the processes of the user's after the last request, unless they have sent another one."""
+        if not self._num_ahead:
+            self._clock.end_users()
 
     def _records(self, end_s: float, interrupted: bool) -> RunRecords:
         recorders = [replica.recorder for replica in self.fleet.replicas]
@@ -380,7 +417,7 @@ class Simulation:
             "adapters": [engine.adapters for _, engine in engines if engine.adapters is not None],
             "num_lost_first_tokens": self._requests.num_lost_first_tokens,
             "num_crash_tokens": self._requests.num_crash_tokens,
-            "failures": tuple(self._failure_injector.happened),
+            "failures": tuple(self.failure_injector.happened),
             "num_resends": self._requests.num_resends,
             "recovery": self._recovered(),
             "failed_attempts": dict(self._requests.failed_attempts),

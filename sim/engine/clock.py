@@ -1,15 +1,26 @@
-"""Simulated time: a SimPy environment with events at absolute times, ordered by phase at equal times."""
+"""Simulated time: a SimPy environment with events at absolute times, ordered by phase at equal times.
+
+clock.at(time_s, phase, callback)           an event that calls callback(event)
+yield clock.at(time_s, phase)               a process waits for such an event
+yield clock.timeout(2.5)                    and for any other event of SimPy's
+yield request_has_ended | clock.timeout(2.5)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from heapq import heappop, heappush
-from typing import Any, Final
+from heapq import heapify, heappush
+from operator import attrgetter
+from typing import Final
 
-from simpy import Environment
+from simpy import Environment, Event, Process
+from simpy.core import StopSimulation
+from simpy.events import NORMAL, URGENT, EventPriority, Interruption, ProcessGenerator
 
 from sim.engine.interrupt import Interrupt
+
+Callback = Callable[[Event], None]
 
 
 class Phase(IntEnum):
@@ -20,52 +31,103 @@ class Phase(IntEnum):
     start and stop, then the running replicas plan. So a request that arrives exactly at the end of an
     iteration is in the plan that is made there, whether the replica had leapt to that boundary or stepped to
     it; and the router that sends it counts no request that ends at that time.
+
+    SimPy's own events, such as timeouts, are in the phase `control`. Just before it, in `begin`, processes
+    start and are interrupted.
     """
 
     commit = 0
     replicate_kv = 500_000
     abort = 900_000
     arrive = 1_000_000
+    begin = 1_499_999
     control = 1_500_000
     plan = 2_000_000
 
 
 ARRIVE: Final = int(Phase.arrive)
 """A constant, as reading a member of an enum through its class takes 50 ns in Python 3.11."""
+_PHASE_OF: Final[dict[int, int]] = {URGENT: int(Phase.begin), NORMAL: int(Phase.control)}
+
+
+class Moment(Event):
+    """An event at a time that is known when it is created, like SimPy's `Timeout`."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self, env: Environment, callback: Callback | None) -> None:
+        self.env = env
+        self.callbacks = [] if callback is None else [callback]
+
+
+class Begun(Process):
+    """A process that begins as soon as it is created, where SimPy's begins with an event of its own.
+
+    So the event for which it waits first has the place in the order of events that the code suggests. An
+    error in it is raised at once, and as it is; SimPy raises a copy with an event of its own.
+    """
+
+    def __init__(self, env: Environment, generator: ProcessGenerator) -> None:
+        self.env = env
+        self.callbacks = []
+        self._generator = generator
+        self._resume(Moment(env, None))
+
+    def _resume(self, event: Event) -> None:
+        env = self.env
+        active = env.active_process
+        Process._resume(self, event)
+        env._active_proc = active
+        if not (self.is_alive or self._ok):
+            raise self._value
 
 
 class Clock(Environment):
-    """SimPy's environment plus `at`. An event is a number that counts up in the order of creation.
+    """SimPy's environment, with events at absolute times and in phases.
 
     SimPy schedules by delay, and now + (t - now) may differ from t in the last bit. Leaping must reach the
-    same times as stepping to the last bit, so `at` puts the absolute time into SimPy's queue (SimPy's private
-    names are used in this class only). All events are created by `at`, so `run_some` leaves out what SimPy
-    does for events that may fail, have several waiters, or belong to processes. An event cannot be cancelled:
-    the callback compares its number with that of the event that is still valid.
+    same times as stepping to the last bit, so `at` puts the absolute time into SimPy's queue. (SimPy's
+    private names are used in this module only.) An event cannot be cancelled: its callback compares it with
+    the event that is still valid.
     """
 
-    now = 0.0
-    """Simulated time, s; an attribute in place of SimPy's property, as nothing is read more often."""
+    now: float = property(attrgetter("_now"))  # type: ignore[assignment]
+    """Simulated time, s."""
 
-    def at(self, time_s: float, priority: int, callback: Callable[[int], None]) -> int:
-        """Schedules callback(event) at time_s >= now; returns the number of the event.
+    def __init__(self) -> None:
+        Environment.__init__(self, 0.0)
+        self.is_stopped = False
+        self._num_left = 0
+        self._until_s = 0.0
+        self._interrupt = Interrupt()
+
+    def at(self, time_s: float, priority: int, callback: Callback | None = None) -> Event:
+        """Schedules an event at time_s >= now, which calls callback(event); returns it.
 
         Events at the same time are processed by priority, smallest first, then in the order of creation.
         """
-        event = next(self._eid)
-        heappush(self._queue, (time_s, priority, event, callback))  # type: ignore[misc]
+        event = Moment(self, callback)
+        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
+        """Does what SimPy's method does, with the phases of SimPy's two priorities."""
+        at_s, phase = self._now + delay, _PHASE_OF.get(priority, priority)
+        heappush(self._queue, (at_s, phase, next(self._eid), event))  # type: ignore[misc]
+
+    def begin(self, generator: ProcessGenerator) -> Process:
+        """Begins a process of the simulator now; see `Begun`."""
+        return Begun(self, generator)
+
+    def end_users(self) -> None:
+        """Drops the events that are not of the simulator, so that no process of the user's goes on."""
+        self._queue[:] = [entry for entry in self._queue if _is_own(entry[3])]
+        heapify(self._queue)
 
     def is_quiet(self) -> bool:
         """Returns whether no other event is due at the current time."""
-        return not self._queue or self._queue[0][0] > self.now
-
-    @property
-    def queue(self) -> list[tuple[float, int, int, Any]]:
-        """Scheduled events, a heap of (time, priority, number, callback): one list for the whole run."""
-        return self._queue  # type: ignore[return-value]
-
-    is_stopped = False
+        return self.peek() > self._now
 
     def stop(self) -> None:
         """Makes `run_some` return before the next event."""
@@ -73,10 +135,17 @@ class Clock(Environment):
 
     def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
         """Processes up to max_events events that are due by until_s; returns false if it stops earlier."""
-        queue = self._queue
-        for _ in range(max_events):
-            if not queue or queue[0][0] > until_s or interrupt.noted or self.is_stopped:
-                return False
-            self.now, _, event, callback = heappop(queue)
-            callback(event)  # type: ignore[operator]
-        return True
+        self._num_left, self._until_s, self._interrupt = max_events, until_s, interrupt
+        self.run()
+        return not self._num_left
+
+    def step(self) -> None:
+        """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over."""
+        if not self._num_left or self.is_stopped or self._interrupt.noted or self.peek() > self._until_s:
+            raise StopSimulation(None)
+        self._num_left -= 1
+        Environment.step(self)
+
+
+def _is_own(event: Event) -> bool:
+    return isinstance(event.process if isinstance(event, Interruption) else event, Moment | Begun)

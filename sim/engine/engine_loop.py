@@ -15,6 +15,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from simpy import Event
+
 from hwmodels.iterations.iteration import IterationShape
 from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
@@ -56,7 +58,7 @@ class EngineLoop(LoadCounts):
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
-        self._timer: int | None = None  # the valid event; a cut makes the event before it invalid
+        self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
         self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
@@ -82,9 +84,9 @@ class EngineLoop(LoadCounts):
 
     # The main loop.
 
-    def _on_boundary(self, event: int) -> None:
+    def _on_boundary(self, event: Event) -> None:
         """Commits a step at its end, ends the requests that waited for this boundary, and plans again."""
-        if event != self._timer:
+        if event is not self._timer:
             return
         self._finish_step()
         if self._aborts or self._at_boundary:
@@ -94,9 +96,9 @@ class EngineLoop(LoadCounts):
         else:  # other events are due at this time: plan after them
             self._plan_at(self._clock.now)
 
-    def _on_plan(self, event: int) -> None:
+    def _on_plan(self, event: Event) -> None:
         """Plans at a time at which no step ends."""
-        if event == self._timer:
+        if event is self._timer:
             self._begin_step(self._clock.now)
 
     def _finish_step(self) -> None:
@@ -205,7 +207,7 @@ class EngineLoop(LoadCounts):
         """Schedules an action, which is dropped if the engine crashes before."""
         num_crashes = self._num_crashes
 
-        def act(event: int) -> None:
+        def act(event: Event) -> None:
             if self._num_crashes == num_crashes:
                 action()
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan, nan, nextafter
 
+from simpy.events import ProcessGenerator
+
 from policies.core.limits import RejectedError
 from policies.core.live_load import extend_load, has_room
 from policies.core.plan import Migrant
@@ -104,7 +106,7 @@ class LiveMigrations(GatewayAttachment):
         gateway.attach(self)
         for replica in gateway.fleet.replicas:
             self.attach_to(replica)
-        self._schedule_decision()
+        clock.begin(self._decide_in_turn())
 
     def attach_to(self, replica: Replica) -> None:
         """Attaches the receiving side to a new replica."""
@@ -117,20 +119,21 @@ class LiveMigrations(GatewayAttachment):
 
     # Decisions.
 
-    def _schedule_decision(self) -> None:
-        interval_s = checked_interval_s(self._policy)
-        if interval_s is not None:
-            self._clock.at(self._clock.now + interval_s, BEFORE_COMMITS, self._decide)
+    def _decide_in_turn(self) -> ProcessGenerator:
+        """Decides at the interval of the policy, for as long as requests remain."""
+        while (interval_s := checked_interval_s(self._policy)) is not None:
+            yield self._clock.at(self._clock.now + interval_s, BEFORE_COMMITS)
+            if not self._requests_remain():
+                return
+            self._decide()
 
-    def _decide(self, event: int) -> None:
-        if not self._requests_remain():
-            return
+    def _decide(self) -> None:
+        """Begins the migrations that the policy asks for."""
         fleet, now = self._gateway.fleet, self._clock.now
         members = [member for member in fleet.members if member.state in (State.serving, State.draining)]
         replicas = [self._load(member, now) for member in members]
         for move in checked_moves(self._policy, self._policy.moves(replicas, now), replicas):
             self._begin(move, now)
-        self._schedule_decision()
 
     def _load(self, member: Member, now: float) -> LoadView:
         replica = member.replica
@@ -207,9 +210,10 @@ class LiveMigrations(GatewayAttachment):
         """
         migration = self._in_progress.get(request_id)
         if migration is not None:
-            self._clock.at(nextafter(now, inf), Phase.arrive, partial(self._on_refused, migration))
+            self._clock.begin(self._give_up_after(migration, now))
 
-    def _on_refused(self, migration: LiveMigration, event: int) -> None:
+    def _give_up_after(self, migration: LiveMigration, now: float) -> ProcessGenerator:
+        yield self._clock.at(nextafter(now, inf), Phase.arrive)
         if not migration.is_over:
             self._give_up(migration, Outcome.no_room)
 

@@ -1,6 +1,6 @@
 """Builds the scenario of a composed config and runs it; every mistake of the user is a ConfigError."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +9,7 @@ from hwmodels.devices.storage import Storage
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.roles.turns import Turns
+from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.encoders import EncoderSettings
 from sim.cluster.settings import SimSettings
 from sim.metrics.result import RunResult
@@ -103,11 +104,17 @@ def run(scenario: Scenario, source: Source, report: Callable[[float, int], None]
 
 
 def run_or_part(
-    scenario: Scenario, source: Source, report: Callable[[float, int], None] | None = None
+    scenario: Scenario,
+    source: Source,
+    report: Callable[[float, int], None] | None = None,
+    attach: Sequence[UserProcess] = (),
 ) -> RunResult:
-    """Simulates as `run` does; returns what there is of a run that Ctrl-C cut, which its summary says."""
+    """Simulates as `run` does; returns what there is of a run that Ctrl-C cut, which its summary says.
+
+    attach: processes of the user's, see `sim.cluster.attached`.
+    """
     with errors_of_user(scenario):
-        return scenario.run(source, report)
+        return scenario.run(source, report, attach)
 
 
 @contextmanager
@@ -121,3 +128,5 @@ def errors_of_user(scenario: Scenario) -> Iterator[None]:
             yield
     except UnknownIterationError as error:
         raise ConfigError(f"latency: {error}") from error
+    except ProcessError as error:
+        raise ConfigError(str(error)) from error

@@ -16,6 +16,7 @@ from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
 from policies.core.policy_names import name_of
+from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
@@ -295,12 +296,24 @@ class Scenario(PoolSettings, ClusterSettings):
         added_s = self.client.added_s(pool.engine.family)
         return replace(made, frontend_s=made.frontend_s + added_s) if added_s else made
 
-    def simulate(self, source: Source, report: Callable[[float, int], None] | None = None) -> RunRecords:
+    def simulate(
+        self,
+        source: Source,
+        report: Callable[[float, int], None] | None = None,
+        attach: Sequence[UserProcess] = (),
+    ) -> RunRecords:
         """Runs the simulation without computing metrics; `report`: see `Simulation.run`.
+
+        attach: processes of the user's, see `sim.cluster.attached`.
 
         If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
         """
-        num_used = num_reached(self, self.pools_by_name, self.sim, source)
+        if attach and (self.sim.shards is not None or self.sim.thin != 1):
+            raise ProcessError(
+                f"attach, sim.shards={self.sim.shards}, sim.thin={self.sim.thin}: a process sees the whole "
+                "fleet; set sim.shards=null and sim.thin=1"
+            )
+        num_used = self.num_replicas if attach else num_reached(self, self.pools_by_name, self.sim, source)
         if num_used < self.num_replicas and not self.pools:
             return with_idle(replace(self, replicas=num_used).simulate(source, report), self.num_replicas)
         if self.sim.shards is not None:
@@ -308,19 +321,26 @@ class Scenario(PoolSettings, ClusterSettings):
 
             return run_divided(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
-            source=source, pools=self.replica_pools(), cluster=self.for_a_run(), sim=self.sim
+            source=source,
+            pools=self.replica_pools(),
+            cluster=self.for_a_run(),
+            sim=self.sim,
+            attach=attach,
         )
         return simulation.run(report)
 
     def run(
-        self, source: Source | None = None, report: Callable[[float, int], None] | None = None
+        self,
+        source: Source | None = None,
+        report: Callable[[float, int], None] | None = None,
+        attach: Sequence[UserProcess] = (),
     ) -> RunResult:
         """Runs the simulation and computes its metrics.
 
-        source: the traffic; None: `source()`. report: see `Simulation.run`.
+        source: the traffic; None: `source()`. report, attach: see `simulate`.
         """
         source = source or self.source()
-        return self.result(self.simulate(source, report), source.notes)
+        return self.result(self.simulate(source, report, attach), source.notes)
 
     def result(self, records: RunRecords, traffic: WorkloadNotes) -> RunResult:
         """Computes the metrics of the records of a run. traffic: the notes of its source."""

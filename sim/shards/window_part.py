@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from simpy import Process
 
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -121,7 +122,7 @@ class PartHere(PartSimulation):
         """Creates the simulation. others: see `PartSimulation`."""
         self._fed = self._fed_source(source, bounds)
         self._router = AsRouted()
-        self._is_scheduled = False
+        self._arriving: Process | None = None
         super().__init__(
             source=self._fed,
             pools=pools,
@@ -155,20 +156,16 @@ class PartHere(PartSimulation):
         report: see `Simulation.run`. Raises KeyboardInterrupt after Ctrl-C, as half a part is no result.
         """
         self._router.replica_of |= self._fed.feed(replicas)
-        self._is_scheduled = self._next is not None
         shard = self.run_shard(report)
         if shard.records.interrupted:
             raise KeyboardInterrupt
         return shard
 
     def _feed(self, replicas: Replicas) -> None:
-        """Adds requests, and schedules the next one if all of those before have arrived."""
+        """Adds requests, which begin to arrive once all of those before have arrived."""
         self._router.replica_of |= self._fed.feed(replicas)
-        if self._next is None:
-            self._schedule_next_arrival()
+        self._begin_arrivals()
 
-    def _schedule_next_arrival(self) -> None:
-        if self._is_scheduled:  # `run` asks for the first arrival, which the last window has scheduled
-            self._is_scheduled = False
-        else:
-            super()._schedule_next_arrival()
+    def _begin_arrivals(self) -> None:
+        if self._arriving is None or not self._arriving.is_alive:
+            self._arriving = self._clock.begin(self._arrive_in_turn())

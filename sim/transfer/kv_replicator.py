@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from simpy import Event
+
 from policies.core.plan import StepPlan, Transfer
 from policies.core.sequence import LOADING
 from sim.engine.attachment import Attachment
@@ -21,7 +23,7 @@ class KvReplicator(Attachment):
         self._kv_replication = kv_replication
         self._clock = clock
         self._step: RunningStep | None = None
-        self._timer: int | None = None  # the valid event
+        self._timer: Event | None = None  # the valid event
         self._num_replicated = 0  # iterations up to the last copy
         replica.copies.sources["mirror"] = self._fetch
 
@@ -50,9 +52,9 @@ class KvReplicator(Attachment):
             phase = Phase.replicate_kv + self._replica.index
             self._timer = self._clock.at(step.ends_s[due - 1], phase, copy)
 
-    def _copy(self, step: RunningStep, num_iterations: int, event: int) -> None:
+    def _copy(self, step: RunningStep, num_iterations: int, event: Event) -> None:
         """Copies new KV after num_iterations of a step, which a leap has not committed to the engine yet."""
-        if event != self._timer:
+        if event is not self._timer:
             return
         num_uncommitted = num_iterations if self._step is step else 0
         self._num_replicated = self._replica.core.num_iterations + num_uncommitted

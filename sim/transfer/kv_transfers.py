@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf, isnan
 
+from simpy.events import ProcessGenerator
+
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -162,7 +164,7 @@ class KvTransfers:
             self._emit(transfer, now)
         else:
             self._requests.held_back.add(request_id)
-        self._clock.at(now, Phase.arrive, partial(self._on_prefilled, transfer))
+        self._clock.begin(self._hand_over(transfer, now))
 
     def take_over(
         self,
@@ -293,7 +295,9 @@ class KvTransfers:
             transfer.source.recorder.iterations.add_gap(request_id, since_s, now)
         self._gateway.first_token(request_id)
 
-    def _on_prefilled(self, transfer: KvTransfer, event: int) -> None:
+    def _hand_over(self, transfer: KvTransfer, now: float) -> ProcessGenerator:
+        """Sends a sequence to a decode replica, after the iterations that end at this time."""
+        yield self._clock.at(now, Phase.arrive)
         if self._is_in_progress(transfer):
             self._choose_target(transfer)
 

@@ -20,6 +20,8 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
+from simpy import Event
+
 from sim.engine.clock import Clock, Phase
 
 
@@ -126,7 +128,7 @@ class Flow:
         self._end_count: float | None = None  # while it is active: the count of its route at its end
         self._is_cancelled = False
 
-    def _arrive(self, event: int) -> None:
+    def _arrive(self, event: Event) -> None:
         on_done, self.on_done = self.on_done, None  # it refers to this flow: a cycle would stay in memory
         if on_done is not None:
             on_done()
@@ -139,7 +141,7 @@ class Network:
         self._clock = clock
         self._numbers = count()
         self._active: dict[Route, None] = {}  # routes with active flows
-        self._timer: int | None = None  # the valid event
+        self._timer: Event | None = None  # the valid event
         self._timer_s = inf
 
     def send(self, route: Route, num_bytes: float, on_done: Callable[[], None]) -> Flow:
@@ -296,9 +298,9 @@ class Network:
             self._timer_s = max(next_s, self._clock.now)
             self._timer = self._clock.at(self._timer_s, Phase.arrive, self._on_timer)
 
-    def _on_timer(self, event: int) -> None:
+    def _on_timer(self, event: Event) -> None:
         """Ends the flows that are due now, and begins those that waited for them."""
-        if event != self._timer:
+        if event is not self._timer:
             return
         self._timer = None
         now = self._clock.now

@@ -18,6 +18,7 @@ from sim.settings.scenario import build_run
 from tests.docs.blocks import PAGES, PLACEHOLDER, ROOT, Block, blocks_of, shown_lines, words_of
 
 OWN_POLICY = blocks_of(ROOT / "docs" / "own_policy.md")
+OWN_PROCESS = blocks_of(ROOT / "docs" / "own_process.md")
 START = blocks_of(ROOT / "docs" / "start.md")
 RUN_PAGES = [page for page in PAGES if any(b.commands or b.is_printed for b in blocks_of(page))]
 
@@ -166,6 +167,12 @@ def test_the_python_of_the_page_on_horizons_runs():
     assert len(names["leaping"].requests) == len(names["stepping"].requests) == 300
     assert "sim.leap=false" in names["stepping"].command
     assert "sim.leap" not in names["leaping"].command
+
+
+@pytest.mark.parametrize("place", [i for i, b in enumerate(OWN_PROCESS) if b.kind == "tested by"])
+def test_the_processes_of_the_guide_print_what_it_shows(place, capsys):
+    exec(OWN_PROCESS[place].text, {})  # our own text
+    assert capsys.readouterr().out == OWN_PROCESS[place + 1].text
 
 
 @pytest.mark.parametrize("command", shown_commands())
