@@ -46,7 +46,8 @@ class DecodeSet:
         self.ends: list[tuple[int, int, int, Sequence]] = []  # end clock, request id, join, member
         self._limits: list[tuple[int, int, int, Sequence]] = []  # KV limit clock, request id, join, member
         self.num_joins = 0
-        self._num_steady = 0  # members with a context that does not grow (sliding window)
+        self.num_steady = 0
+        """Number of members with a context that does not grow (sliding window)."""
         self._num_reserved = 0  # members that have all their blocks
         self._max_num_seqs = max_num_seqs
         self._num_tables = num_tables
@@ -60,7 +61,7 @@ class DecodeSet:
     @property
     def num_widening(self) -> int:
         """Number of members with a growing context."""
-        return self.size - self._num_steady
+        return self.size - self.num_steady
 
     @property
     def num_computed_S(self) -> NDArray[np.int64]:
@@ -127,7 +128,7 @@ class DecodeSet:
         else:
             self._num_reserved += 1
         if not growth.widens:
-            self._num_steady += 1
+            self.num_steady += 1
             seq.steady_from = seq.stored_computed
         if growth.until is not None:
             limit_clock = growth.until - seq.origin
@@ -143,7 +144,7 @@ class DecodeSet:
         else:
             self._num_reserved -= 1
         if not growth.widens:
-            self._num_steady -= 1
+            self.num_steady -= 1
             seq.num_dropped += seq.stored_computed - seq.steady_from
         self.num_context_tokens -= seq.stored_computed - seq.num_dropped
         if growth.until is not None:
@@ -154,12 +155,14 @@ class DecodeSet:
 
         The ended sequences are still members; they are sorted by end, then by request id.
         """
-        for seq in idle:
-            self.leave(seq, PREFILLING)
+        if idle:
+            for seq in idle:
+                self.leave(seq, PREFILLING)
         self.clock = clock = self.clock + num_iterations
-        self.num_context_tokens += num_iterations * (self.size - self._num_steady)
-        for seq in idle:
-            self.join(seq, seq.growth)
+        self.num_context_tokens += num_iterations * (self.size - self.num_steady)
+        if idle:
+            for seq in idle:
+                self.join(seq, seq.growth)
         if self._limits:
             self._reach_limits()
         ends, ended = self.ends, []

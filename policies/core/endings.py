@@ -149,8 +149,10 @@ class LateEnds:
             core.drafts.note_read(True)
         idle = () if plan is None else plan.idle
         num_planned = max(1, core.num_reserved) if plan is not None and plan.num_decodes else 0
-        members = ending.values()
-        for seq in sorted(members, key=lambda seq: seq.admission) if len(members) > 1 else list(members):
+        members = list(ending.values())
+        if len(members) > 1:
+            members.sort(key=_admission)
+        for seq in members:
             seq.num_unread = 0
             is_decoding = seq.state is DECODING and seq not in idle
             assert seq.finish_reason is not None
@@ -163,6 +165,10 @@ class LateEnds:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
+
+
+def _admission(seq: Sequence) -> int:
+    return seq.admission
 
 
 class BatchEnds:

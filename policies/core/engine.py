@@ -51,7 +51,6 @@ from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, 
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.step_maker import StepMaker
-from policies.core.transfers import Transfers
 from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
 from policies.prediction import LengthPredictor
@@ -109,8 +108,18 @@ class EngineCore:
         self.drafts = None if new_drafts is None else new_drafts(block_pool)
         """The verification of draft tokens; None: each decode is one token."""
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
-        self.running = state.running  # parts of the state that every step reads
-        self.decodes = state.decodes
+        self.running_set = running_set = state.running_set
+        """The sequences that hold a slot, and the state of each."""
+        self.running = running_set.running
+        """Sequences that hold a slot, by request id, in the order of admission."""
+        self.decodes = running_set.decodes
+        """Sequences that get a token every iteration."""
+        self.ending = running_set.ending
+        """Sequences with a complete output that hold their slot, by request id."""
+        self.paused = running_set.paused
+        """Sequences that a policy has paused, by request id."""
+        self.transfers = state.transfers
+        """The KV transfers between tiers."""
         self.view = StepView(state)
         self.may_branch = False  # whether a request with branches was added
         self.wake_s = inf  # after a plan of None: time of the next call that policies ask for
@@ -209,19 +218,9 @@ class EngineCore:
         return self._state.waiting
 
     @property
-    def running_set(self) -> RunningSet:
-        """The sequences that hold a slot, and the state of each."""
-        return self._state.running_set
-
-    @property
     def prefilling(self) -> dict[int, Sequence]:
         """Sequences in prefill, by request id."""
         return self._state.prefilling
-
-    @property
-    def paused(self) -> dict[int, Sequence]:
-        """Sequences that a policy has paused, by request id."""
-        return self._state.running_set.paused
 
     @property
     def loading(self) -> dict[int, Sequence]:
@@ -247,11 +246,6 @@ class EngineCore:
     def free_slots(self) -> SequenceOf[int]:
         """Slots that no sequence holds."""
         return self._state.free_slots
-
-    @property
-    def transfers(self) -> Transfers:
-        """The KV transfers between tiers."""
-        return self._state.transfers
 
     @property
     def num_preemptions(self) -> int:
@@ -542,10 +536,9 @@ class EngineCore:
 
     def plan_step(self, now: float) -> StepPlan | None:
         """Returns the next step as `plan` does, without drafts and other plans in flight."""
-        if self._ends is not None:
-            if self._state.ending:
-                return self._ends.plan(now)
-            self.num_held = 0
+        if self.ending and self._ends is not None:
+            return self._ends.plan(now)
+        self.num_held = 0
         return self.plan_once(now)
 
     def plan_once(self, now: float) -> StepPlan | None:
@@ -647,7 +640,7 @@ class EngineCore:
         plan = self._decode_plan
         plan.index = self.num_iterations
         plan.num_decodes = num_decodes
-        plan.num_widening = num_widening = decodes.num_widening
+        plan.num_widening = num_widening = num_decodes - decodes.num_steady
         plan.num_decode_context_tokens = decodes.num_context_tokens + num_widening
         plan.horizon = horizon = decodes.iterations_to_first_event()
         plan.until_s = pool.expires_s
@@ -677,7 +670,7 @@ class EngineCore:
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
         ends = self._ends
-        if ends is not None and (ends.is_batch or self._state.ending or outcome.ended):
+        if ends is not None and (self.ending or ends.is_batch or outcome.ended):
             return ends.commit(plan, outcome, now)
         return self.apply(plan, outcome, now)
 
@@ -696,7 +689,12 @@ class EngineCore:
         elif num_iterations > 1:
             self._take_repeats(plan, num_iterations - 1)
         self.num_iterations = pool.num_iterations = self.num_iterations + num_iterations
-        finished = self._advance(plan, outcome) if plan.num_decodes else []
+        if not plan.num_decodes:
+            finished: list[Sequence] = []
+        elif plan.branched or self.drafts is not None:
+            finished = self._advance(plan, outcome)
+        else:
+            finished = self.decodes.advance(num_iterations, plan.idle)
         prefilled = self._commit_chunks(plan, outcome, finished) if plan.chunks else []
         if ended:
             self.note_ends(ended, finished)
@@ -708,14 +706,15 @@ class EngineCore:
 
     def check_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
         """Raises ValueError for a commit that does not fit the plan in flight."""
-        num_reserved = self.num_reserved
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
                 f"commit of {num_iterations} iterations: must be of the plan in flight and within its horizon"
             )
+        num_reserved = self.num_reserved
         if num_reserved and num_iterations != num_reserved:
             raise ValueError(f"commit of {num_iterations} iterations: must be {num_reserved}, as reserved")
-        self.check_time(now)
+        if not now >= self.now:
+            self._refuse_past(now)
 
     def check_time(self, now: float) -> None:
         """Raises ValueError if time goes back, because ages and deadlines of policies rely on it."""
@@ -767,11 +766,9 @@ class EngineCore:
         self._state.withdraw(seq, reason)
 
     def _advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
-        """Advances the decoding sequences of a plan; returns the sequences that end."""
+        """Advances sequences that decode with branches or drafts, and those beside; returns those that end."""
         if self.drafts is not None:
             return self.drafts.advance(plan, outcome)
-        if not plan.branched:
-            return self.decodes.advance(outcome.iterations, plan.idle)
         finished = []
         if plan.num_decodes > plan.num_branches:
             finished = self.decodes.advance(outcome.iterations, plan.idle)

@@ -127,7 +127,8 @@ class Clock(Environment):
 
     def is_quiet(self) -> bool:
         """Returns whether no other event is due at the current time."""
-        return self.peek() > self._now
+        queue = self._queue
+        return not queue or queue[0][0] > self._now
 
     def stop(self) -> None:
         """Makes `run_some` return before the next event."""
@@ -141,7 +142,10 @@ class Clock(Environment):
 
     def step(self) -> None:
         """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over."""
-        if not self._num_left or self.is_stopped or self._interrupt.noted or self.peek() > self._until_s:
+        queue = self._queue
+        if not self._num_left or self.is_stopped or self._interrupt.noted:
+            raise StopSimulation(None)
+        if not queue or queue[0][0] > self._until_s:
             raise StopSimulation(None)
         self._num_left -= 1
         Environment.step(self)

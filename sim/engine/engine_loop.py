@@ -26,7 +26,7 @@ from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.copies import Copies
 from sim.engine.intake import Enter, Pending
-from sim.engine.iteration_times import ends_s
+from sim.engine.iteration_times import scaled_ends_s
 from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
 from sim.engine.replica_pool import ReplicaPool
@@ -54,6 +54,7 @@ class EngineLoop(LoadCounts):
         self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
         self._clock = context.clock
         self._on_end = context.on_end
+        self._decode_ends = pool.model.decode_ends
         self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
@@ -143,10 +144,11 @@ class EngineLoop(LoadCounts):
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
-        next_s = self.intake.next_s
+        next_s, horizon = self.intake.next_s, plan.horizon
         shape = shape_of(plan, 0) if plan.chunks else None
-        num_iterations = 1 if delay_s or next_s <= now else min(plan.horizon, self._max_leap)
-        ends = self._ends_s(plan, shape, num_iterations, now + delay_s)
+        if horizon > 1:
+            horizon = 1 if delay_s or next_s <= now else min(horizon, self._max_leap)
+        ends = self._ends_s(plan, shape, horizon, now + delay_s)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
         step = self.step = RunningStep(plan, shape, now, ends)
@@ -161,7 +163,10 @@ class EngineLoop(LoadCounts):
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
         """Returns the end time of each iteration of a plan, with the present slowdown."""
-        return ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
+        slowdown, num_decodes = self._slowdown, plan.num_decodes
+        if shape is None and slowdown == 1 and plan.num_widening == num_decodes and plan.adapters is None:
+            return self._decode_ends(start_s, num_decodes, plan.num_decode_context_tokens, num_iterations)
+        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, slowdown)
 
     def _go_idle(self, now: float) -> None:
         """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""

@@ -13,26 +13,6 @@ from policies.core.plan import StepPlan
 from sim.engine.shape import shape_of
 
 
-def ends_s(
-    model: IterationModel,
-    plan: StepPlan,
-    shape: IterationShape | None,
-    num_iterations: int,
-    start_s: float,
-    slowdown: float = 1.0,
-) -> list[float]:
-    """Returns the end time of each iteration of a plan, in seconds, added up one by one as stepping does.
-
-    shape: the shape of the first iteration, if the plan has prompt chunks. slowdown: factor on the duration
-    of an iteration. The list ends before the first iteration that the model cannot price, as the leap may be
-    cut earlier anyway. Raises UnknownIterationError if the model cannot price the first iteration.
-    """
-    are_alike = plan.num_widening == plan.num_decodes and plan.adapters is None
-    if shape is None and are_alike and slowdown == 1:
-        return model.decode_ends(start_s, plan.num_decodes, plan.num_decode_context_tokens, num_iterations)
-    return scaled_ends_s(model, plan, shape, num_iterations, start_s, slowdown)
-
-
 def scaled_ends_s(
     model: IterationModel,
     plan: StepPlan,
@@ -41,9 +21,12 @@ def scaled_ends_s(
     start_s: float,
     factors: float | NDArray[np.float64],
 ) -> list[float]:
-    """Does what `ends_s` does, for iterations that take `factors` times as long as the model says.
+    """Returns the end time of each iteration of a plan, in seconds, added up one by one as stepping does.
 
-    factors: one number, or an array of one number per iteration; of one iteration always a number.
+    shape: the shape of the first iteration, if the plan has prompt chunks. factors: by which iterations take
+    longer than the model says: one number, or an array of one number per iteration; of one iteration always a
+    number. The list ends before the first iteration that the model cannot price, as the leap may be cut
+    earlier anyway. Raises UnknownIterationError if the model cannot price the first iteration.
     """
     if num_iterations == 1:
         return [float(start_s + factors * model.seconds(shape or shape_of(plan, 0)))]

@@ -25,7 +25,6 @@ from hwmodels.iterations.pipeline import Pipeline
 from hwmodels.iterations.stages import Pass, Stages
 from policies.core.batches import Batches
 from policies.core.plan import StepPlan
-from sim.engine.recorder import BatchRecorder, Recorder
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -56,9 +55,6 @@ class PipelinedReplica(Replica):
         self._factors = None
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
-
-    def _new_recorder(self, context: RunContext) -> Recorder:
-        return BatchRecorder(self.index, self.core, context.requests, self.pool.frontend_s, context.seed)
 
     @property
     def _core_batches(self) -> Batches:

@@ -57,6 +57,7 @@ class Recorder:
     def _follow(self, core: EngineCore) -> None:
         self._core = core
         self._paused = core.paused
+        self._has_batches = core.batches is not None
 
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
         """Records a plan and its transfers; None: there is nothing to compute."""
@@ -87,11 +88,13 @@ class Recorder:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""
         core, plan, tokens, iterations = self._core, step.plan, self.tokens, self.iterations
         outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
-        num_separate_gaps = self._log_gaps(step)
+        num_separate_gaps = 0
+        if tokens.apart or plan.idle or self._paused or self._has_batches:
+            num_separate_gaps = self._log_gaps(step)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
-        if core.running_set.ending:
+        if core.ending:
             num_separate_gaps += core.running_set.num_surplus(plan)
         iterations.add(step, core, tokens.last_decode_s, num_separate_gaps)
         if plan.num_decodes > plan.num_branches:
@@ -103,10 +106,15 @@ class Recorder:
         return outcome
 
     def _log_gaps(self, step: RunningStep) -> int:
-        """Logs the gaps that differ from those of the other sequences; returns their number."""
-        if self.tokens.apart or step.plan.idle or self._paused:
-            return self.tokens.log_gaps(step.plan, step.ends_s[0], self.iterations)
-        return 0
+        """Logs the gaps that differ from those of the other sequences; returns their number.
+
+        Each sequence of an engine with several batches in flight has gaps of its own.
+        """
+        plan = step.plan
+        if not self._has_batches:
+            return self.tokens.log_gaps(plan, step.ends_s[0], self.iterations)
+        self.tokens.log_all_gaps(plan, step.end_s, self.iterations)
+        return plan.num_decodes - plan.num_branches
 
     def prefilled(self, seq: Sequence, now: float) -> None:
         """Records the token that a prefill, or a recomputation, has produced."""
@@ -184,12 +192,3 @@ class Recorder:
         self.iterations.cut()
         self.events = self.events.continued()
         self.lost_engines.clear()
-
-
-class BatchRecorder(Recorder):
-    """The recorder of an engine with several batches in flight: each sequence has gaps of its own."""
-
-    def _log_gaps(self, step: RunningStep) -> int:
-        plan, end_s = step.plan, step.end_s
-        self.tokens.log_all_gaps(plan, end_s, self.iterations)
-        return plan.num_decodes - plan.num_branches

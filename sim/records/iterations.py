@@ -128,7 +128,7 @@ class IterationLog:
         emitted_s, num_apart: see `ROW`.
         """
         plan, num_iterations, ends_s = step.plan, step.num_iterations, step.ends_s
-        decodes, pool = core.decodes, core.block_pool
+        decodes, pool, chunks = core.decodes, core.block_pool, plan.chunks
         if num_iterations != len(ends_s):
             ends_s = ends_s[:num_iterations]
         self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
@@ -140,7 +140,7 @@ class IterationLog:
         else:
             num_held = core.num_tokens_held + num_widening + plan.num_copied_tokens
         num_blocks_used = pool.num_blocks - pool.num_free
-        more = CHUNKS if plan.chunks else 0
+        more = CHUNKS if chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
             self._add_queue(plan, core)
             more += QUEUED
@@ -158,7 +158,7 @@ class IterationLog:
             num_blocks_used,
             more,
         )
-        if plan.chunks:
+        if chunks:
             self._add_chunks(step, core, num_held, num_blocks_used)
         elif num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
