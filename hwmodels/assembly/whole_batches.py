@@ -7,7 +7,7 @@ its steps, so figures that depend only on the number of sequences are cached by 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,23 +137,19 @@ class WholeBatches:
         if num_iterations > FEW_ITERATIONS:
             contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
             return self._long_leap_ends(start_s, batch, contexts)
-        ends_s = []
-        context = float(num_context_tokens)
-        if len(lines) == 1:  # as nearly always; the loop over lines below takes a quarter longer
+        steps = range(num_context_tokens, last, num_seqs)
+        if len(lines) == 1:  # as nearly always
             [(calls, fixed_s, token_s)] = lines
-            for _ in repeat(None, num_iterations):
-                start_s += counted_s + calls * (fixed_s + token_s * context) + added_s
-                ends_s.append(start_s)
-                context += num_seqs
-            return ends_s
-        for _ in repeat(None, num_iterations):
-            decodes_s = 0.0
-            for calls, fixed_s, token_s in lines:
-                decodes_s += calls * (fixed_s + token_s * context)
-            start_s += counted_s + decodes_s + added_s
-            ends_s.append(start_s)
-            context += num_seqs
-        return ends_s
+            times_s = [counted_s + calls * (fixed_s + token_s * context) + added_s for context in steps]
+        else:
+            times_s = []
+            for context in steps:
+                decodes_s = 0.0
+                for calls, fixed_s, token_s in lines:
+                    decodes_s += calls * (fixed_s + token_s * context)
+                times_s.append(counted_s + decodes_s + added_s)
+        times_s[0] += start_s
+        return list(accumulate(times_s))
 
     def _long_leap_ends(
         self, start_s: float, batch: _DecodeBatch, contexts: NDArray[np.float64]

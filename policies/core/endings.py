@@ -136,12 +136,8 @@ class LateEnds:
         core = self._core
         core.num_held = 0
         ending = core.running_set.ending
-        for seq in late:
-            if seq.state is WAITING:
-                raise ValueError(f"{seq!r} cannot have ended: it was not run")
-            if seq.state is not ENDED:
-                seq.finish_reason = FinishReason.stop
-                ending[seq.request_id] = seq
+        if late:
+            _note_stops(late, ending)
         for seq in ending.values():
             if seq.request.answer_id is not None:
                 core.block_pool.offer_generated(seq)  # their last tokens are read after those of the plan
@@ -165,6 +161,16 @@ class LateEnds:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
+
+
+def _note_stops(late: Iterable[Sequence], ending: dict[int, Sequence]) -> None:
+    """Adds the sequences of which the engine has just learnt that they have stopped."""
+    for seq in late:
+        if seq.state is WAITING:
+            raise ValueError(f"{seq!r} cannot have ended: it was not run")
+        if seq.state is not ENDED:
+            seq.finish_reason = FinishReason.stop
+            ending[seq.request_id] = seq
 
 
 def _admission(seq: Sequence) -> int:

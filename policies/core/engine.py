@@ -108,18 +108,7 @@ class EngineCore:
         self.drafts = None if new_drafts is None else new_drafts(block_pool)
         """The verification of draft tokens; None: each decode is one token."""
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
-        self.running_set = running_set = state.running_set
-        """The sequences that hold a slot, and the state of each."""
-        self.running = running_set.running
-        """Sequences that hold a slot, by request id, in the order of admission."""
-        self.decodes = running_set.decodes
-        """Sequences that get a token every iteration."""
-        self.ending = running_set.ending
-        """Sequences with a complete output that hold their slot, by request id."""
-        self.paused = running_set.paused
-        """Sequences that a policy has paused, by request id."""
-        self.transfers = state.transfers
-        """The KV transfers between tiers."""
+        self._share(state)
         self.view = StepView(state)
         self.may_branch = False  # whether a request with branches was added
         self.wake_s = inf  # after a plan of None: time of the next call that policies ask for
@@ -152,6 +141,7 @@ class EngineCore:
         self.step.max_batch_seqs = max_batch_seqs
         self.batches = None if max_batches is None else Batches(self, max_batches)
         """The plans in flight of a pipeline; None: one plan at a time."""
+        self._outer = self.drafts or self.batches  # through which plans and commits pass
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
@@ -159,6 +149,21 @@ class EngineCore:
         if self.drafts is not None:
             state.max_tokens_per_pass = self.drafts.max_tokens_per_pass
             self.drafts.attach(self, ends is Ends.one_step_late)
+
+    def _share(self, state: EngineState) -> None:
+        """Makes parts of the state attributes of the engine, as every step reads them."""
+        self.running_set = running_set = state.running_set
+        """The sequences that hold a slot, and the state of each."""
+        self.running = running_set.running
+        """Sequences that hold a slot, by request id, in the order of admission."""
+        self.decodes = running_set.decodes
+        """Sequences that get a token every iteration."""
+        self.ending = running_set.ending
+        """Sequences with a complete output that hold their slot, by request id."""
+        self.paused = running_set.paused
+        """Sequences that a policy has paused, by request id."""
+        self.transfers = state.transfers
+        """The KV transfers between tiers."""
 
     def _num_readable(self, seq: Sequence) -> int:
         return self.step.num_readable(seq, self._in_flight)
@@ -528,11 +533,8 @@ class EngineCore:
         arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises WrongDecisionError if
         the policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
-        if self.drafts is not None:
-            return self.drafts.plan(now)
-        if self.batches is not None:
-            return self.batches.plan(now)
-        return self.plan_step(now)
+        outer = self._outer
+        return self.plan_step(now) if outer is None else outer.plan(now)
 
     def plan_step(self, now: float) -> StepPlan | None:
         """Returns the next step as `plan` does, without drafts and other plans in flight."""
@@ -551,7 +553,11 @@ class EngineCore:
         self.now = pool.now = now
         if pool.expires_s <= now:
             pool.expire()
-        plan = self._plan_unasked()
+        plan = None
+        if self.drafts is not None:
+            plan = self.drafts.plan_unasked(self._max_unasked, not (self._lost or self._arrived))
+        elif self.decodes.size + self.num_held == len(self._sequences):
+            plan = self._plan_unasked()
         if plan is None:
             self.wake_s, self.waits_for = inf, None
             if self._sequences:
@@ -568,7 +574,7 @@ class EngineCore:
                 before_step(self.view, step, now)
             self.batching.fill(self.view, step, now)
             plan = step.end()
-            if step.preempted and self._preemption_watch.is_livelock():
+            if step.has_preempted and step.preempted and self._preemption_watch.is_livelock():
                 self._refuse_livelock()
             if plan is not None:
                 if self._lost or self._arrived:
@@ -624,16 +630,13 @@ class EngineCore:
         return self._state.is_transferring
 
     def _plan_unasked(self) -> StepPlan | None:
-        """Returns a step that decodes all sequences, while nothing changes; None: policies must be called."""
-        if self.drafts is not None:
-            return self.drafts.plan_unasked(self._max_unasked, not (self._lost or self._arrived))
-        decodes = self.decodes
+        """Returns a step that decodes all sequences, each of which decodes; None: policies must be called."""
+        decodes, pool = self.decodes, self.block_pool
         num_decodes = decodes.size
-        if num_decodes + self.num_held != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
+        if not 0 < num_decodes <= self._max_unasked or decodes.at_limit or self._lost or self._arrived:
             return None
-        pool = self.block_pool
         num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
-        if num_blocks > pool.num_free or decodes.at_limit or self._lost or self._arrived:
+        if num_blocks > pool.num_free:
             return None
         if num_blocks:
             pool.take(num_blocks)
@@ -661,11 +664,8 @@ class EngineCore:
 
         Returns the sequences that completed their prefill, and those that ended.
         """
-        if self.drafts is not None:
-            return self.drafts.commit(plan, outcome, now)
-        if self.batches is not None:
-            return self.batches.commit(plan, outcome, now)
-        return self.commit_step(plan, outcome, now)
+        outer = self._outer
+        return self.commit_step(plan, outcome, now) if outer is None else outer.commit(plan, outcome, now)
 
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
@@ -677,14 +677,20 @@ class EngineCore:
     def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan after earlier sequences have left."""
         num_iterations, ended = outcome.iterations, outcome.ended
-        num_reserved = self.num_reserved
-        self.check_commit(plan, num_iterations, now)
+        if (
+            plan is not self._in_flight
+            or not 1 <= num_iterations <= plan.horizon
+            or self.num_reserved
+            or not now >= self.now
+        ):
+            self.check_commit(plan, num_iterations, now)
         pool = self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
-        for on_commit in self._on_commit:
-            on_commit(plan, num_iterations, now)
-        if num_reserved:
+        if self._on_commit:
+            for on_commit in self._on_commit:
+                on_commit(plan, num_iterations, now)
+        if self.num_reserved:
             self.num_reserved = 0
         elif num_iterations > 1:
             self._take_repeats(plan, num_iterations - 1)
@@ -706,11 +712,11 @@ class EngineCore:
 
     def check_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
         """Raises ValueError for a commit that does not fit the plan in flight."""
+        num_reserved = self.num_reserved
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
                 f"commit of {num_iterations} iterations: must be of the plan in flight and within its horizon"
             )
-        num_reserved = self.num_reserved
         if num_reserved and num_iterations != num_reserved:
             raise ValueError(f"commit of {num_iterations} iterations: must be {num_reserved}, as reserved")
         if not now >= self.now:
@@ -766,7 +772,7 @@ class EngineCore:
         self._state.withdraw(seq, reason)
 
     def _advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
-        """Advances sequences that decode with branches or drafts, and those beside; returns those that end."""
+        """Advances sequences that decode with branches or drafts; returns the sequences that end."""
         if self.drafts is not None:
             return self.drafts.advance(plan, outcome)
         finished = []

@@ -88,6 +88,11 @@ class StepMaker(StepBuilder):
         return num_computed if has_decoded else num_computed - num_unread
 
     @property
+    def has_preempted(self) -> bool:
+        """True if the step has preempted sequences, those with a complete output included."""
+        return bool(self._preempted)
+
+    @property
     def preempted(self) -> list[Sequence]:
         """Sequences that the step has preempted and that will continue, in order."""
         preempted = self._preempted

@@ -104,13 +104,14 @@ class EngineLoop(LoadCounts):
 
     def _finish_step(self) -> None:
         """Commits the first step.num_iterations iterations of the running step."""
-        step = self.step
+        step, intake, watchers = self.step, self.intake, self._listeners.ending
         assert step is not None
         self.step = self._timer = None
-        for notify in self._listeners.ending:
-            notify(step, self._clock.now)
+        end_s = step.end_s
+        if watchers:
+            for notify in watchers:
+                notify(step, self._clock.now)
         outcome = self.recorder.ran(step)
-        intake, end_s = self.intake, step.end_s
         if intake.next_s < end_s:
             intake.enter_during(step)
         prefilled, finished = self.core.commit(step.plan, outcome, end_s)
@@ -123,24 +124,28 @@ class EngineLoop(LoadCounts):
 
     def _begin_step(self, now: float) -> None:
         """Plans the next step and starts it, if there is anything to compute."""
-        core, intake = self.core, self.intake
+        intake, listeners = self.intake, self._listeners
         self._timer = None
         if intake.next_s <= now:
             intake.enter_at(now, self._is_idle)
             if self._aborts:
                 self._end_requests()
-        plan = core.plan(now)
+        plan = self.core.plan(now)
         transfers = self._take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
-        for notify in self._listeners.planned:
-            notify(plan, now)
-        self.recorder.planned(plan, transfers, now)
+        if listeners.planned:
+            for notify in listeners.planned:
+                notify(plan, now)
+        recorder = self.recorder
+        if plan is None or transfers or not recorder.is_as_before(plan):
+            recorder.planned(plan, transfers, now)
         if plan is None:
             self._go_idle(now)
         else:
             self._start_step(plan, now, delay_s)
-        for notify_started in self._listeners.started:
-            notify_started(self.step, now)
+        if listeners.started:
+            for notify_started in listeners.started:
+                notify_started(self.step, now)
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
@@ -151,8 +156,8 @@ class EngineLoop(LoadCounts):
         ends = self._ends_s(plan, shape, horizon, now + delay_s)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
-        step = self.step = RunningStep(plan, shape, now, ends)
-        if next_s < step.end_s:
+        self.step = step = RunningStep(plan, shape, now, ends)
+        if horizon > 1 and next_s < ends[-1]:
             num_iterations = self.intake.num_iterations_before(step)
             if num_iterations < step.num_iterations:
                 step.cut(num_iterations)

@@ -59,16 +59,17 @@ class Recorder:
         self._paused = core.paused
         self._has_batches = core.batches is not None
 
+    def is_as_before(self, plan: StepPlan) -> bool:
+        """Returns whether a plan without transfers changes nothing that is recorded at plans."""
+        events = self.events
+        if plan.admitted or events.new or plan.waits_for is not events.cause or plan.preempted:
+            return False
+        core = self._core
+        return not (self._paused or events.paused or (core.residents is not None and core.loading))
+
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
-        """Records a plan and its transfers; None: there is nothing to compute."""
+        """Records a plan and its transfers, unless `is_as_before`; None: there is nothing to compute."""
         core, events = self._core, self.events
-        if (
-            plan is not None
-            and plan.waits_for is events.cause
-            and not (plan.admitted or plan.preempted or transfers or events.new)
-            and not (self._paused or events.paused or (core.residents is not None and core.loading))
-        ):
-            return  # nothing has changed since the last plan
         events.planned(core, plan, transfers, now)
         for seq in core.lost if plan is None else plan.preempted:
             self.tokens.preempted(seq)
