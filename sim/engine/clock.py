@@ -51,7 +51,7 @@ _PHASE_OF: Final[dict[int, int]] = {URGENT: int(Phase.begin), NORMAL: int(Phase.
 
 
 class Moment(Event):
-    """An event at a time that is known when it is created, like SimPy's `Timeout`."""
+    """An event at an absolute time, like SimPy's `Timeout`."""
 
     _ok = True
     _value = None
@@ -105,11 +105,15 @@ class Clock(Environment):
     def at(self, time_s: float, priority: int, callback: Callback | None = None) -> Event:
         """Schedules an event at time_s >= now, which calls callback(event); returns it.
 
-        Events at the same time are processed by priority, smallest first, then in the order of creation.
+        Events at the same time are processed by priority, smallest first, then in the order of scheduling.
         """
         event = Moment(self, callback)
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    def place(self, event: Moment, time_s: float, priority: int) -> None:
+        """Schedules an event whose time was not known when it was created."""
+        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         """Does what SimPy's method does, with the phases of SimPy's two priorities."""
