@@ -16,12 +16,14 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from simpy import Event
 
 from policies.core.request import Prompt, Request
+from sim.cluster.failure_injector import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
+from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.clock import Clock
@@ -29,11 +31,35 @@ from sim.engine.replica import Replica
 from sim.records.failure import Failure, FailureKind
 from sim.workload.base import Arrival, Source, is_open_loop
 
-if TYPE_CHECKING:
-    from sim.cluster.simulation import Simulation
-
 UserProcess = Callable[[Any, Any, Any], Generator[Event, Any, Any]]
 """A generator function of env, fleet and gateway."""
+
+
+class AttachableRun(Protocol):
+    """The parts of a `Simulation` that processes act on."""
+
+    fleet: Fleet
+    gateway: Gateway
+    failure_injector: FailureInjector
+    num_ended: int
+
+    @property
+    def clock(self) -> Clock:
+        """The SimPy environment of the run."""
+        ...
+
+    @property
+    def migrates(self) -> bool:
+        """True if running requests may move to other replicas."""
+        ...
+
+    def send(self, arrival: Arrival) -> None:
+        """Lets one more request arrive now."""
+        ...
+
+    def status_of(self, request_id: int) -> str:
+        """Returns the name of the status of a request that has arrived."""
+        ...
 
 
 class ProcessError(Exception):
@@ -173,6 +199,8 @@ class AttachedReplica:
         batching: Any = replica.core.batching
         if not hasattr(batching, "max_num_batched_tokens"):
             raise ValueError(f"max_num_batched_tokens={value}: {type(batching).__name__} has no such limit")
+        if replica.core.drafts is not None:
+            raise ValueError(f"max_num_batched_tokens={value}: it cannot change with speculation")
         if value != self.max_num_batched_tokens:
             changed = replace(batching, max_num_batched_tokens=value)
             replica.before_external_event()
@@ -189,7 +217,7 @@ class AttachedReplica:
 class AttachedFleet:
     """The fleet, as a process sees it."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: AttachableRun) -> None:
         self._simulation = simulation
         self._fleet = simulation.fleet
         self._clock = simulation.clock
@@ -249,7 +277,7 @@ class AttachedFleet:
 class AttachedGateway(GatewayAttachment):
     """The gateway, as a process sees it."""
 
-    def __init__(self, simulation: Simulation, source: NumberedSource) -> None:
+    def __init__(self, simulation: AttachableRun, source: NumberedSource) -> None:
         self._simulation = simulation
         self._source = source
         self._clock = simulation.clock
@@ -318,7 +346,7 @@ class AttachedGateway(GatewayAttachment):
             end.succeed(self._simulation.status_of(request.request_id))
 
 
-def begin_processes(attach: Sequence[UserProcess], simulation: Simulation, source: NumberedSource) -> None:
+def begin_processes(attach: Sequence[UserProcess], simulation: AttachableRun, source: NumberedSource) -> None:
     """Begins the processes of the user's in a run."""
     clock = simulation.clock
     fleet, gateway = AttachedFleet(simulation), AttachedGateway(simulation, source)

@@ -125,8 +125,8 @@ def test_it_crashes_repairs_starts_and_drains_replicas():
 
     result = run(operator, replicas=2, workload__arrivals__rate_per_s=0.4)
     assert states == [["down", "serving", "starting"], ["serving", "gone", "gone"], [0]]
-    assert result.summary["troubles"]["crashes"] == 1
-    assert result.summary["troubles"]["by_kind"]["crash"]["replica_s"] == 0.5
+    [failure] = result.run.records.failures
+    assert (failure.at_s, failure.replica, failure.kind.name, failure.duration_s) == (1.0, 0, "crash", 0.5)
     assert (result.requests.status == "finished").all()
 
 
