@@ -60,6 +60,12 @@ class Moment(Event):
         self.env = env
         self.callbacks = [] if callback is None else [callback]
 
+    def happen(self) -> None:
+        """Happens now, before the caller goes on, for what must be done in the middle of another event."""
+        callbacks, self.callbacks = self.callbacks, None  # type: ignore[assignment]
+        for callback in callbacks:
+            callback(self)
+
 
 class Begun(Process):
     """A process that begins as soon as it is created, where SimPy's begins with an event of its own.
@@ -147,8 +153,8 @@ class Clock(Environment):
         """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over."""
         if not self._num_left or self.is_stopped or self._interrupt.noted or self.peek() > self._until_s:
             raise StopSimulation(None)
-        self._num_left -= 1
         Environment.step(self)
+        self._num_left -= 1
 
 
 def _is_own(event: Event) -> bool:

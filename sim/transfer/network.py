@@ -121,9 +121,9 @@ class Flow(Moment):
     """
 
     def __init__(
-        self, clock: Clock, number: int, route: Route, num_bytes: float, on_done: Callable[[], None]
+        self, clock: Clock, number: int, route: Route, num_bytes: float, on_done: Callable[[], None] | None
     ) -> None:
-        Moment.__init__(self, clock, lambda event: on_done())
+        Moment.__init__(self, clock, None if on_done is None else lambda event: on_done())
         self.number = number
         self.route = route
         self.num_bytes = num_bytes
@@ -142,7 +142,7 @@ class Network:
         self._timer: Event | None = None  # the valid event
         self._timer_s = inf
 
-    def send(self, route: Route, num_bytes: float, on_done: Callable[[], None]) -> Flow:
+    def send(self, route: Route, num_bytes: float, on_done: Callable[[], None] | None = None) -> Flow:
         """Starts a flow, or queues it until every capacity of the route has room for one more flow.
 
         Flows of one route begin in the order in which they were sent.
