@@ -313,7 +313,7 @@ def served(posts: tuple[tuple[str, dict[str, Any]], ...], folder: Path) -> list[
             )
             return [_posted(f"{url}{path}", body) for path, body in posts]
         finally:
-            server.send_signal(signal.SIGINT)
+            server.send_signal(signal.SIGTERM)  # Ctrl-C is ignored by a background job's processes
             try:
                 server.wait(30)
             except subprocess.TimeoutExpired:
