@@ -30,7 +30,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collects garbage as rarely as a command, hears Ctrl-C, and declares the marker of pytest-xdist without it.
+    """Collects garbage as rarely as a command; hears Ctrl-C; declares xdist_group without pytest-xdist.
 
     A shell makes its background jobs ignore Ctrl-C, as would every process that a test starts and interrupts.
     """

@@ -43,7 +43,7 @@ class Architecture:
     """Fields that must be present besides REQUIRED."""
     num_norms: int = 2
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that transformers' configuration class or vLLM's model assumes for fields that files leave out."""
+    """Values that transformers' configuration class or vLLM's model assumes for missing fields."""
     mtp_layers: tuple[str, ...] = ()
     """Fields that hold the number of MTP layers."""
     left_out: Mapping[str, str] = field(default_factory=dict)

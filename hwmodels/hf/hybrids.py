@@ -91,7 +91,7 @@ def nemotron_h_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple
 
 
 def dense_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Attention, Mlp]:
-    """Returns the parts of MiMo-V2's and LongCat-Flash's MTP modules: a window if layers have one, no experts."""
+    """Returns the parts of an MTP module of MiMo-V2 or LongCat-Flash: a window, if any, and no experts."""
     mixers = [layer for layer in attention if not isinstance(layer, NoAttention)]
     windowed = [layer for layer in mixers if layer.window is not None]
     dense = [mlp for mlp in mlps if isinstance(mlp, DenseMlp)]

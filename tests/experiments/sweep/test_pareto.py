@@ -1,4 +1,4 @@
-"""The page of a sweep: the Pareto front of both throughputs, short labels for mappings, and what seeds tell."""
+"""The page of a sweep: the front of both throughputs, short labels for mappings, and what seeds tell."""
 
 import math
 
@@ -44,10 +44,8 @@ def test_mappings_are_labelled_by_what_differs():
 
 
 def test_seeds_that_give_the_same_run_have_no_interval():
-    """As those of a trace do; a configuration whose figures are equal by chance alone has others that differ."""
-    points = [
-        ({"tp": tp, "seed": seed}, 50 + (tp == 2) * seed, 900) for tp in (1, 2, 4) for seed in range(3)
-    ]
+    """As those of a trace do; where a figure is equal by chance, others differ."""
+    points = [({"tp": tp, "seed": seed}, 50 + (tp == 2) * seed, 900) for tp in (1, 2, 4) for seed in range(3)]
     found = grid(points, ["tp", "seed"])
     assert all(math.isnan(found.cells[1,][key].low) for key in (USER, GPU))
     assert found.cells[2,][USER].low < 51 < found.cells[2,][USER].high

@@ -131,7 +131,7 @@ def test_a_closed_loop_begins_a_session_when_another_has_ended():
         [0.0, 4.0, 8.0],
         [0.0, 4.0],
     ]
-    assert [own[0].arrival_s for own in by_session] == [0.0, 0.0, 8.0 + 1.0 + 1.0]  # an answer, then the pause
+    assert [own[0].arrival_s for own in by_session] == [0.0, 0.0, 8.0 + 1.0 + 1.0]  # answer, pause
     assert [one.prompt.num_tokens for one in by_session[0]] == [150, 170, 190]
     for own in by_session:
         for earlier, later in pairwise(one.prompt.segments for one in own):
