@@ -140,7 +140,7 @@ def grid_of(
         which = "" if same == len(cells) else f" of {same:,} of {len(cells):,} configurations"
         found.append(
             f"All seeds give the same run{which}, as those of a trace do, so that they tell nothing of its "
-            "noise and there is no interval; compare and goodput take intervals of a trace from blocks of its "
+            "noise and there is no interval; compare and goodput take those of a trace from blocks of its "
             "requests."
         )
     return Grid(
