@@ -456,9 +456,14 @@ CASES: dict[str, Case] = {
         tuple(
             "roofline model=qwen3_235b_a22b model.weights=fp8_block hardware=h100_sxm tensor_parallel_size=4 "
             f"engine.max_model_len=40960 batch_sizes=[1] out=null {words}"
-            for words in ("", "engine=sglang engine.gpu_memory_utilization=0.93")
+            for words in (
+                "engine.version=0.9.2 engine.gpu_memory_utilization=0.9",  # those of that day
+                "engine=sglang engine.gpu_memory_utilization=0.93",
+            )
         ),
         kv_235b,
+        planned="1.9 GiB of the 8.0 that this vLLM took beside weights and KV are not explained; it ran "
+        "LMCache, for which uneven memory of GPUs is reported (LMCache issue 714) without a figure",
     ),
     "lora_overhead": Case(
         (
