@@ -490,7 +490,8 @@ CASES: dict[str, Case] = {
     "preempted_prefix_hits": Case(
         (
             "simulate workload=poisson workload.num_requests=50 model=llama3_1_70b model.weights=fp8 "
-            "hardware=h100_sxm engine.gpu_memory_utilization=0.95 engine.max_model_len=12000",  # 16000 do not fit
+            # 16000 is refused, as vLLM would
+            "hardware=h100_sxm engine.gpu_memory_utilization=0.95 engine.max_model_len=12000",
         ),
         preempted,
     ),
