@@ -15,6 +15,7 @@ def requests(count, lasts_s, *, e2e_s=1.0, ttft_s=None, sessions=None):
     table = pd.DataFrame({"arrival_s": arrival_s, "ttft_s": ttft_s, "tpot_s": RNG.normal(0.01, 1e-3, count)})
     table["e2e_s"], table["finished_s"], table["status"] = e2e_s, arrival_s + e2e_s, "finished"
     table["session_id"] = range(count) if sessions is None else sessions
+    table["prompt_tokens"], table["cached_tokens"] = 100, 40
     return table
 
 
@@ -56,6 +57,15 @@ def test_of_sessions_only_the_time_counts_in_which_as_many_end_as_begin():
     assert "less than a session and 10 times the p90 of E2E" in found.reason
     assert steady_part(table, 1.0, has_sessions=True) == (1.0, 1.0)
     assert steady_part(table, 500.0, has_sessions=True).start_s == pytest.approx(91, abs=1)
+
+
+def test_late_turns_with_long_prompts_count_by_their_tokens():
+    """Two turns, after 1 and 101 s: of 2 % of the tokens the second one does not matter, of 3 % it does."""
+    table = requests(2, 100.0, sessions=[0, 0])
+    table["prompt_tokens"], table["cached_tokens"] = [98, 502], [0, 500]
+    assert steady_part(table, 500.0, has_sessions=True).start_s == 1.0
+    table["cached_tokens"] = [0, 499]
+    assert steady_part(table, 500.0, has_sessions=True).start_s == 101.0
 
 
 def test_the_load_of_sessions_is_whole_where_a_steady_state_begins():
