@@ -1,6 +1,6 @@
 """Changes quantities of the simulator by a tenth, and finds which rows of the gallery that moves or breaks.
 
-    python -m experiments.reproduce.mutations                       # all rows; half an hour on one core; kept as it goes
+    python -m experiments.reproduce.mutations                       # all rows; half an hour on one core
     python -m experiments.reproduce.mutations decoding awq_speed    # families or rows by name
 
 A row that holds whatever the simulator does says nothing about it. Each of `MUTATIONS` therefore makes one
