@@ -11,7 +11,7 @@ from policies.adapters import registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory, pool_of
-from policies.core.async_engine import AsyncEngineCore
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from realengine.clock import Clock, WallClock
 from realengine.engine import Engine
@@ -115,13 +115,13 @@ def _assembled(
         ),
     )
     overlap = on_gpu_by_default(settings.overlap, executor.device)
-    parts = Parts(AsyncEngineCore if overlap else EngineCore, Runner, Engine)
+    parts = Parts(None, Runner, Engine)
     clock = clock or WallClock()
     if settings.speculation is not None:
         parts, overlap = speculating_parts(
             settings.speculation, clock, overlap=overlap and settings.max_iterations == 1
         )
-    core = parts.core(
+    core = EngineCore(
         batching=settings.batching,
         scheduling=settings.scheduling,
         block_pool=pool,
@@ -131,6 +131,8 @@ def _assembled(
         num_swap_blocks=memory.num_swap_blocks,
         names_blocks=True,
         residents=_residents(model, settings, executor.adapters, pool),
+        ends=Ends.one_step_late if overlap else Ends.at_once,
+        new_drafts=parts.new_drafts,
     )
 
     def new_runner(executor: Executor) -> Runner:

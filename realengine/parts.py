@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from policies.core.engine import EngineCore
+from policies.caching.pool import BlockPool
+from policies.speculation.engine.drafting import Drafting
 from realengine.engine import Engine
 from realengine.runner.runner import Runner
 
 
 class Parts(NamedTuple):
-    """Makes the parts of an engine; the arguments are those of EngineCore, Runner and Engine."""
+    """Makes the parts of an engine; the arguments are those of Runner and Engine."""
 
-    core: Callable[..., EngineCore]
+    new_drafts: Callable[[BlockPool], Drafting] | None
+    """Makes the part of the core that verifies draft tokens; None: no drafts."""
     runner: Callable[..., Runner]
     engine: Callable[..., Engine]

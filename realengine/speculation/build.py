@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import Speculation
 from realengine.clock import Clock
 from realengine.parts import Parts
@@ -35,7 +34,7 @@ def speculating_parts(settings: SpeculationSettings, clock: Clock, *, overlap: b
     overlap = overlap and host is None and settings.proposer.rules.overlaps
     engine = OverlappedSpeculatingEngine if overlap else SpeculatingEngine
     parts = Parts(
-        partial(AsyncSpeculativeCore if overlap else SpeculativeCore, speculation=speculation),
+        partial(Drafting, speculation),
         partial(DraftRunner, drafts_on_device=host is None, pass_times=pass_times),
         partial(engine, host=host, timeout_s=timeout_s),
     )

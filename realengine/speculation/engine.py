@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import FinishReason, Sequence
-from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.engine import Engine
 from realengine.runner.launch import Launch
@@ -28,7 +28,7 @@ class SpeculatingEngine(Engine):
 
     def __init__(
         self,
-        core: Speculating,
+        core: EngineCore,
         runner: DraftRunner,
         *,
         host: HostDrafter | None,
@@ -37,8 +37,9 @@ class SpeculatingEngine(Engine):
         **settings: Any,
     ) -> None:
         super().__init__(core, runner, vocab_size=vocab_size, **settings)
-        self._draft_length = core.speculation.draft_length
-        self._speculating_core = core
+        assert core.drafts is not None
+        self._drafts = core.drafts
+        self._draft_length = core.drafts.speculation.draft_length
         self._host = host if host is None or timeout_s is None else Guarded(host, timeout_s, vocab_size)
         self._failed: dict[Sequence, str] = {}  # requests whose proposer has failed in this step
         self._num_places = core.view.max_tokens_per_pass - 1
@@ -89,9 +90,9 @@ class SpeculatingEngine(Engine):
         limit = self._max_iterations
         if limit == 1 or plan.chunks or not self._drafting_runner.may_repeat(plan):
             return 1
-        num_iterations = self._speculating_core.max_iterations_of(plan, limit)
+        num_iterations = self._drafts.max_iterations_of(plan, limit)
         if num_iterations > 1:
-            self._speculating_core.reserve(plan, num_iterations)
+            self.core.reserve(plan, num_iterations)
         return num_iterations
 
     def _propose(self, host: HostDrafter, drafts: DraftPlan) -> np.ndarray:

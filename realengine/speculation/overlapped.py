@@ -3,7 +3,7 @@
     plan 1 | launch 1 | commit 1 | plan 2 | launch 2 | read 1 | commit 2 | plan 3 | launch 3 | read 2 ...
 
 The device knows what a pass has accepted when it runs the next one; the core learns it when the tokens are
-read, after the next plan. See `AsyncSpeculativeCore`.
+read, after the next plan. See `policies.speculation.engine.drafting`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.runner.launch import Launch
 from realengine.serving.answer import Answer
@@ -23,9 +23,8 @@ from realengine.speculation.engine import SpeculatingEngine
 class OverlappedSpeculatingEngine(SpeculatingEngine):
     """A `SpeculatingEngine` that reads late. The device drafts. Its arguments are those of the base."""
 
-    def __init__(self, core: AsyncSpeculativeCore, *args: Any, **settings: Any) -> None:
+    def __init__(self, core: EngineCore, *args: Any, **settings: Any) -> None:
         super().__init__(core, *args, **settings)
-        self._late_core = core
         self._unread: StepPlan | None = None  # committed; its launch is not read yet
 
     def _read(self, launch: Launch) -> list[Answer]:
@@ -44,7 +43,7 @@ class OverlappedSpeculatingEngine(SpeculatingEngine):
                 answer = answers[index]
                 assert answer is not None
                 accepted[index] = len(answer.outputs[0].tokens) - num_before[index] - 1
-        for seq in self._late_core.read(plan, accepted[None], stopped):
+        for seq in self._drafts.read(plan, accepted[None], stopped):
             self._end_all(seq, "length")
         if self.observer is not None:
             self.observer.verified(plan, accepted)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
-from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.model.lora import NO_ADAPTER
 from realengine.runner.launch import Launch, Row
@@ -75,7 +75,7 @@ class DraftRunner(Runner):
 
     def __init__(
         self,
-        core: Speculating,
+        core: EngineCore,
         *args: Any,
         drafts_on_device: bool,
         pass_times: PassTimes | None,
@@ -85,17 +85,19 @@ class DraftRunner(Runner):
         super().__init__(core, *args, **settings)
         self._pass_graphs = graphs
         self.pass_times = pass_times
-        self._drafting = core.drafting
+        assert core.drafts is not None
+        speculation = core.drafts.speculation
+        self._drafting = core.drafts.decodes
         self._drafts_on_device = drafts_on_device
-        max_drafts = core.speculation.proposer.num_speculative_tokens
-        self._has_tree = core.speculation.proposer.tree is not None
+        max_drafts = speculation.proposer.num_speculative_tokens
+        self._has_tree = speculation.proposer.tree is not None
         self._drafts_SK = np.full((len(self._tokens_SL), max_drafts), ON_DEVICE, np.int32)
         self._started: list[tuple[int, int, int]] = []  # (slot, newest token, its position)
         if pass_times is not None:
             measured = warm_up(
                 self.execute,
                 pass_times.now,
-                core.speculation.proposer,
+                speculation.proposer,
                 graphs=graphs,
                 padding=self._padding,
                 max_num_seqs=core.max_num_seqs,

@@ -138,7 +138,8 @@ def engine_of_texts(
     num_prompt_tokens: the first tokens of each text, which are the prompt; the others are the answer.
     """
     parts, _ = speculating_parts(SpeculationSettings(proposer=proposer), ThreadTimeClock(), overlap=False)
-    core = parts.core(**core_settings(len(texts), max(map(len, texts)), block_size))
+    settings = core_settings(len(texts), max(map(len, texts)), block_size)
+    core = EngineCore(new_drafts=parts.new_drafts, **settings)
     passes = Passes(core, texts, num_prompt_tokens)
     engine = parts.engine(core, parts.runner(core, clock.around(passes.execute)), vocab_size=VOCABULARY)
     return engine, passes
