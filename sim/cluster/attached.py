@@ -98,10 +98,9 @@ class NumberedSource:
         self.num_added = 0
         self._added: set[int] = set()  # ids in progress
         self._own: dict[int, Request] = {}  # by a new id: the request as its traffic knows it
-        self._next_id = 0
-        if is_open_loop(source) and source.num_requests is not None:
-            self._next_id = source.num_requests
-        self._is_fixed = self._next_id > 0
+        num_requests = source.num_requests if is_open_loop(source) else None
+        self._num_reserved = num_requests or 0  # the first ids, which only the traffic has
+        self._next_id = self._num_reserved
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -127,9 +126,9 @@ class NumberedSource:
         return [self._numbered(arrival) for arrival in self._source.follow_ups(own, now, num_output_tokens)]
 
     def _numbered(self, arrival: Arrival) -> Arrival:
-        if self._is_fixed:
-            return arrival
         request = arrival.request
+        if request.request_id < self._num_reserved:
+            return arrival
         if not self.num_added:
             self._next_id = max(self._next_id, request.request_id + 1)
             return arrival
