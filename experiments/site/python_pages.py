@@ -16,7 +16,14 @@ PAGES = {
     "reference/python.md": (
         "Python interface",
         "`from sim import simulate` runs what `windtunnel simulate` runs.",
-        ("sim.api.simulate", "sim.api.Result", "sim.settings.errors.ConfigError"),
+        (
+            "sim.api.simulate",
+            "sim.api.Result",
+            "sim.settings.errors.ConfigError",
+            "sim.cluster.attached.AttachedFleet",
+            "sim.cluster.attached.AttachedReplica",
+            "sim.cluster.attached.AttachedGateway",
+        ),
     ),
     "reference/policy_interfaces.md": (
         "Interfaces of policies",

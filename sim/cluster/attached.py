@@ -16,12 +16,14 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from simpy import Event
 
 from policies.core.request import Prompt, Request
+from sim.cluster.failure_injector import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
+from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.clock import Clock
@@ -29,11 +31,35 @@ from sim.engine.replica import Replica
 from sim.records.failure import Failure, FailureKind
 from sim.workload.base import Arrival, Source, is_open_loop
 
-if TYPE_CHECKING:
-    from sim.cluster.simulation import Simulation
-
 UserProcess = Callable[[Any, Any, Any], Generator[Event, Any, Any]]
 """A generator function of env, fleet and gateway."""
+
+
+class AttachableRun(Protocol):
+    """The parts of a `Simulation` that processes act on."""
+
+    fleet: Fleet
+    gateway: Gateway
+    failure_injector: FailureInjector
+    num_ended: int
+
+    @property
+    def clock(self) -> Clock:
+        """The SimPy environment of the run."""
+        ...
+
+    @property
+    def migrates(self) -> bool:
+        """True if running requests may move to other replicas."""
+        ...
+
+    def send(self, arrival: Arrival) -> None:
+        """Lets one more request arrive now."""
+        ...
+
+    def status_of(self, request_id: int) -> str:
+        """Returns the name of the status of a request that has arrived."""
+        ...
 
 
 class ProcessError(Exception):
@@ -72,10 +98,9 @@ class NumberedSource:
         self.num_added = 0
         self._added: set[int] = set()  # ids in progress
         self._own: dict[int, Request] = {}  # by a new id: the request as its traffic knows it
-        self._next_id = 0
-        if is_open_loop(source) and source.num_requests is not None:
-            self._next_id = source.num_requests
-        self._is_fixed = self._next_id > 0
+        num_requests = source.num_requests if is_open_loop(source) else None
+        self._num_reserved = num_requests or 0  # the first ids, which only the traffic has
+        self._next_id = self._num_reserved
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -101,9 +126,9 @@ class NumberedSource:
         return [self._numbered(arrival) for arrival in self._source.follow_ups(own, now, num_output_tokens)]
 
     def _numbered(self, arrival: Arrival) -> Arrival:
-        if self._is_fixed:
-            return arrival
         request = arrival.request
+        if request.request_id < self._num_reserved:
+            return arrival
         if not self.num_added:
             self._next_id = max(self._next_id, request.request_id + 1)
             return arrival
@@ -173,6 +198,8 @@ class AttachedReplica:
         batching: Any = replica.core.batching
         if not hasattr(batching, "max_num_batched_tokens"):
             raise ValueError(f"max_num_batched_tokens={value}: {type(batching).__name__} has no such limit")
+        if replica.core.drafts is not None:
+            raise ValueError(f"max_num_batched_tokens={value}: it cannot change with speculation")
         if value != self.max_num_batched_tokens:
             changed = replace(batching, max_num_batched_tokens=value)
             replica.before_external_event()
@@ -189,7 +216,7 @@ class AttachedReplica:
 class AttachedFleet:
     """The fleet, as a process sees it."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: AttachableRun) -> None:
         self._simulation = simulation
         self._fleet = simulation.fleet
         self._clock = simulation.clock
@@ -249,7 +276,7 @@ class AttachedFleet:
 class AttachedGateway(GatewayAttachment):
     """The gateway, as a process sees it."""
 
-    def __init__(self, simulation: Simulation, source: NumberedSource) -> None:
+    def __init__(self, simulation: AttachableRun, source: NumberedSource) -> None:
         self._simulation = simulation
         self._source = source
         self._clock = simulation.clock
@@ -318,7 +345,7 @@ class AttachedGateway(GatewayAttachment):
             end.succeed(self._simulation.status_of(request.request_id))
 
 
-def begin_processes(attach: Sequence[UserProcess], simulation: Simulation, source: NumberedSource) -> None:
+def begin_processes(attach: Sequence[UserProcess], simulation: AttachableRun, source: NumberedSource) -> None:
     """Begins the processes of the user's in a run."""
     clock = simulation.clock
     fleet, gateway = AttachedFleet(simulation), AttachedGateway(simulation, source)

@@ -273,7 +273,7 @@ class Simulation:
 
     @property
     def migrates(self) -> bool:
-        """Whether running requests may move to other replicas."""
+        """True if running requests may move to other replicas."""
         return self._migrations is not None
 
     @property

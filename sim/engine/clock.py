@@ -51,7 +51,7 @@ _PHASE_OF: Final[dict[int, int]] = {URGENT: int(Phase.begin), NORMAL: int(Phase.
 
 
 class Moment(Event):
-    """An event at a time that is known when it is created, like SimPy's `Timeout`."""
+    """An event at an absolute time, like SimPy's `Timeout`."""
 
     _ok = True
     _value = None
@@ -59,6 +59,12 @@ class Moment(Event):
     def __init__(self, env: Environment, callback: Callback | None) -> None:
         self.env = env
         self.callbacks = [] if callback is None else [callback]
+
+    def happen(self) -> None:
+        """Happens now, before the caller goes on, for what must be done in the middle of another event."""
+        callbacks, self.callbacks = self.callbacks, None  # type: ignore[assignment]
+        for callback in callbacks:
+            callback(self)
 
 
 _NEW_MOMENT: Final[Callable[[type[Moment]], Moment]] = Moment.__new__
@@ -108,13 +114,17 @@ class Clock(Environment):
     def at(self, time_s: float, priority: int, callback: Callback | None = None) -> Event:
         """Schedules an event at time_s >= now, which calls callback(event); returns it.
 
-        Events at the same time are processed by priority, smallest first, then in the order of creation.
+        Events at the same time are processed by priority, smallest first, then in the order of scheduling.
         """
         event = _NEW_MOMENT(Moment)
         event.env = self
         event.callbacks = [] if callback is None else [callback]
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event
+
+    def place(self, event: Moment, time_s: float, priority: int) -> None:
+        """Schedules an event whose time was not known when it was created."""
+        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         """Does what SimPy's method does, with the phases of SimPy's two priorities."""
@@ -155,13 +165,13 @@ class Clock(Environment):
             raise StopSimulation(None)
         if not queue or queue[0][0] > self._until_s:
             raise StopSimulation(None)
-        self._num_left -= 1
         self._now, _, _, event = heappop(queue)
         callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
         for callback in callbacks:
             callback(event)
         if not event._ok and not hasattr(event, "_defused"):
             raise event._value
+        self._num_left -= 1
 
 
 def _is_own(event: Event) -> bool:

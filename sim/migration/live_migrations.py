@@ -37,7 +37,7 @@ from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.request_attempt import RequestAttempt
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 from sim.migration.load_view import LoadView
 from sim.migration.target_side import TargetSide
@@ -61,6 +61,8 @@ class LiveMigration:
     target: Replica
     admission: int
     began_s: float
+    is_reserved: Moment
+    """Happens when the target has reserved slot and blocks."""
     stage: int = 0
     num_copied: int = 0
     """Tokens with KV on the target."""
@@ -145,22 +147,49 @@ class LiveMigrations(GatewayAttachment):
         source, target = replicas[move.source], replicas[move.target]
         seq = source.core.find(move.request_id)
         assert seq is not None
-        migration = LiveMigration(seq.request, source, target, seq.admission, now)
+        migration = LiveMigration(seq.request, source, target, seq.admission, now, Moment(self._clock, None))
         self._in_progress[move.request_id] = migration
         self._busy |= {move.source, move.target}
-        source.at_boundary(partial(self._begin_stage, migration))
+        self._clock.begin(self._migrate(migration))
 
     # Stages.
 
-    def _begin_stage(self, migration: LiveMigration) -> None:
-        """Begins the next stage, at the end of an iteration of the source."""
-        if migration.is_over:
-            return
+    def _migrate(self, migration: LiveMigration) -> ProcessGenerator:
+        """Copies a sequence stage by stage, and then lets the target continue it, unless it is given up."""
+        while not migration.has_stopped:
+            boundary = Moment(self._clock, None)
+            migration.source.at_boundary(boundary.happen)
+            yield boundary
+            if migration.is_over:
+                return
+            stage = self._begin_stage(migration)
+            if stage is None:
+                return
+            num_known, num_tokens = stage
+            if migration.stage == 1:
+                migration.target.at_boundary(partial(self._adopt, migration, num_known, num_tokens))
+                yield migration.is_reserved
+            elif not self._extend(migration, num_known, num_tokens):
+                return
+            num_bytes = self._send(migration, num_tokens)
+            assert migration.flow is not None
+            yield migration.flow
+            migration.flow = None
+            migration.num_copied = num_tokens
+            migration.num_bytes += num_bytes
+        self._finish(migration)
+
+    def _begin_stage(self, migration: LiveMigration) -> tuple[int, int] | None:
+        """Begins the next stage, at the end of an iteration of the source.
+
+        Returns the known tokens of the sequence, and those with KV on the target after the stage; None: the
+        migration is given up.
+        """
         request_id, core = migration.request.request_id, migration.source.core
         seq = core.find(request_id)
         if seq is None or seq.state is not DECODING or seq.admission != migration.admission:
             self._give_up(migration, Outcome.preempted)
-            return
+            return None
         migration.stage += 1
         block_size, num_copied = core.block_pool.block_size, migration.num_copied
         num_full = (seq.num_computed - 1) // block_size * block_size
@@ -170,11 +199,8 @@ class LiveMigrations(GatewayAttachment):
             self._stop(migration, seq)
         elif migration.stage >= self._policy.max_stages:
             self._give_up(migration, Outcome.too_long)
-            return
-        if migration.stage == 1:
-            migration.target.at_boundary(partial(self._adopt, migration, num_known, num_tokens))
-        else:
-            self._extend(migration, num_known, num_tokens)
+            return None
+        return num_known, num_tokens
 
     def _stop(self, migration: LiveMigration, seq: Sequence) -> None:
         """Stops a sequence on the source; it keeps slot and blocks."""
@@ -201,7 +227,7 @@ class LiveMigrations(GatewayAttachment):
 
     def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
         """Starts the first copy of a sequence for which a plan of the target has reserved slot and blocks."""
-        self._send(self._in_progress[request_id], num_tokens)
+        self._in_progress[request_id].is_reserved.happen()
 
     def refused(self, request_id: int, now: float) -> None:
         """Gives a migration up, just after the plan that had no slot or no blocks for it.
@@ -217,20 +243,26 @@ class LiveMigrations(GatewayAttachment):
         if not migration.is_over:
             self._give_up(migration, Outcome.no_room)
 
-    def _extend(self, migration: LiveMigration, num_known: int, num_tokens: int) -> None:
-        """Reserves the blocks of a later stage, also during an iteration of the target, and copies it."""
+    def _extend(self, migration: LiveMigration, num_known: int, num_tokens: int) -> bool:
+        """Reserves the blocks of a later stage, also during an iteration of the target.
+
+        Returns false if the target has no room; the migration is given up then.
+        """
         request_id, target = migration.request.request_id, migration.target
         core, step, num_due_blocks = target.core, target.step, 0
         if step is not None and (num_ended := bisect_left(step.ends_s, self._clock.now)):
             num_due_blocks = core.blocks_of_repeats(step.plan, num_ended)
         if has_room(core, request_id, num_tokens, num_due_blocks):
             target.at_boundary(partial(extend_load, core, request_id, num_known, num_tokens))
-            self._send(migration, num_tokens)
-        else:
-            self._give_up(migration, Outcome.no_room)
+            return True
+        self._give_up(migration, Outcome.no_room)
+        return False
 
-    def _send(self, migration: LiveMigration, num_tokens: int) -> None:
-        """Copies the KV of the first num_tokens tokens, apart from those that the target has."""
+    def _send(self, migration: LiveMigration, num_tokens: int) -> float:
+        """Begins the copy of the first num_tokens tokens, apart from those that the target has.
+
+        Returns the number of bytes.
+        """
         copy = kv_copy(
             self._interconnect,
             migration.source,
@@ -238,19 +270,9 @@ class LiveMigrations(GatewayAttachment):
             num_tokens - migration.num_copied,
             self._message_bytes,
         )
-        on_copied = partial(self._on_copied, migration, num_tokens, copy.num_bytes)
-        migration.flow = self._interconnect.network.send(
-            copy.route, copy.num_bytes + copy.overhead_bytes, on_copied
-        )
-
-    def _on_copied(self, migration: LiveMigration, num_tokens: int, num_bytes: float) -> None:
-        migration.flow = None
-        migration.num_copied = num_tokens
-        migration.num_bytes += num_bytes
-        if migration.has_stopped:
-            self._finish(migration)
-        else:
-            migration.source.at_boundary(partial(self._begin_stage, migration))
+        network = self._interconnect.network
+        migration.flow = network.send(copy.route, copy.num_bytes + copy.overhead_bytes)
+        return copy.num_bytes
 
     def _finish(self, migration: LiveMigration) -> None:
         """Lets the target continue a sequence all KV of which it has, and frees it on the source."""

@@ -22,7 +22,7 @@ from math import inf
 
 from simpy import Event
 
-from sim.engine.clock import Clock, Phase
+from sim.engine.clock import Clock, Moment, Phase
 
 
 class Capacity:
@@ -114,24 +114,22 @@ class Route:
         return self._sent_bytes + self.rate_bytes_per_s * (now - self._since_s)
 
 
-class Flow:
-    """An active or waiting transfer of bytes. on_done is called when the last byte has arrived."""
+class Flow(Moment):
+    """An active or waiting transfer of bytes: the event of the arrival of its last byte.
 
-    __slots__ = ("_end_count", "_is_cancelled", "began_s", "num_bytes", "number", "on_done", "route")
+    on_done is called then. A process waits for it with `yield flow`.
+    """
 
-    def __init__(self, number: int, route: Route, num_bytes: float, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self, clock: Clock, number: int, route: Route, num_bytes: float, on_done: Callable[[], None] | None
+    ) -> None:
+        Moment.__init__(self, clock, None if on_done is None else lambda event: on_done())
         self.number = number
         self.route = route
         self.num_bytes = num_bytes
-        self.on_done: Callable[[], None] | None = on_done  # None: was called, or will not be
         self.began_s: float | None = None
         self._end_count: float | None = None  # while it is active: the count of its route at its end
         self._is_cancelled = False
-
-    def _arrive(self, event: Event) -> None:
-        on_done, self.on_done = self.on_done, None  # it refers to this flow: a cycle would stay in memory
-        if on_done is not None:
-            on_done()
 
 
 class Network:
@@ -144,14 +142,14 @@ class Network:
         self._timer: Event | None = None  # the valid event
         self._timer_s = inf
 
-    def send(self, route: Route, num_bytes: float, on_done: Callable[[], None]) -> Flow:
+    def send(self, route: Route, num_bytes: float, on_done: Callable[[], None] | None = None) -> Flow:
         """Starts a flow, or queues it until every capacity of the route has room for one more flow.
 
         Flows of one route begin in the order in which they were sent.
         """
         if not 0 <= num_bytes < inf:
             raise ValueError(f"num_bytes={num_bytes}: must be a finite number >= 0 bytes")
-        flow = Flow(next(self._numbers), route, num_bytes, on_done)
+        flow = Flow(self._clock, next(self._numbers), route, num_bytes, on_done)
         if route._queue or not self._may_begin(flow):
             route._queue.append(flow)
             for capacity in route.capacities:
@@ -165,7 +163,9 @@ class Network:
         """Cancels a flow: its on_done will not be called. Returns the number of bytes that it has sent."""
         if flow._is_cancelled:
             return 0.0
-        flow._is_cancelled, flow.on_done = True, None
+        flow._is_cancelled = True
+        if flow.callbacks is not None:  # its last byte has not arrived
+            flow.callbacks.clear()
         if flow.began_s is None:  # it waits; a flow queued after it may fit now
             self._update_rates(self._begin_queued(flow.route.capacities))
             return 0.0
@@ -311,7 +311,7 @@ class Network:
             while route._active_flows and route._active_flows[0][0] <= end_count:
                 flow = heappop(route._active_flows)[2]
                 self._remove(flow, flow.num_bytes)
-                self._clock.at(now + route.latency_s, Phase.arrive, flow._arrive)
+                self._clock.place(flow, now + route.latency_s, Phase.arrive)
         self._begin_queued(list(dict.fromkeys(capacity for route in due for capacity in route.capacities)))
         self._update_rates(due)
 

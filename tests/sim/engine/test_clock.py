@@ -56,6 +56,8 @@ def test_run_some_stops_at_the_count_and_at_the_limit_included():
     assert not clock.run_some(100, 3.0, Interrupt())
     assert log == [1.0, 2.0, 3.0]
     assert clock.now == 3.0
+    assert clock.run_some(1, inf, Interrupt())
+    assert not clock.run_some(1, inf, Interrupt())  # nothing is left
 
 
 def test_it_runs_what_a_user_of_simpy_writes():

@@ -55,6 +55,22 @@ def between(*capacities, latency_s=0.0):
     return Route(capacities, latency_s)
 
 
+def test_a_process_waits_for_a_flow(wire):
+    route, log = between(Capacity("out", 10.0), latency_s=0.5), []
+
+    def sender(network, clock):
+        yield network.send(route, 20.0, lambda: log.append("done"))
+        log.append(clock.now)
+        flow = network.send(route, 20.0, lambda: log.append("never"))
+        yield clock.timeout(1)
+        assert network.cancel(flow) == 10.0
+        assert not flow.processed
+
+    wire.clock.begin(sender(wire.network, wire.clock))
+    wire.run()
+    assert log == ["done", 2.5]
+
+
 def test_alone_a_flow_takes_latency_and_bytes_over_bandwidth(wire):
     wire.send(1.0, "a", between(Capacity("out", 10.0), Capacity("in", 4.0), latency_s=0.5), 20.0)
     assert wire.run() == [("a", 1.0 + 20.0 / 4.0 + 0.5)]
