@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,7 +33,7 @@ from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
 from realengine.speculation.context import DrafterContext
 from realengine.speculation.drafters.load import load_draft
-from realengine.speculation.executor import SpeculativeExecutor
+from realengine.speculation.verifier import DeviceDrafts
 from realengine.weights.load import load_weights
 from realengine.weights.lora_checkpoint import read_adapter
 from realengine.weights.move import weights_on
@@ -121,21 +119,20 @@ def build_executor(
         }
     )
     memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
-    new_executor: Callable[..., Executor] = partial(Executor, window=window)
+    drafts = None
     try:
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
         if settings.speculation is not None:
             drafter = None if draft is None else draft.build(cache)
             if drafter is not None:
                 cache.attached += drafter.cache_sets
-            new_executor = partial(
-                SpeculativeExecutor,
-                proposer=settings.speculation.proposer,
-                draft_length=settings.speculation.draft_length,
-                drafter=drafter,
-                draws=draft is not None and draft.draws,
+            drafts = DeviceDrafts(
+                settings.speculation.proposer,
+                drafter,
+                draft is not None and draft.draws,
+                settings.speculation.draft_length,
             )
-        executor = new_executor(
+        executor = Executor(
             decoder,
             cache,
             backend,
@@ -145,6 +142,8 @@ def build_executor(
             adapters=adapters,
             graph_sizes=default_sizes(settings.max_num_seqs) if mode.full_decodes else (),
             piece_sizes=piecewise.SIZES if mode.piecewise else (),
+            window=window,
+            drafts=drafts,
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_NO_MEMORY not in str(error):

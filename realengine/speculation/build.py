@@ -1,29 +1,29 @@
-"""The parts of an engine that speculates."""
+"""The core of an engine that speculates, and what the engine does with its draft tokens."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.core import Speculating, SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from realengine.clock import Clock
-from realengine.parts import Parts
-from realengine.speculation.engine import SpeculatingEngine
+from realengine.speculation.drafting import Drafting
 from realengine.speculation.host import drafter_of
-from realengine.speculation.overlapped import OverlappedSpeculatingEngine
 from realengine.speculation.pass_times import PassTimes
-from realengine.speculation.runner import DraftRunner
 from realengine.speculation.settings import SpeculationSettings
 
 
-def speculating_parts(settings: SpeculationSettings, clock: Clock, *, overlap: bool) -> tuple[Parts, bool]:
-    """Returns the parts of an engine, and whether it overlaps: only with proposers that allow it.
+def speculating_core(
+    settings: SpeculationSettings, clock: Clock, *, overlap: bool, vocab_size: int, **others: Any
+) -> tuple[Speculating, Drafting]:
+    """Returns a core, and the engine's part in its draft tokens.
 
-    clock: the engine's, which measures passes for draft-length policies that need their cost.
+    clock: the engine's, which measures passes for draft-length policies that need their cost. overlap:
+    whether the engine launches a pass before it reads the one before, if the proposer allows it. others: as
+    of EngineCore.
     """
     host = settings.host or drafter_of(settings.proposer)
-    timeout_s = None if settings.host is None else settings.host_timeout_s
     measures = settings.draft_length.needs_cost and settings.estimate is None
     pass_times = PassTimes(settings.proposer, clock.now) if measures else None
     speculation = Speculation(
@@ -32,11 +32,15 @@ def speculating_parts(settings: SpeculationSettings, clock: Clock, *, overlap: b
         estimate=settings.estimate or pass_times,
         tpot_s=settings.tpot_s,
     )
-    overlap = overlap and host is None and settings.proposer.rules.overlaps
-    engine = OverlappedSpeculatingEngine if overlap else SpeculatingEngine
-    parts = Parts(
-        partial(AsyncSpeculativeCore if overlap else SpeculativeCore, speculation=speculation),
-        partial(DraftRunner, drafts_on_device=host is None, pass_times=pass_times),
-        partial(engine, host=host, timeout_s=timeout_s),
+    reads_late = overlap and host is None and settings.proposer.rules.overlaps
+    core = (AsyncSpeculativeCore if reads_late else SpeculativeCore)(speculation=speculation, **others)
+    timeout_s = None if settings.host is None else settings.host_timeout_s
+    drafting = Drafting(
+        core,
+        host=host,
+        timeout_s=timeout_s,
+        pass_times=pass_times,
+        reads_late=reads_late,
+        vocab_size=vocab_size,
     )
-    return parts, overlap
+    return core, drafting
