@@ -28,7 +28,7 @@ from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings, on_gpu_by_default
 from realengine.sleep import SleepMode
-from realengine.speculation.build import speculating_core
+from realengine.speculation.drafting import speculating_core
 
 
 class Built(NamedTuple):

@@ -23,10 +23,9 @@ from realengine.runner.batch import Batch
 from realengine.runner.graphs import Computed, Drawn, Finished, Graphs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptTokens
-from realengine.runner.logprobs import logprobs_of, with_prompt_logprobs
 from realengine.runner.packing import num_pass_segments, pack_decode, pack_uniform
 from realengine.runner.piecewise import PiecewiseGraphs
-from realengine.runner.sampler import Sampler
+from realengine.runner.sampler import Sampler, logprobs_of, with_prompt_logprobs
 from realengine.runner.upload import Upload
 from realengine.runner.warm_up import eager_passes, warm_up_works
 from realengine.runner.work import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +12,18 @@ from numpy.typing import NDArray
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import Speculating
-from policies.speculation.engine.drafts import DraftPlan
+from policies.speculation.engine.core import Speculating, SpeculativeCore
+from policies.speculation.engine.drafts import DraftPlan, Speculation
+from realengine.clock import Clock
 from realengine.runner.graphs import Drawn, Graphs
 from realengine.runner.launch import Launch
 from realengine.runner.runner import Runner
 from realengine.runner.work import Work
 from realengine.serving.answer import Answer, DraftCounts
-from realengine.speculation.guarded import Guarded, ProposerError
-from realengine.speculation.host import HostDrafter
+from realengine.speculation.host import Guarded, HostDrafter, ProposerError, drafter_of
 from realengine.speculation.packer import DraftPacker
 from realengine.speculation.pass_times import PassTimes
+from realengine.speculation.settings import SpeculationSettings
 
 Answers = Mapping[Sequence, Answer]
 
@@ -150,3 +152,35 @@ class Drafting:
         if self._host is not None:
             with suppress(ProposerError):  # the output is complete without it
                 self._host.forget(seq.request_id, answer.outputs[0].tokens)
+
+
+def speculating_core(
+    settings: SpeculationSettings, clock: Clock, *, overlap: bool, vocab_size: int, **others: Any
+) -> tuple[Speculating, Drafting]:
+    """Returns a core, and the engine's part in its draft tokens.
+
+    clock: the engine's, which measures passes for draft-length policies that need their cost. overlap:
+    whether the engine launches a pass before it reads the one before, if the proposer allows it. others: as
+    of EngineCore.
+    """
+    host = settings.host or drafter_of(settings.proposer)
+    measures = settings.draft_length.needs_cost and settings.estimate is None
+    pass_times = PassTimes(settings.proposer, clock.now) if measures else None
+    speculation = Speculation(
+        proposer=settings.proposer,
+        draft_length=settings.draft_length,
+        estimate=settings.estimate or pass_times,
+        tpot_s=settings.tpot_s,
+    )
+    reads_late = overlap and host is None and settings.proposer.rules.overlaps
+    core = (AsyncSpeculativeCore if reads_late else SpeculativeCore)(speculation=speculation, **others)
+    timeout_s = None if settings.host is None else settings.host_timeout_s
+    drafting = Drafting(
+        core,
+        host=host,
+        timeout_s=timeout_s,
+        pass_times=pass_times,
+        reads_late=reads_late,
+        vocab_size=vocab_size,
+    )
+    return core, drafting

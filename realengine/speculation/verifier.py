@@ -26,8 +26,7 @@ from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch, TreeRows
 from realengine.runner.graphs import Computed, Drawn, Verified
-from realengine.runner.logprobs import logprobs_of
-from realengine.runner.sampler import Sampler
+from realengine.runner.sampler import Sampler, logprobs_of
 from realengine.runner.work import NO_TOKEN, DraftSizes, Draw, RowSettings, Shape, StepSize, StepWords
 from realengine.speculation.drafter import DecodedRows, Drafter, Passed, Start
 from realengine.speculation.graph_sizes import captured_levels, drafts_in_graph, sizes_of

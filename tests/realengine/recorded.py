@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 
 import torch
 
-from realengine.runner.recorder import Recording
+from realengine.runner.graphs import Recording
 
 
 class RerunRecorder:

@@ -34,7 +34,7 @@ from realengine.runner.graphs import Drawn
 from realengine.runner.runner import Runner
 from realengine.runner.work import ON_DEVICE, StepWords, Work
 from realengine.serving.sampling_params import SamplingParams
-from realengine.speculation.build import speculating_core
+from realengine.speculation.drafting import speculating_core
 from realengine.speculation.settings import SpeculationSettings
 
 RUNS = ((1, 32, 4), (1, 2048, 8), (4, 32, 8), (4, 2048, 2), (12, 32, 2), (12, 2048, 8), (24, 32, 4))

@@ -7,10 +7,9 @@ pytest.importorskip("torch", reason="the engine needs torch")
 import torch
 from safetensors.torch import save_file
 
-from realengine.model.alibi import alibi_slopes
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH
-from realengine.model.decoders import decoder_of
+from realengine.model.decoders import alibi_slopes, decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.weights.load import load_weights
 from realengine.weights.table import HUGGING_FACE, expected

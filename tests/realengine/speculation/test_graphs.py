@@ -27,15 +27,14 @@ from realengine.model.kv_cache import KvCache
 from realengine.model.lora import make_segments
 from realengine.runner import graphs, rank
 from realengine.runner.executor import Executor
-from realengine.runner.graphs import default_sizes
+from realengine.runner.graphs import Recording, default_sizes
 from realengine.runner.packing import num_pass_segments, pack_uniform
 from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor
-from realengine.runner.recorder import Recording
 from realengine.runner.work import NO_TOKEN, Padding, Shape
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
-from realengine.speculation.context import LoadedDraft
+from realengine.speculation.drafter import LoadedDraft
 from realengine.speculation.graph_sizes import captured_levels, sizes_of
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.adapters import random_adapter
