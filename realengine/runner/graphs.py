@@ -176,7 +176,8 @@ class Graphs:
 
             def computed() -> None:
                 prepare()
-                forward.replay()  # what a graph writes is undefined until its first replay
+                if forward.result.batch is not None:
+                    forward.replay()  # the rows that a graph writes are undefined until its first replay
 
             found = self._recorder.record(computed, partial(self._steps.finish, forward.result, words, shape))
             self._finishes[size, has_adapters, draw] = found

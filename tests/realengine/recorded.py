@@ -8,7 +8,7 @@ from realengine.runner.graphs import Recording
 
 
 class RerunRecorder:
-    """Records and counts as `realengine.runner.recorder.Recorder`. Results are junk until a replay."""
+    """Records and counts as `realengine.runner.graphs.Recorder`. Results are junk until a replay."""
 
     def __init__(self, device):
         self.num_recorded = 0

@@ -34,7 +34,7 @@ CONFIG = {
 @pytest.fixture(autouse=True)
 def wide_weights(monkeypatch):
     """Draws weights with which attention is far from uniform."""
-    monkeypatch.setattr("realengine.weights.random.STANDARD_DEVIATION", 0.2)
+    monkeypatch.setattr("realengine.weights.load.STANDARD_DEVIATION", 0.2)
 
 
 def test_logits_of_mixed_batches_are_those_of_a_textbook_model():
