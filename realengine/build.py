@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.adapters import registry
 from policies.adapters.residents import Residents
@@ -18,7 +17,6 @@ from realengine.engine import Engine
 from realengine.model.backend import choose_device
 from realengine.model.lora import AdapterBank
 from realengine.model.quantization import Weights
-from realengine.parts import Parts
 from realengine.runner.executor import DeviceLostError, Executor
 from realengine.runner.graphs import Drawn
 from realengine.runner.memory import Memory
@@ -26,12 +24,11 @@ from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor, max_model_len_of, turns_of_adapters
 from realengine.runner.ranks import Ranks
 from realengine.runner.runner import Runner
-from realengine.runner.window_runner import WindowRunner
 from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings, on_gpu_by_default
 from realengine.sleep import SleepMode
-from realengine.speculation.build import speculating_parts
+from realengine.speculation.drafting import speculating_core
 
 
 class Built(NamedTuple):
@@ -115,45 +112,51 @@ def _assembled(
         ),
     )
     overlap = on_gpu_by_default(settings.overlap, executor.device)
-    parts = Parts(None, Runner, Engine)
     clock = clock or WallClock()
-    if settings.speculation is not None:
-        parts, overlap = speculating_parts(
-            settings.speculation, clock, overlap=overlap and settings.max_iterations == 1
+    vocab_size = model.architecture.vocab_size
+    policies: dict[str, Any] = {
+        "batching": settings.batching,
+        "scheduling": settings.scheduling,
+        "block_pool": pool,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": max_model_len,
+        "predictor": settings.predictor,
+        "num_swap_blocks": memory.num_swap_blocks,
+        "names_blocks": True,
+        "residents": _residents(model, settings, executor.adapters, pool),
+    }
+    drafting = None
+    if settings.speculation is None:
+        core = EngineCore(ends=Ends.one_step_late if overlap else Ends.at_once, **policies)
+    else:
+        overlap = overlap and settings.max_iterations == 1
+        core, drafting = speculating_core(
+            settings.speculation, clock, overlap=overlap, vocab_size=vocab_size, **policies
         )
-    core = EngineCore(
-        batching=settings.batching,
-        scheduling=settings.scheduling,
-        block_pool=pool,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=max_model_len,
-        predictor=settings.predictor,
-        num_swap_blocks=memory.num_swap_blocks,
-        names_blocks=True,
-        residents=_residents(model, settings, executor.adapters, pool),
-        ends=Ends.one_step_late if overlap else Ends.at_once,
-        new_drafts=parts.new_drafts,
-    )
+        overlap = drafting.reads_late
 
     def new_runner(executor: Executor) -> Runner:
-        make = parts.runner if executor.window is None else partial(WindowRunner, executor.window)
-        return make(
+        run = execute or executor.run
+        return Runner(
             core,
-            execute or executor.run,
+            run,
             graphs=executor.graphs,
             adapters=executor.adapters,
+            window=executor.window,
+            drafts=None if drafting is None else drafting.packer(run, executor.graphs),
             seed=settings.seed,
         )
 
-    engine = parts.engine(
+    engine = Engine(
         core,
         new_runner(executor),
-        vocab_size=model.architecture.vocab_size,
+        vocab_size=vocab_size,
         eos_token_ids=frozenset(model.architecture.eos_token_ids),
         tokenizer=model.tokenizer,
         overlap=overlap,
         max_iterations=settings.max_iterations,
         clock=clock,
+        drafting=drafting,
     )
     engine.start_s = executor.start_s
     return engine, new_runner

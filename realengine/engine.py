@@ -32,6 +32,7 @@ from realengine.serving.forms import Forms
 from realengine.serving.intake import Intake
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Tokenizer
+from realengine.speculation.drafting import Drafting
 
 
 class Engine:
@@ -39,7 +40,8 @@ class Engine:
 
     eos_token_ids: end an output, unless its request ignores them. vocab_size: upper bound of token ids.
     overlap: see the module. max_iterations: maximum number of iterations of one plan in one launch, if the
-    plan allows; tokens then arrive in groups of as many, and new requests wait as long.
+    plan allows; tokens then arrive in groups of as many, and new requests wait as long. drafting: reads and
+    makes the draft tokens of a core that speculates; None: it does not.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Engine:
         overlap: bool = False,
         max_iterations: int = 1,
         clock: Clock | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         if max_iterations < 1:
             raise ValueError(f"max_iterations={max_iterations}: must be >= 1")
         self.core = core
         self.runner = runner
         self._overlap = overlap
+        self._drafting = drafting
         check_traffic_ends(core.batching, "a real engine")
         self._max_iterations = max_iterations
         self.clock = clock or WallClock()
@@ -85,7 +89,8 @@ class Engine:
     @property
     def policies(self) -> dict[str, object]:
         """The policies by their settings' names, for messages; None: there is none."""
-        return policies_of(self.core)
+        found = policies_of(self.core)
+        return found if self._drafting is None else {**found, "draft_length": self._drafting.draft_length}
 
     def answer_of(self, seq: Sequence) -> Answer:
         """Returns the answer of a request that has not ended."""
@@ -253,7 +258,10 @@ class Engine:
         """Returns the number of iterations to run before the next plan."""
         if self._max_iterations == 1 or plan.chunks or plan.branched or not self.runner.may_repeat(plan):
             return 1
-        num_iterations = min(plan.horizon, self._max_iterations)
+        if self._drafting is None:
+            num_iterations = min(plan.horizon, self._max_iterations)
+        else:
+            num_iterations = self._drafting.max_iterations(plan, self._max_iterations)
         if num_iterations > 1:
             self.core.reserve(plan, num_iterations)
         return num_iterations
@@ -281,7 +289,10 @@ class Engine:
         elif self._repeated is None and launch.has_single_tokens:
             self._repeated = RepeatedRows.of(launch.rows, self._answer_of)
         if self._repeated is None or not launch.has_single_tokens:
-            columns, logprobs, prompts = self._tokens_of(launch), launch.logprobs(), launch.prompt_logprobs()
+            columns = launch.tokens()
+            if self._drafting is not None:
+                self._drafting.read(launch, columns, self._answer_of)
+            logprobs, prompts = launch.logprobs(), launch.prompt_logprobs()
             changed, counts, stopped = append_tokens(launch.rows, columns, logprobs, self._answer_of, prompts)
         else:
             changed, counts, stopped = self._repeated.append(launch.single_tokens())
@@ -298,20 +309,31 @@ class Engine:
             self.observer.read(now)
             for answer, num_tokens in zip(changed, counts, strict=True):
                 self.observer.emitted(answer, num_tokens, now)
+        if self._drafting is not None and self._drafting.reads_late:
+            self._read_late(self._drafting, stopped)
         return changed
 
-    def _tokens_of(self, launch: Launch) -> list[list[int]]:
-        """Waits for the tokens of each row of a launch, and returns those that the outputs get."""
-        return launch.tokens()
+    def _read_late(self, drafting: Drafting, stopped: dict[Sequence, Answer]) -> None:
+        """Tells the core, which has committed the launch, what it accepted and which sequences ended."""
+        self._ended = []
+        plan, accepted, at_limit = drafting.read_late(stopped)
+        for seq in at_limit:
+            self._end_all(seq, "length")
+        if self.observer is not None:
+            self.observer.verified(plan, accepted)
 
     def _outcome(self, plan: StepPlan, num_iterations: int) -> StepOutcome:
         """Returns what the core must know of a plan that is about to be committed."""
         running = tuple(seq for seq in self._ended if seq.state is not SequenceState.waiting)
-        return StepOutcome(num_iterations, running, self._parents)
+        outcome = StepOutcome(num_iterations, running, self._parents)
+        if self._drafting is None:
+            return outcome
+        return self._drafting.outcome(plan, outcome, self._answer_of, self.runner)
 
     def _commit(self, plan: StepPlan, num_iterations: int) -> None:
         """Commits a plan to the core, with the ends known so far."""
         outcome = self._outcome(plan, num_iterations)
+        failed = {} if self._drafting is None else self._drafting.take_failed()
         now = self.clock.now()
         progress = _, finished = self.core.commit(plan, outcome, now)
         if self.observer is not None:
@@ -328,12 +350,21 @@ class Engine:
             branched = self.core.find(request_id)
             if branched is not None:  # otherwise the other branches have ended as well, at their limit
                 self._prune(branched, remaining)
+        for seq, reason in failed.items():  # the device drafts if a launch is pending
+            self._end_at_once(seq, reason)
 
     def _commit_late_ends(self) -> None:
         """Ends sequences in the core that were preempted before their ends became known."""
         for seq in self._ended:
             self._take_out(seq.request_id, FinishReason.stop)
         self._ended.clear()
+
+    def _end_at_once(self, seq: Sequence, reason: str) -> None:
+        """Ends a request with an error between two steps, unless it has ended."""
+        if (answer := self._answer_of.get(seq)) is not None:
+            answer.error = reason
+            self._end_all(seq, "error")
+            self._take_out(seq.request_id, FinishReason.aborted)
 
     def _prune(self, seq: Sequence, remaining: tuple[int, ...]) -> None:
         """Moves the remaining branches of a sequence to its first slots after some branches have ended."""
@@ -395,6 +426,8 @@ class Engine:
         if (answer := self._answer_of.pop(seq, None)) is None:
             return
         self._repeated, self._last_rows = None, []
+        if self._drafting is not None:
+            self._drafting.ended(seq, answer)
         if len(answer.outputs) == 1:
             # The newest token's KV was never computed, so no request can find it.
             known = answer.prompt_tokens + answer.outputs[0].tokens[:-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -14,6 +14,8 @@ from kernels.paged_kv import INT4
 from policies.adapters.fixed_slots import FixedSlots
 from policies.batching import Batching
 from policies.batching.chunked import Chunked
+from policies.batching.static import Static
+from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import SnapKv
 from policies.caching.settings import Caching
@@ -37,6 +39,13 @@ SIMULATED_PARALLELISM = (
     "expert_parallel_size",
     "sequence_parallel",
 )
+
+
+@runtime_checkable
+class LimitsTokens(Protocol):
+    """A batching policy with a limit of the tokens of a step; None: it has no limit."""
+
+    max_num_batched_tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +149,7 @@ class EngineSettings:
                 f"max_loras={self.max_loras}: must be None beside adapters, which has max_loras="
                 f"{self.adapters.max_loras}"
             )
-        if getattr(self.batching, "until_last", False):
+        if isinstance(self.batching, Static) and self.batching.until_last:
             raise ValueError("batching.until_last=true: works in simulations only; set it to false")
         _check_caching(self.caching)
 
@@ -182,8 +191,7 @@ class EngineSettings:
     @property
     def max_num_batched_tokens(self) -> int | None:
         """Number of tokens of the largest step; None if the batching policy has no limit."""
-        limit: int | None = getattr(self.batching, "max_num_batched_tokens", None)
-        return limit
+        return self.batching.max_num_batched_tokens if isinstance(self.batching, LimitsTokens) else None
 
 
 def on_gpu_by_default(choice: bool | None, device: torch.device) -> bool:
@@ -207,7 +215,7 @@ def _check_caching(caching: Caching) -> None:
     if caching.needs_future:
         name = type(caching).__name__
         raise ValueError(f"caching={name}: it needs to know future requests, so it works in simulations only")
-    if getattr(caching, "presume_cached", False):
+    if isinstance(caching, Paged) and caching.presume_cached:
         raise ValueError("caching.presume_cached: the KV would be missing, so it works in simulations only")
     if caching.tiers_gib[1]:
         raise ValueError("caching.disk_gib: the engine keeps KV in host memory, not on disk; set it to 0")

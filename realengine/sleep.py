@@ -16,10 +16,9 @@ from collections.abc import Callable
 import torch
 
 from realengine.engine import Engine
-from realengine.model.quantization import Weights
+from realengine.model.quantization import Weights, weights_on
 from realengine.runner.executor import Executor
 from realengine.runner.runner import Runner
-from realengine.weights.move import weights_on
 
 LEVELS = (1, 2)
 

@@ -13,6 +13,7 @@ status: see `kernels.ahead`; registers are compared with `realengine/ahead/limit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,20 @@ from typing import Any
 import numpy as np
 
 from kernels.ahead import DEFAULT_CHIPS, Compiler, Row, argument_parser, freeze, print_row, read_limits
-from realengine.ahead.drafting import drafting_steps
-from realengine.ahead.setups import MODELS, SETUPS, Setup
+from policies.speculation.engine.drafts import Shapes
+from realengine.ahead.setups import DRAFTERS, DRAFTS, MODELS, SETUPS, Setup
 from realengine.ahead.startup import zero_executor
-from realengine.ahead.zeros import Step, WithoutProducts
+from realengine.ahead.zeros import CPU, Step, WithoutProducts, cut
 from realengine.model.backend import TRITON, check_supported
+from realengine.runner.executor import Executor
 from realengine.runner.graphs import default_sizes
-from realengine.runner.warm_up import decode_work, mixed_work
-from realengine.runner.work import Draw, Work
+from realengine.runner.host_kv import HostKv
+from realengine.runner.warm_up import decode_work, drafting_work, mixed_work, pass_work
+from realengine.runner.work import Draw, Padding, StepSize, Work
+from realengine.speculation.drafter import DrafterContext
+from realengine.speculation.drafters.load import load_draft
+from realengine.speculation.settings import NEEDS_MODEL, PROPOSERS, SpeculationSettings
+from realengine.speculation.verifier import DeviceDrafts
 
 LIMITS = Path(__file__).with_name("limits.json")
 
@@ -102,3 +109,68 @@ def steps(setup: Setup) -> Iterator[Step]:
     pairs = np.array([[1, 0], [2, 1]], np.int32)
     yield step("copy on write", Work(copies=pairs))
     yield step("swap", Work(moves=((True, pairs), (False, pairs))))
+
+
+def drafting_steps(setup: Setup, drafter: str) -> Iterator[Step]:
+    """Yields passes of a setup, with sizes at and around those at which launches differ."""
+    settings = _settings(setup, drafter)
+    executor, drafts = _executor(setup, settings)
+    shapes, longest = Shapes(settings.proposer), setup.shape.max_model_len
+    padding = Padding(setup.shape.max_num_seqs, -(-longest // setup.shape.block_size))
+
+    def passed(num_seqs: int, levels: int, context_len: int, draw: Draw) -> Step:
+        num_drafts = int(shapes.rows[levels])
+        size = StepSize(num_seqs, num_drafts, levels, shapes.max_depth if drafts else None)
+        work = pass_work(size, context_len, draw, padding, shapes)
+        name = f"pass of {num_seqs} x {1 + num_drafts}, context {context_len}, {draw.name}"
+        return Step(name, lambda: executor.run(work))
+
+    for num_seqs, num in product((1, 8, 64), sorted({0, 1, 2, shapes.max_depth})):
+        yield passed(num_seqs, num, 100, Draw.greedy)
+        yield passed(num_seqs, num, longest, Draw.sample)
+    yield passed(8, shapes.max_depth, 1000, Draw.penalised)
+    for num_decodes, chunks in ((0, [100]), (3, [5, 33, 200]), (64, [448])):
+        work = drafting_work(num_decodes, shapes, chunks, 1000, padding.slot, drafts=drafts)
+        name = f"{num_decodes} x {1 + shapes.num_rows}, chunks {chunks}"
+        yield Step(name, partial(executor.run, work))
+
+
+def _settings(setup: Setup, drafter: str) -> SpeculationSettings:
+    config = dict(DRAFTERS[drafter])
+    if issubclass(PROPOSERS[config["method"]], NEEDS_MODEL):  # type: ignore[arg-type]
+        is_model = config["method"] in ("draft_model", "specinfer_tree")
+        config["model"] = cut(MODELS[DRAFTS[setup.model] if is_model else setup.model])
+    return SpeculationSettings.of(config)
+
+
+def _executor(setup: Setup, settings: SpeculationSettings) -> tuple[Executor, bool]:
+    """Builds the engine's executor and its drafter; returns, too, whether it drafts on the device."""
+    shape = setup.shape
+    decoder, cache = shape.model()
+    context = DrafterContext(
+        target=decoder,
+        architecture=cut(shape.architecture),
+        source=None,
+        backend=TRITON,
+        dtype=shape.dtype,
+        kv_dtype=shape.kv_dtype,
+        device=CPU,
+        group=decoder.group,
+        block_size=shape.block_size,
+        max_model_len=shape.max_model_len,
+        max_num_seqs=shape.max_num_seqs,
+        seed=0,
+    )
+    with WithoutProducts():
+        draft = load_draft(settings, context)
+    drafter = None if draft is None else draft.build(cache)
+    executor = Executor(
+        decoder,
+        cache,
+        TRITON,
+        drafts=DeviceDrafts(settings.proposer, drafter, draft is not None and draft.draws),
+        num_slots=shape.max_num_seqs,
+        max_model_len=shape.max_model_len,
+        host_kv=HostKv(cache, TRITON),
+    )
+    return executor, draft is not None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -106,3 +106,15 @@ def _rounding(quantization: str, num_inputs: int) -> Callable[[torch.Tensor], Qu
     if quantization == "w8a16":
         return partial(quantise_int8)
     return partial(quantise_tokens_reference, dtype=FP8 if quantization == "fp8" else torch.int8)
+
+
+def weights_on(weights: Weights, device: torch.device) -> Weights:
+    """Returns weights on a device; those that are there are not copied, and equal tensors stay one."""
+    done: dict[int, torch.Tensor] = {}
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return done.setdefault(id(part), part.to(device))
+        return type(part)(*map(moved, part)) if isinstance(part, tuple) else part
+
+    return {name: moved(weight) for name, weight in weights.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from policies.core.decode_set import DecodeSet
 from policies.core.sequence import Sequence
 from realengine.model.lora import NO_ADAPTER
 from realengine.runner.launch import Row
-from realengine.runner.work import ON_DEVICE, SAMPLING_WORDS, Draw, Padding, Shape, pack_sampling
+from realengine.runner.work import SAMPLING_WORDS, Shape, StepSize
 
 
 class DecodeRows:
@@ -73,46 +74,19 @@ class DecodeRows:
         self._last_clock = int((num_tokens_B - self.origins_B).min(initial=1 << 62)) - 1
 
 
-class RepeatedStep:
-    """A decode step of certain rows, whose words each such step copies.
+class RepeatedStep(NamedTuple):
+    """A decode step of certain rows, whose words each such step copies."""
 
-    shape: of one iteration, without the longest context. words: without contexts and changed blocks.
-    """
-
-    def __init__(self, shape: Shape, words: NDArray[np.int32]) -> None:
-        self.shape = shape
-        self._words = words
-
-    @classmethod
-    def of(
-        cls,
-        slots: NDArray[np.int64],
-        shape: Shape,
-        sampling_S: np.ndarray,
-        segments: NDArray[np.int32],
-        padding: Padding,
-    ) -> RepeatedStep:
-        """Returns the step of the sequences in slots, padded to the rows of a shape.
-
-        sampling_S: settings by slot. segments: of adapters.
-        """
-        num_rows = shape.num_rows
-        words = np.zeros((SAMPLING_WORDS + 5) * num_rows + len(segments), np.int32)
-        words[len(words) - len(segments) :] = segments
-        padded = np.append(slots, np.full(num_rows - len(slots), padding.slot))
-        if shape.draw is not Draw.greedy:
-            words[: SAMPLING_WORDS * num_rows] = pack_sampling(sampling_S[padded])
-        columns = words[SAMPLING_WORDS * num_rows :][: 5 * num_rows]
-        tokens, slot, context, places, _ = columns.reshape(5, num_rows)
-        tokens[: len(slots)] = ON_DEVICE
-        slot[:] = padded
-        context[:] = 1
-        places[:] = padding.place
-        return cls(shape, words)
+    shape: Shape
+    """Of one iteration, without the longest context."""
+    words: NDArray[np.int32]
+    """Without contexts and changed blocks."""
+    size: StepSize | None
+    """Size of the graphs that run it; None: it runs eagerly."""
 
     def copy(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Returns new words, and their columns [5, rows]: tokens, slots, contexts, places, block ids."""
-        words, num_rows = self._words.copy(), self.shape.num_rows
+        words, num_rows = self.words.copy(), self.shape.num_rows
         first = SAMPLING_WORDS * num_rows
         return words, words[first : first + 5 * num_rows].reshape(5, num_rows)
 

@@ -9,38 +9,41 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.lora import Segments
-from kernels.sampling import count_tokens, mark_prompt
+from kernels.sampling import count_tokens
 from realengine.model.backend import Backend
-from realengine.model.decoder import Decoder
+from realengine.model.decoder import Decoder, States
 from realengine.model.kv_cache import KvCache
-from realengine.model.lora import AdapterBank
+from realengine.model.lora import AdapterBank, num_decode_segments
 from realengine.model.quantization import Weights
 from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
-from realengine.runner.graphs import DecodeGraphs, Drawn, Graphs
+from realengine.runner.graphs import Computed, Drawn, Finished, Graphs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptTokens
-from realengine.runner.logprobs import logprobs_of, with_prompt_logprobs
+from realengine.runner.packing import num_pass_segments, pack_decode, pack_uniform
 from realengine.runner.piecewise import PiecewiseGraphs
-from realengine.runner.token_masks import AllowedTokens, Biases, SlotBiases
+from realengine.runner.sampler import Sampler, logprobs_of, with_prompt_logprobs
 from realengine.runner.upload import Upload
-from realengine.runner.warm_up import warm_up_works
+from realengine.runner.warm_up import eager_passes, warm_up_works
 from realengine.runner.work import (
+    NO_TOKEN,
     ON_DEVICE,
-    SAMPLING,
     DecodeWords,
     Draw,
-    MixedWords,
     Padding,
-    PenaltyInit,
     RowSettings,
     ScoredRows,
     Shape,
+    StepSize,
+    StepWords,
+    Views,
     Work,
-    pack_sampling,
+    views_of,
 )
+from realengine.speculation.verifier import DeviceDrafts, Verifier, without_tables
 
 LEAST_SCORED, MOST_SCORED = 16, 256
 """Bounds of the rows of logits of prompts that exist at once; between them as many as sequences may draw."""
@@ -51,11 +54,12 @@ class DeviceLostError(RuntimeError):
 
 
 class Executor:
-    """Executes work on one device.
+    """Executes work on one device: a step's rows are computed, drawn from and, with drafts, verified.
 
     num_slots: maximum number of sequences with KV at once; one more row is for padding. graph_sizes: numbers
-    of rows of the decode steps that are captured as CUDA graphs. piece_sizes: numbers of tokens of the other
-    steps whose pieces are captured. window: the KV that decoding sequences keep; None: all.
+    of sequences of the decode steps that are captured as CUDA graphs. piece_sizes: numbers of tokens of the
+    other steps whose pieces are captured. window: the KV that decoding sequences keep; None: all. drafts: how
+    the engine speculates; None: it does not.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Executor:
         graph_sizes: SequenceOf[int] = (),
         piece_sizes: SequenceOf[int] = (),
         window: KeptTokens | None = None,
+        drafts: DeviceDrafts | None = None,
     ) -> None:
         self.device = decoder.device
         self._decoder = decoder
@@ -82,13 +87,19 @@ class Executor:
         self.window = window
         self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // cache.block_size)
+        self._padding = Padding(num_slots, max_blocks)
         self._tables_SM = torch.zeros(num_slots + 1, max_blocks, dtype=torch.int32, device=self.device)
         self._newest_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=self.device)
         self._no_chunks = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._counts_SV: torch.Tensor | None = None  # token counts for penalties; allocated on first use
-        self._biases: Biases | None = None  # None: no request had any
-        self._allowed_now: AllowedTokens | None = None  # of the present step
         self._upload = Upload(self.device)
+        vocab_size = decoder.architecture.vocab_size
+        self._sampler = Sampler(
+            backend, self._upload, self.device, num_slots=num_slots, vocab_size=vocab_size
+        )
+        self._verifier: Verifier | None = None
+        if drafts is not None:
+            shared = self._sampler, self._tables_SM, self._newest_S
+            self._verifier = Verifier(drafts, cache, backend, *shared, vocab_size)
         self.weights: Weights | None = None
         """Weights of the decoder as they were loaded, if the engine may sleep."""
         self.start_s: dict[str, float] = {}
@@ -96,41 +107,114 @@ class Executor:
         self._piece_sizes = piece_sizes
         self._piecewise: PiecewiseGraphs | None = None
         self.graphs: Graphs | None = None
-        self.decode_graphs: DecodeGraphs | None = None
         if graph_sizes:
-            padding = Padding(num_slots, max_blocks)
-            max_loras = 0 if adapters is None else adapters.max_loras
-            hidden_size = decoder.architecture.hidden_size
-            states_BH = torch.zeros(max(graph_sizes), hidden_size, dtype=decoder.dtype, device=self.device)
-            self.graphs = self.decode_graphs = DecodeGraphs(
-                self._forward, self._finish, states_BH, graph_sizes, padding, max_model_len, max_loras
-            )
+            if self._verifier is None:
+                sizes = [StepSize(num) for num in graph_sizes]
+                size = max(graph_sizes), decoder.architecture.hidden_size
+                self._states_BH = torch.zeros(size, dtype=decoder.dtype, device=self.device)
+            else:
+                sizes = self._verifier.graph_sizes(graph_sizes, max_model_len)
+            self.graphs = Graphs(self, sizes, has_adapters=adapters is not None, device=self.device)
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
         """Does all work in order, asynchronously on a GPU; returns None if no token is drawn."""
-        self._enter_device()
-        self._prepare(work)
-        shape = work.shape
-        if shape is None:
-            return None
-        assert work.words is not None
-        if self.decode_graphs is not None and self.decode_graphs.fit(shape):
-            return self.decode_graphs.run(shape, self._upload.stage(work.words))
-        words = self._upload.sent(work.words)
-        if not shape.is_decode:
-            mixed = self._mixed(words, shape, work.scored)
-            if self.window is not None:
-                self.window.end(work.cuts, self._cache, self._tables_SM)
-            return mixed
-        drawn = [self._decode(words, shape) for _ in range(shape.num_iterations)]
-        if len(drawn) == 1:
-            return drawn[0]
-        return Drawn(torch.cat([one.tokens_IS for one in drawn]), drawn[-1].logprobs)
-
-    def _enter_device(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own current device
+        self._prepare(work)
+        if work.shape is None:
+            return None
+        assert work.words is not None
+        if work.size is not None:
+            done = self._replayed(work.shape, work.size, work.words)
+        else:
+            done = self._eager(work.shape, work.words, work.scored)
+        if self.window is not None and not work.shape.is_decode:
+            self.window.end(work.cuts, self._cache, self._tables_SM)
+        drawn = [each for each in done if each is not None]
+        if len(drawn) <= 1:
+            return drawn[0] if drawn else None
+        accepted = [each.accepted_IS for each in drawn if each.accepted_IS is not None]
+        return Drawn(
+            torch.cat([each.tokens_IS for each in drawn]),
+            drawn[-1].logprobs,
+            torch.cat(accepted) if accepted else None,
+        )
+
+    def _eager(self, shape: Shape, words: NDArray[np.int32], scored: ScoredRows | None) -> list[Drawn | None]:
+        """Runs the iterations of a step."""
+        views = views_of(self._upload.sent(words), shape)
+        self._begin(views)
+        done = []
+        for _ in range(shape.num_iterations):
+            computed = self._compute(views, shape, scored)
+            done.append(self._finish(computed, views, shape, scored).drawn)
+        return done
+
+    def _replayed(self, shape: Shape, size: StepSize, words: NDArray[np.int32]) -> list[Drawn | None]:
+        """Replays the iterations of a step; what its graphs do not hold runs after them."""
+        graphs, has_adapters = self.graphs, shape.num_segments > 0
+        assert graphs is not None
+        views = views_of(graphs.load(self._upload.stage(words)), shape)
+        forward, finish = graphs.forward(size, has_adapters=has_adapters), None
+        if shape.draw is not Draw.penalised and shape.num_logprobs < 0:
+            finish = graphs.finish(size, shape.draw, has_adapters=has_adapters)
+        done: list[Drawn | None] = []
+        for _ in range(shape.num_iterations):
+            forward.replay()
+            if finish is None:
+                done.append(self._finish(forward.result, views, shape).drawn)
+                continue
+            finish.replay()
+            drawn, found = finish.result
+            assert drawn is not None
+            if found is not None:
+                assert self._verifier is not None
+                assert isinstance(views, StepWords)
+                self._verifier.draft(found, forward.result, views, shape)
+            accepted_IS = None if drawn.accepted_IS is None else drawn.accepted_IS.clone()
+            done.append(Drawn(drawn.tokens_IS.clone(), accepted_IS=accepted_IS))  # the next replay overwrites
+        return done
+
+    def forward(self, words: torch.Tensor, shape: Shape) -> Computed:
+        """Computes the hidden states of a step's rows, as a graph captures it.
+
+        The result keeps no more than is read.
+        """
+        views = views_of(words, shape)
+        self._begin(views)
+        computed = self._compute(views, shape)
+        if self._verifier is None:
+            return Computed(self._states_BH[: shape.num_rows].copy_(computed.hidden_RH))
+        assert computed.batch is not None
+        return computed._replace(batch=without_tables(computed.batch))
+
+    def finish(self, computed: Computed, words: torch.Tensor, shape: Shape) -> Finished:
+        """Draws the tokens of a step, as a graph captures it; drafts, too, if graphs hold that."""
+        is_whole = self._verifier is None or self._verifier.drafts_in_graph
+        return self._finish(computed, views_of(words, shape), shape, drafts=is_whole)
+
+    def padded(self, size: StepSize, draw: Draw, *, has_adapters: bool) -> tuple[Shape, NDArray[np.int32]]:
+        """Returns the captured shape of a step, for any contexts and adapters, and words of padding."""
+        num_segments, bank = 0, self.adapters if has_adapters else None
+        if self._verifier is not None:
+            if bank is not None:
+                num_segments = num_pass_segments(size, bank)
+            return pack_uniform(
+                size,
+                self._max_model_len,
+                draw,
+                self._padding,
+                token=NO_TOKEN,
+                has_tree=not self._verifier.shapes.is_chain,
+                num_segments=num_segments,
+            )
+        if bank is not None:
+            num_segments = num_decode_segments(size.num_seqs, bank.max_loras)
+        slots, contexts = np.full(size.num_seqs, self._padding.slot), np.ones(size.num_seqs, np.int64)
+        segments = np.zeros(2 * num_segments + bool(num_segments), np.int32)
+        place = self._padding.place
+        return pack_decode(slots, contexts, self._max_model_len, draw=draw, place=place, segments=segments)
 
     def release(self) -> None:
         """Lets go of model, KV and graphs, so that their memory is free; the executor is of no use any more.
@@ -143,19 +227,12 @@ class Executor:
         """Launches what no graph does once, on block 0; kernels are compiled at their first launch."""
         for work in warm_up_works(self._num_slots, self._max_model_len):
             self.run(work)
-        self._warm_up_penalties()
+        self._sampler.warm_up(self._decoder.dtype)
         if self._host_kv is not None:
             self._host_kv.warm_up()
-
-    @torch.inference_mode()
-    def _warm_up_penalties(self) -> None:
-        """Draws a token with penalties, whose counts are those of one row."""
-        words = self._upload.copied(pack_sampling(np.zeros(1, SAMPLING)))
-        settings, row_S = RowSettings.of(words), torch.zeros(1, dtype=torch.int64, device=self.device)
-        vocab_size = self._decoder.architecture.vocab_size
-        counts_SV = torch.zeros(1, vocab_size, dtype=torch.int32, device=self.device)
-        logits_SV = torch.zeros(1, vocab_size, dtype=self._decoder.dtype, device=self.device)
-        self._backend.sample(logits_SV, settings.sampling(row_S), settings.penalties(counts_SV, row_S))
+        if self._verifier is not None:
+            for work in eager_passes(self._verifier.shapes, self._padding, self._max_model_len):
+                self.run(work)
 
     def capture(self, progress: Progress = QUIET) -> None:
         """Captures all graphs before serving starts."""
@@ -180,33 +257,40 @@ class Executor:
         if work.table_updates is not None:
             updates = self._upload.copied(work.table_updates)
             self._tables_SM.view(-1).index_copy_(0, updates[:, 0].long(), updates[:, 1])
-        for init in work.penalty_inits:
-            self._init_penalties(init)
-        for changed in work.biases:
-            self._set_biases(changed)
-        self._allowed_now = work.allowed
+        self._sampler.prepare(work)
         if self.window is not None:
             self.window.begin(work.cuts)
 
-    def _decode(self, words: torch.Tensor, shape: Shape) -> Drawn:
-        """Runs one decode iteration, and writes the input of the next one into its words."""
-        return self._finish(self._sampled_states(self._decode_batch(words, shape)), words, shape)
+    def _begin(self, views: Views) -> None:
+        """Writes the changed blocks of a step into the tables."""
+        if len(views.places_U):
+            self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
+        if self._verifier is not None and isinstance(views, StepWords):
+            self._verifier.begin(views)
 
-    def _forward(self, words: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """Computes the final hidden states [B, H] of a decode iteration."""
-        return self._decoder.sampled_states(self._decode_batch(words, shape), self._cache)
+    def _compute(self, views: Views, shape: Shape, scored: ScoredRows | None = None) -> Computed:
+        """Computes the final hidden states of a step's rows, in pieces if they are captured."""
+        if isinstance(views, DecodeWords):
+            batch = self._decode_batch(views, shape)
+        else:
+            batch = self._batch(views, shape, scored)
+        verifier, piecewise = self._verifier, self._piecewise
+        if piecewise is not None and not piecewise.fit(batch):
+            piecewise = None
+        if verifier is not None and verifier.wants_states and shape.drafts is not None:
+            if piecewise is not None and not verifier.taps:
+                states = States(piecewise.states(batch).clone(), ())  # the next step overwrites them
+            else:
+                states = self._decoder.states(batch, self._cache, taps=verifier.taps)
+            return Computed(states.hidden_TH[batch.sampled_rows_S], batch, states)
+        if piecewise is None:
+            return Computed(self._decoder.sampled_states(batch, self._cache), batch)
+        states_TH = piecewise.states(batch)
+        rows_S = batch.sampled_rows_S
+        return Computed(states_TH if rows_S is None else states_TH[rows_S], batch)
 
-    def _sampled_states(self, batch: Batch) -> torch.Tensor:
-        """Computes the final hidden states [S, H] of the sampled rows, in pieces if they are captured."""
-        if self._piecewise is None or not self._piecewise.fit(batch):
-            return self._decoder.sampled_states(batch, self._cache)
-        states_TH = self._piecewise.states(batch)
-        return states_TH if batch.sampled_rows_S is None else states_TH[batch.sampled_rows_S]
-
-    def _decode_batch(self, words: torch.Tensor, shape: Shape) -> Batch:
-        """Returns the rows of a decode iteration, whose blocks it writes into the tables."""
-        views = DecodeWords.of(words, shape)
-        self._tables_SM.view(-1).index_copy_(0, views.places_B.long(), views.ids_B)
+    def _decode_batch(self, views: DecodeWords, shape: Shape) -> Batch:
+        """Returns the rows of a decode iteration."""
         slots_B, positions_B = views.slots_B.long(), (views.contexts_B - 1).long()
         places_B, contexts_B = self._kept(positions_B, views.contexts_B, slots_B)
         block_size = self._cache.block_size
@@ -224,47 +308,79 @@ class Executor:
             num_decodes=shape.num_rows,
             max_query_len=0,
             max_context_len=shape.max_context_len,
-            adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=True),
+            adapters=self._segments(views, is_decode=True),
         )
 
-    def _finish(self, states_BH: torch.Tensor, words: torch.Tensor, shape: Shape) -> Drawn:
-        """Draws the tokens of a decode iteration, and writes the input of the next one into its words."""
-        views = DecodeWords.of(words, shape)
-        logits_BV, slots_B = self._decoder.head(states_BH), views.slots_B.long()
-        drawn = self._draw(logits_BV, shape, views.sampling_BW, slots_B, views.contexts_B.long())
-        views.contexts_B.add_(1)
-        views.tokens_B.fill_(ON_DEVICE)
-        return drawn
-
-    def _mixed(self, words: torch.Tensor, shape: Shape, scored: ScoredRows | None) -> Drawn | None:
-        views = MixedWords.of(words, shape)
-        if shape.num_updates:
-            self._tables_SM.view(-1).index_copy_(0, views.places_U.long(), views.ids_U)
+    def _batch(self, views: StepWords, shape: Shape, scored: ScoredRows | None) -> Batch:
+        """Returns the rows of any other step."""
+        slots_T, tree = views.slots_T.long(), None
+        if self._verifier is None or shape.drafts is None:
+            positions_T = views.places_T.long()
+            places_T, contexts_B = self._kept(positions_T, views.contexts_B, slots_T, shape.num_decodes)
+            tokens_T = torch.where(views.tokens_T >= 0, views.tokens_T.long(), self._newest_S[slots_T])
+        else:
+            tokens_T, positions_T, places_T, contexts_B, tree = self._verifier.inputs(views, shape)
         block_size = self._cache.block_size
-        slots_T, positions_T = views.slots_T.long(), views.positions_T.long()
-        places_T, contexts_B = self._kept(positions_T, views.contexts_B, slots_T, shape.num_decodes)
         ids_T = self._tables_SM[slots_T, places_T // block_size].long()
-        rows_S = views.drawn_S.long()
-        batch = Batch(
-            tokens_T=torch.where(views.tokens_T >= 0, views.tokens_T.long(), self._newest_S[slots_T]),
+        kv_slots_T = ids_T * block_size + places_T % block_size
+        if shape.drafts is not None and shape.drafts.is_padded:
+            kv_slots_T = torch.where(views.tokens_T == NO_TOKEN, -1, kv_slots_T)
+        return Batch(
+            tokens_T=tokens_T,
             positions_T=positions_T,
-            slots_T=ids_T * block_size + places_T % block_size,
+            slots_T=kv_slots_T,
             block_tables_BM=self._tables_SM[views.slots_B.long(), : -(-shape.max_context_len // block_size)],
             chunk_starts=views.chunk_starts,
             context_lens_B=contexts_B,
-            sampled_rows_S=self._and_scored(rows_S, scored),
-            num_decodes=shape.num_decodes,
+            sampled_rows_S=self._and_scored(views.drawn_R.long(), scored),
+            num_decodes=shape.num_singles,
             max_query_len=shape.max_query_len,
             max_context_len=shape.max_context_len,
-            adapters=self._segments(views.segment_starts, views.segment_slots, is_decode=False),
+            adapters=self._segments(views, is_decode=False),
+            tree=tree,
         )
-        states_SH = self._sampled_states(batch)
-        drawn, num_drawn = None, shape.num_drawn
-        if num_drawn:
-            logits_SV = self._decoder.head(states_SH[:num_drawn])
+
+    def _finish(
+        self,
+        computed: Computed,
+        views: Views,
+        shape: Shape,
+        scored: ScoredRows | None = None,
+        *,
+        drafts: bool = True,
+    ) -> Finished:
+        """Draws the tokens of a step and verifies its drafts. drafts: whether to draft for the next step."""
+        hidden_RH = computed.hidden_RH
+        if scored is not None:
+            hidden_RH, scored_PH = hidden_RH.tensor_split([shape.num_drawn_rows])
+        if self._verifier is not None and isinstance(views, StepWords) and shape.drafts is not None:
+            drawn, found = self._verifier.verify(self._decoder.head(hidden_RH), computed, views, shape)
+            if not drafts:
+                return Finished(drawn, found)
+            self._verifier.draft(found, computed, views, shape)
+        else:
+            drawn = self._drawn(self._decoder.head(hidden_RH), views, shape) if shape.num_drawn else None
+        return Finished(drawn if scored is None else self._with_scores(drawn, scored_PH, scored))
+
+    def _drawn(self, logits_SV: torch.Tensor, views: Views, shape: Shape) -> Drawn:
+        """Draws a token for each sequence that draws; a decode step's words become the next input."""
+        if isinstance(views, DecodeWords):
+            slots_S, positions_S = views.slots_B.long(), views.contexts_B.long()
+        else:
             slots_S = views.drawn_slots_S.long()
-            drawn = self._draw(logits_SV, shape, views.sampling_SW, slots_S, positions_T[rows_S] + 1)
-        return self._with_scores(drawn, states_SH[num_drawn:], scored)
+            positions_S = views.places_T.long()[views.drawn_R.long()] + 1
+        settings = None if shape.draw is Draw.greedy else RowSettings.of(views.sampling_SW)
+        tokens_S = self._sampler.draw(logits_SV, shape.draw, settings, slots_S, positions_S)
+        if shape.draw is Draw.penalised:
+            count_tokens(self._sampler.counts(), slots_S, tokens_S)
+        self._newest_S.index_copy_(0, slots_S, tokens_S)
+        logprobs = None
+        if shape.num_logprobs >= 0:
+            logprobs = logprobs_of(logits_SV, tokens_S, shape.num_logprobs)
+        if isinstance(views, DecodeWords):
+            views.contexts_B.add_(1)
+            views.tokens_B.fill_(ON_DEVICE)
+        return Drawn(tokens_S[None], logprobs)
 
     def _and_scored(self, rows_S: torch.Tensor, scored: ScoredRows | None) -> torch.Tensor:
         """Returns the sampled rows and, after them, those whose next token is scored."""
@@ -272,12 +388,8 @@ class Executor:
             return rows_S
         return torch.cat([rows_S, self._upload.copied(scored.rows_P).long()])
 
-    def _with_scores(
-        self, drawn: Drawn | None, states_PH: torch.Tensor, scored: ScoredRows | None
-    ) -> Drawn | None:
-        """Returns what was drawn, with the log-probabilities of the scored tokens, if there are any."""
-        if scored is None:
-            return drawn
+    def _with_scores(self, drawn: Drawn | None, states_PH: torch.Tensor, scored: ScoredRows) -> Drawn:
+        """Returns what was drawn, with the log-probabilities of the scored tokens."""
         tokens_P = self._upload.copied(scored.tokens_P).long()
         max_rows = min(max(self._num_slots, LEAST_SCORED), MOST_SCORED)
         return with_prompt_logprobs(drawn, states_PH, tokens_P, scored.num_top, self._decoder.head, max_rows)
@@ -301,61 +413,9 @@ class Executor:
             return places_T, kept_B
         return torch.cat([places_T, positions_T[num_decodes:]]), torch.cat([kept_B, contexts_B[num_decodes:]])
 
-    def _segments(self, starts: torch.Tensor, slots: torch.Tensor, *, is_decode: bool) -> Segments | None:
-        if not len(slots):
+    def _segments(self, views: Views, *, is_decode: bool) -> Segments | None:
+        if not len(views.segment_slots):
             return None
         assert self.adapters is not None
-        return Segments(starts, slots, self.adapters.max_segment_tokens(is_decode))
-
-    def _draw(
-        self,
-        logits_SV: torch.Tensor,
-        shape: Shape,
-        sampling_words: torch.Tensor,
-        slots_S: torch.Tensor,
-        positions_S: torch.Tensor,
-    ) -> Drawn:
-        """Draws a token for each row of logits, with the settings of its request."""
-        if shape.draw is Draw.greedy:
-            tokens_S = self._backend.greedy(logits_SV)
-        else:
-            settings = RowSettings.of(sampling_words)
-            sampling, penalties, allowed_SV = settings.sampling(positions_S), None, logits_SV
-            if shape.draw is Draw.penalised:
-                penalties = settings.penalties(self._counts(), slots_S)
-                allowed_SV = self._allowed(logits_SV, slots_S, positions_S)
-            tokens_S = self._backend.sample(allowed_SV, sampling, penalties)
-            if penalties is not None:
-                count_tokens(penalties.counts, slots_S, tokens_S)
-        self._newest_S.index_copy_(0, slots_S, tokens_S)
-        logprobs = None
-        if shape.num_logprobs >= 0:
-            logprobs = logprobs_of(logits_SV, tokens_S, shape.num_logprobs)
-        return Drawn(tokens_S[None], logprobs)
-
-    def _init_penalties(self, init: PenaltyInit) -> None:
-        """Initialises the token counts of a sequence with penalties in its slot."""
-        counts_SV = self._counts()
-        tokens = self._upload.copied(init.tokens).long()
-        mark_prompt(counts_SV, init.slot, tokens[: init.num_prompt])
-        drawn = tokens[init.num_prompt :]
-        count_tokens(counts_SV, torch.full_like(drawn, init.slot), drawn)
-
-    def _set_biases(self, changed: SlotBiases) -> None:
-        if self._biases is None:
-            self._biases = Biases(self._num_slots + 1, self.device)
-        self._biases.set(changed)
-
-    def _allowed(
-        self, logits_SV: torch.Tensor, slots_S: torch.Tensor, positions_S: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the logits with the biases of these positions, without the tokens that are not allowed."""
-        if self._biases is not None:
-            logits_SV = self._biases.added(logits_SV, slots_S, positions_S)
-        return logits_SV if self._allowed_now is None else self._allowed_now.masked(logits_SV)
-
-    def _counts(self) -> torch.Tensor:
-        if self._counts_SV is None:
-            size = (self._num_slots + 1, self._decoder.architecture.vocab_size)
-            self._counts_SV = torch.zeros(size, dtype=torch.int32, device=self.device)
-        return self._counts_SV
+        most = self.adapters.max_segment_tokens(is_decode)
+        return Segments(views.segment_starts, views.segment_slots, most)

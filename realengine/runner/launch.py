@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from itertools import islice
 
 import torch
@@ -23,7 +24,7 @@ class Launch:
         self.num_iterations = num_iterations
         self.finished: list[Sequence] = []
         """Sequences that end with this launch because they have reached their length limit."""
-        self.num_drafts: list[int] = []
+        self.num_drafts: SequenceOf[int] = ()
         """Draft tokens of the first rows, if the launch verifies any; the other rows have none."""
         self.scored: list[ScoredChunk] = []
         """Tokens of prompts whose log-probabilities it brings."""

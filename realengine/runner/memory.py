@@ -16,8 +16,8 @@ from realengine.runner.graph_mode import GraphMode
 from realengine.runner.host_kv import STAGED_BLOCKS
 from realengine.runner.kept_prompt import selection_bytes
 from realengine.settings import EngineSettings
-from realengine.speculation.context import LoadedDraft
-from realengine.speculation.graphs import captured_levels
+from realengine.speculation.drafter import LoadedDraft
+from realengine.speculation.graph_sizes import captured_levels
 
 CPU_KV_BYTES = 1 << 30
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch
-from realengine.runner.recorder import Recorder
+from realengine.runner.graphs import Recorder
 
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Numbers of tokens that are captured."""

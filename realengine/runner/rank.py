@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from policies.adapters.fixed_slots import FixedSlots
+from policies.caching.selective import SnapKv
+from policies.caching.streaming import StreamingLlm
 from policies.speculation.engine.drafts import Shapes
 from realengine.ahead.startup import compile_kernels
 from realengine.ahead.zeros import EngineShape
-from realengine.attention.choice import with_attention
-from realengine.attention.hopper import HopperAttention
+from realengine.attention.choice import HopperAttention, with_attention
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TRITON, Backend, check_supported, choose_backend
 from realengine.model.decoders import decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
-from realengine.model.quantization import Weights
+from realengine.model.quantization import Weights, weights_on
 from realengine.progress import Progress
 from realengine.runner import piecewise
 from realengine.runner.executor import Executor
 from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
-from realengine.runner.lossy import kept_tokens_of
+from realengine.runner.kept_prompt import KeptPrompt
+from realengine.runner.kept_tokens import KeptTokens
+from realengine.runner.kept_window import KeptWindow
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
-from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafter import DrafterContext
 from realengine.speculation.drafters.load import load_draft
-from realengine.speculation.executor import SpeculativeExecutor
+from realengine.speculation.verifier import DeviceDrafts
 from realengine.weights.load import load_weights
 from realengine.weights.lora_checkpoint import read_adapter
-from realengine.weights.move import weights_on
 
 
 def build_executor(
@@ -121,21 +121,20 @@ def build_executor(
         }
     )
     memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
-    new_executor: Callable[..., Executor] = partial(Executor, window=window)
+    drafts = None
     try:
         cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
         if settings.speculation is not None:
             drafter = None if draft is None else draft.build(cache)
             if drafter is not None:
                 cache.attached += drafter.cache_sets
-            new_executor = partial(
-                SpeculativeExecutor,
-                proposer=settings.speculation.proposer,
-                draft_length=settings.speculation.draft_length,
-                drafter=drafter,
-                draws=draft is not None and draft.draws,
+            drafts = DeviceDrafts(
+                settings.speculation.proposer,
+                drafter,
+                draft is not None and draft.draws,
+                settings.speculation.draft_length,
             )
-        executor = new_executor(
+        executor = Executor(
             decoder,
             cache,
             backend,
@@ -145,6 +144,8 @@ def build_executor(
             adapters=adapters,
             graph_sizes=default_sizes(settings.max_num_seqs) if mode.full_decodes else (),
             piece_sizes=piecewise.SIZES if mode.piecewise else (),
+            window=window,
+            drafts=drafts,
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_NO_MEMORY not in str(error):
@@ -260,3 +261,15 @@ def _adapters(
     for name, adapter in adapters.items():
         bank.load(name, adapter)
     return bank
+
+
+def kept_tokens_of(
+    architecture: Architecture, settings: EngineSettings, device: torch.device
+) -> KeptTokens | None:
+    """Returns what decoding sequences keep; None: all. Raises ValueError if the model cannot drop KV."""
+    caching = settings.caching
+    if isinstance(caching, StreamingLlm):
+        return KeptWindow.of(architecture, caching)
+    if isinstance(caching, SnapKv):
+        return KeptPrompt.of(architecture, caching, settings.max_num_seqs, device)
+    return None

@@ -11,6 +11,7 @@ Letters of array names: S slots (one more than max_num_seqs, for padding), L tok
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as SequenceOf
 from itertools import count
 
 import numpy as np
@@ -21,9 +22,11 @@ from policies.core.plan import Chunk, StepPlan, Transfer
 from policies.core.sequence import Sequence
 from realengine.model.lora import NO_ADAPTER, AdapterBank, make_segments, num_decode_segments
 from realengine.runner.decode_rows import DecodeRows, MemberRows, RepeatedStep
-from realengine.runner.graphs import DecodeGraphs, Drawn
+from realengine.runner.graphs import Drawn, Graphs
 from realengine.runner.host_kv import HostPlaces
+from realengine.runner.kept_tokens import KeptTokens
 from realengine.runner.launch import Launch, Row
+from realengine.runner.packing import Decodes, StepRows, num_pass_segments, pack_decode, pack_step
 from realengine.runner.prompt_scores import NOTHING_SCORED, PromptScores
 from realengine.runner.token_masks import AllowedTokens, ChangedBiases
 from realengine.runner.work import (
@@ -34,19 +37,20 @@ from realengine.runner.work import (
     PenaltyInit,
     PrefillRow,
     Shape,
+    StepSize,
     Work,
     as_int64,
-    pack,
-    pack_sampling,
 )
 from realengine.serving.forms import CANNOT_GO_ON, Form, FormError
 from realengine.serving.sampling_params import SamplingParams
+from realengine.speculation.packer import DraftPacker
 
 
 class Runner:
     """Packs plans and launches them.
 
-    execute: runs work on the device, or on all ranks. graphs: the device's CUDA graphs, if any.
+    execute: runs work on the device, or on all ranks. graphs: the device's CUDA graphs, if any. window: what
+    decoding sequences keep of their KV; None: all. drafts: of an engine that speculates.
     """
 
     def __init__(
@@ -54,8 +58,10 @@ class Runner:
         core: EngineCore,
         execute: Callable[[Work], Drawn | None],
         *,
-        graphs: DecodeGraphs | None = None,
+        graphs: Graphs | None = None,
         adapters: AdapterBank | None = None,
+        window: KeptTokens | None = None,
+        drafts: DraftPacker | None = None,
         seed: int = 0,
     ) -> None:
         self._core = core
@@ -66,6 +72,9 @@ class Runner:
         self._block_size = core.block_pool.block_size
         max_blocks = -(-core.max_model_len // self._block_size)
         self._padding = Padding(core.max_num_seqs, max_blocks)
+        self._window = window
+        self._filled: list[int] = []  # slots that have got another sequence since the last launch
+        self._drafts = drafts
         num_rows = core.max_num_seqs + 1
         self._tokens_SL = np.zeros((num_rows, core.max_model_len + 1), np.int32)
         self._num_on_host_S = np.zeros(num_rows, np.int64)  # number of valid tokens in each row of _tokens_SL
@@ -104,6 +113,9 @@ class Runner:
         """
         slot = seq.slots[branch]
         self._members.forget()
+        self._filled.append(slot)
+        if self._drafts is not None:
+            self._drafts.fill_slot(slot, tokens)
         self._tokens_SL[slot, : len(tokens)] = tokens
         self._num_on_host_S[slot] = len(tokens)
         self._num_ids_S[slot] = 0
@@ -140,6 +152,11 @@ class Runner:
             self._forms[slot] = form
             self._draw_S[slot] = Draw.penalised
 
+    def set_drafts(self, seq: Sequence, tokens: SequenceOf[int]) -> None:
+        """Sets the draft tokens of a sequence's next step, which the host has made."""
+        assert self._drafts is not None
+        self._drafts.set_drafts(seq, tokens)
+
     def load_adapter(self, name: str, slot: int) -> None:
         """Loads an adapter into an adapter slot with the next launch."""
         self._adapter_loads.append((name, slot))
@@ -153,8 +170,10 @@ class Runner:
     def may_repeat(self, plan: StepPlan) -> bool:
         """Returns whether several decode iterations may run in one launch.
 
-        Not if a request wants logprobs, or its output has a form.
+        Not if a request wants logprobs, its output has a form, or the host drafts.
         """
+        if self._drafts is not None and not self._drafts.may_repeat:
+            return False
         return not self.has_forms and all(self._num_logprobs_S[seq.slot] < 0 for seq in plan.decoding)
 
     @property
@@ -188,37 +207,46 @@ class Runner:
 
         Returns without waiting for the device. On a RuntimeError all block tables are sent again.
         """
-        decoding = self._decoding(plan)
-        self._update_tables(plan, decoding, num_iterations)
-        copies = None
-        if plan.branched:
-            decoding = self._with_branches(plan, decoding)
-            copies = np.array(self._core.branched.copies(plan), np.int32).reshape(-1, 2)
-        rows, scored = decoding.rows, NOTHING_SCORED
-        if plan.chunks:
-            prefill_rows = [row for chunk in plan.chunks for row in self._prefill_rows(chunk)]
-            scored = self._scores.of(prefill_rows, len(rows), self._tokens_SL)
-            rows, shape, words = self._pack_mixed(prefill_rows, decoding)
+        begin_s = 0.0 if self._drafts is None else self._drafts.now()
+        cuts = () if self._window is None else self._window.cuts(plan, self._filled)
+        copies, scored = None, NOTHING_SCORED
+        num_drafts: SequenceOf[int] = ()
+        numbers: Iterable[int] = count()
+        decodes: DecodeRows | Decodes
+        if self._drafts is None:
+            decodes = self._decoding(plan)
+            self._update_tables(decodes, num_iterations)
         else:
-            shape, words = self._pack_decode(decoding, num_iterations)
+            self._update_reserved(plan)
+            decodes = self._drafts.decodes(plan, num_iterations, self._forms if self.has_forms else {})
+        self._update_chunks(plan)
+        if plan.branched and isinstance(decodes, DecodeRows):
+            decodes = self._with_branches(plan, decodes)
+            copies = np.array(self._core.branched.copies(plan), np.int32).reshape(-1, 2)
+        if isinstance(decodes, DecodeRows) and not plan.chunks:
+            rows = decodes.rows
+            shape, words, size = self._pack_decode(decodes, num_iterations)
+        else:
+            if isinstance(decodes, DecodeRows):
+                decodes = self._single(decodes)
+            prefill_rows = [row for chunk in plan.chunks for row in self._prefill_rows(chunk)]
+            scored = self._scores.of(prefill_rows, len(decodes.tokens_T), self._tokens_SL)
+            rows, numbers, shape, words = self._pack_rows(decodes, prefill_rows, num_iterations)
+            size, num_drafts = decodes.size, decodes.num_drafts
         work = Work(
             shape=shape,
             words=words,
+            size=size,
             adapters=tuple(self._adapter_loads),
             copies=copies if copies is not None and len(copies) else None,
             table_updates=np.array(self._updates, np.int32) if self._updates else None,
             penalty_inits=tuple(self._penalty_inits),
             biases=tuple(self._biases.changed),
-            allowed=self._allowed(rows, count()),
+            allowed=self._allowed(rows, numbers),
             scored=scored.rows,
+            cuts=cuts,
         )
         self._updates.clear()
-        launch = self._launched(rows, work, num_iterations)
-        launch.scored = scored.chunks
-        return launch
-
-    def _launched(self, rows: list[Row], work: Work, num_iterations: int) -> Launch:
-        """Executes work that has been packed."""
         try:
             launch = Launch(rows, self.execute(work), num_iterations)
         except RuntimeError:
@@ -226,10 +254,14 @@ class Runner:
             self._num_ids_S.fill(0)
             self._members.forget()
             raise
+        launch.scored, launch.num_drafts = scored.chunks, num_drafts
         launch.faults, self._faults = self._faults, []
-        self._adapter_loads.clear()
-        self._penalty_inits.clear()
-        self._biases.changed.clear()
+        for taken in (self._adapter_loads, self._penalty_inits, self._biases.changed, self._filled):
+            taken.clear()
+        if self._drafts is not None:
+            self._drafts.launched(plan, begin_s, num_iterations)
+            if num_iterations > 1:  # the commit may free blocks that were reserved
+                self._num_ids_S[[seq.slots[0] for seq, _ in rows]] = 0
         return launch
 
     def _decoding(self, plan: StepPlan) -> DecodeRows:
@@ -252,8 +284,8 @@ class Runner:
                 self._update_block_ids(slot, 0, ids)
         return DecodeRows(rows, np.concatenate(slots), np.concatenate(origins), self._lora_S)
 
-    def _update_tables(self, plan: StepPlan, decoding: DecodeRows, num_iterations: int) -> None:
-        """Updates the block tables with the blocks that sequences have got since their last step."""
+    def _update_tables(self, decoding: DecodeRows, num_iterations: int) -> None:
+        """Updates the block tables with the blocks that decoding sequences have got since their last step."""
         last_clock = self._core.decodes.clock + num_iterations - 1
         if not decoding.have_blocks(last_clock):
             num_tokens = decoding.contexts_B(last_clock)
@@ -262,10 +294,23 @@ class Runner:
                 seq, _ = decoding.rows[row]
                 self._update_table(seq, int(decoding.slots_B[row]), int(num_tokens[row]))
             decoding.note_blocks(self._num_ids_S, self._block_size)
-        for chunk in plan.chunks:
-            if not self._core.branched.is_recomputing(chunk.seq):
-                slot = chunk.seq.slots[0]
-                self._update_table(chunk.seq, slot, chunk.num_cached + chunk.num_tokens)
+
+    def _update_reserved(self, plan: StepPlan) -> None:
+        """Updates the block tables with all blocks of decoding sequences, those for drafts included."""
+        assert self._drafts is not None
+        drafts, num_blocks = self._drafts.blocks(plan)
+        for index in np.flatnonzero(num_blocks > self._num_ids_S[drafts.slots]).tolist():
+            seq = drafts.seqs[index]
+            self._update_table(seq, seq.slots[0], int(num_blocks[index]) * self._block_size)
+
+    def _update_chunks(self, plan: StepPlan) -> None:
+        """Updates the block tables with the blocks of prompts, those for drafts included."""
+        for seq, num_cached, num_tokens, _ in plan.chunks:
+            if not self._core.branched.is_recomputing(seq):
+                slot, num_extra = seq.slots[0], 0
+                if self._drafts is not None:
+                    num_extra = seq.num_extra_blocks * self._block_size
+                self._update_table(seq, slot, num_cached + num_tokens + num_extra)
                 self._num_ids_S[slot] = 0  # its commit may replace blocks by equal ones of another sequence
 
     def _update_table(self, seq: Sequence, slot: int, num_tokens: int) -> None:
@@ -286,7 +331,9 @@ class Runner:
         places = slot * self._padding.max_blocks + first + changed
         self._updates += zip(places.tolist(), table[changed].tolist(), strict=True)
 
-    def _pack_decode(self, decoding: DecodeRows, num_iterations: int) -> tuple[Shape, NDArray[np.int32]]:
+    def _pack_decode(
+        self, decoding: DecodeRows, num_iterations: int
+    ) -> tuple[Shape, NDArray[np.int32], StepSize | None]:
         """Packs a step in which every row brings and draws one token, padded to a fitting graph's rows."""
         if decoding.step is None:
             decoding.step = self._repeated(decoding)
@@ -303,87 +350,106 @@ class Runner:
             places[: len(updates)], ids[: len(updates)] = updates.T
         max_context_len = decoding.max_context(clock + num_iterations - 1)
         shape = decoding.step.shape._replace(max_context_len=max_context_len, num_iterations=num_iterations)
-        return shape, words
+        return shape, words, decoding.step.size
 
     def _repeated(self, decoding: DecodeRows) -> RepeatedStep:
         """Returns what all steps of these rows have in common."""
-        slots = decoding.slots_B
-        num_rows = len(slots)
+        slots, num_rows, size = decoding.slots_B, len(decoding.rows), None
         draw, num_logprobs = self._draw_and_logprobs(slots)
         if self._graphs is not None:
-            num_rows = self._graphs.size_for(num_rows) or num_rows
-        segments = self._segments(slots, np.ones(len(slots), np.int64), num_rows)
-        shape = Shape(
-            num_tokens=num_rows,
-            num_rows=num_rows,
-            num_drawn=num_rows,
-            num_decodes=num_rows,
-            max_query_len=0,
-            max_context_len=0,
+            size = self._graphs.fit(num_rows, num_rows)
+        num_padding = 0 if size is None else size.num_seqs - num_rows
+        padded = np.append(slots, np.full(num_padding, self._padding.slot))
+        shape, words = pack_decode(
+            padded,
+            np.ones(len(padded), np.int64),
+            0,
             draw=draw,
+            place=self._padding.place,
+            tokens_B=np.append(np.full(num_rows, ON_DEVICE), np.zeros(num_padding, np.int64)),
+            sampling_B=None if draw is Draw.greedy else self._sampling_S[padded],
             num_logprobs=num_logprobs,
-            num_segments=len(segments) // 2,
+            segments=self._segments(slots, np.ones(num_rows, np.int64), len(padded)),
         )
-        return RepeatedStep.of(slots, shape, self._sampling_S, segments, self._padding)
+        return RepeatedStep(shape, words, size)
 
-    def _pack_mixed(
-        self, prefill_rows: list[PrefillRow], decoding: DecodeRows
-    ) -> tuple[list[Row], Shape, NDArray[np.int32]]:
+    def _single(self, decoding: DecodeRows) -> Decodes:
+        """Returns the rows of decodes of one token each, beside chunks."""
+        slots_B, contexts_B = decoding.slots_B, decoding.contexts_B(self._core.decodes.clock)
+        return Decodes(
+            rows=decoding.rows,
+            slots_B=slots_B,
+            counts_B=np.ones(len(slots_B), np.int64),
+            contexts_B=contexts_B,
+            tokens_T=self._input_tokens(slots_B, contexts_B),
+            places_T=contexts_B - 1,
+            max_context_len=int(contexts_B.max(initial=0)),
+        )
+
+    def _pack_rows(
+        self, decodes: Decodes, prefill_rows: list[PrefillRow], num_iterations: int
+    ) -> tuple[list[Row], list[int], Shape, NDArray[np.int32]]:
         """Packs a step with the decodes first, and then the prompt chunks.
 
-        Returns the (sequence, branch) of each token that is drawn, too.
+        Returns the (sequence, branch) of each token that is drawn, and the first row that draws it, too.
         """
-        decode_slots, num_decodes = decoding.slots_B, len(decoding.slots_B)
-        decode_contexts = decoding.contexts_B(self._core.decodes.clock)
-        tokens = [self._input_tokens(decode_slots, decode_contexts)]
-        positions = [decode_contexts - 1]
-        token_slots = [decode_slots]
-        slots, contexts = [decode_slots], [decode_contexts]
-        counts = [np.ones(num_decodes, np.int64)]
-        drawn, drawn_slots = list(range(num_decodes)), decode_slots.tolist()
-        rows = list(decoding.rows)
-        num_tokens = num_decodes
+        rows, num_decodes = list(decodes.rows), len(decodes.slots_B)
+        num_ours = num_tokens = len(decodes.tokens_T)
+        tokens: list[NDArray[np.integer]] = [decodes.tokens_T]
+        places, ends, drawn_slots = [decodes.places_T], [], decodes.slots_B.tolist()
         for seq, slot, first, num_new, drawing in prefill_rows:
             tokens.append(self._tokens_SL[slot, first : first + num_new])
-            positions.append(np.arange(first, first + num_new))
-            token_slots.append(np.full(num_new, slot))
+            places.append(np.arange(first, first + num_new))
             num_tokens += num_new
             for branch in drawing:
                 rows.append((seq, branch))
-                drawn.append(num_tokens - 1)
+                ends.append(num_tokens - 1)
                 drawn_slots.append(seq.slots[branch])
-        chunk_counts = np.array([row.num_tokens for row in prefill_rows])
-        slots.append(np.array([row.slot for row in prefill_rows]))
-        contexts.append(np.array([row.first for row in prefill_rows]) + chunk_counts)
-        counts.append(chunk_counts)
-        chunk_starts = np.concatenate([[0], np.cumsum(chunk_counts)])
-        draw, num_logprobs = self._draw_and_logprobs(np.array(drawn_slots, np.int64))
-        segments = self._segments(np.concatenate(slots), np.concatenate(counts))
-        shape = Shape(
-            num_tokens=num_tokens,
-            num_rows=num_decodes + len(prefill_rows),
-            num_drawn=len(drawn),
+        chunk_slots = np.array([row.slot for row in prefill_rows], np.int64)
+        chunk_counts = np.array([row.num_tokens for row in prefill_rows], np.int64)
+        chunk_ends = np.array([row.first for row in prefill_rows], np.int64) + chunk_counts
+        longest = max(decodes.max_context_len, int(chunk_ends.max(initial=0))) + decodes.lookahead
+        drafts = decodes.drafts
+        if drafts is not None:
+            completes = np.array([bool(row.drawing) for row in prefill_rows], bool)
+            following = np.where(completes, 0, self._tokens_SL[chunk_slots, chunk_ends])
+            drafts = drafts._replace(following_C=following)
+        step_rows = StepRows(
             num_decodes=num_decodes,
-            max_query_len=int(chunk_counts.max()),
-            max_context_len=int(np.concatenate(contexts).max()),
-            draw=draw,
-            num_logprobs=num_logprobs,
-            num_segments=len(segments) // 2,
-            num_updates=len(self._updates),
+            slots_B=np.concatenate([decodes.slots_B, chunk_slots]),
+            counts_B=np.concatenate([decodes.counts_B, chunk_counts]),
+            contexts_B=np.concatenate([decodes.contexts_B, chunk_ends]),
+            tokens_T=np.concatenate(tokens),
+            places_T=np.concatenate(places),
+            ends=np.array(ends, np.int64),
+            drawn_slots_S=np.array(drawn_slots, np.int64),
+            drafts=drafts,
         )
-        updates = np.array(self._updates, np.int64).reshape(-1, 2)
-        self._updates.clear()
-        sections = [
-            pack_sampling(self._sampling_S[drawn_slots]),
-            *(np.concatenate(parts) for parts in (tokens, positions, token_slots, slots, contexts)),
-            chunk_starts,
-            np.array(drawn),
-            np.array(drawn_slots),
-            segments,
-            updates[:, 0],
-            updates[:, 1],
-        ]
-        return rows, shape, pack(sections)
+        draw, num_logprobs = self._draw_and_logprobs(step_rows.drawn_slots_S)
+        shape, words = pack_step(
+            step_rows,
+            max_context_len=min(longest, self._padding.max_blocks * self._block_size),
+            draw=draw,
+            sampling_S=self._sampling_S[drawn_slots],
+            num_logprobs=num_logprobs,
+            num_iterations=num_iterations,
+            segments=self._segments(step_rows.slots_B, step_rows.counts_B, size=decodes.size),
+            updates_U2=self._taken_updates(decodes.size),
+        )
+        firsts = (np.cumsum(decodes.counts_B) - decodes.counts_B)[: len(decodes.rows)]
+        numbers = [*firsts.tolist(), *range(num_ours, num_ours + len(ends))]
+        return rows, numbers, shape, words
+
+    def _taken_updates(self, size: StepSize | None) -> NDArray[np.int64]:
+        """Returns the changed entries of block tables that a step makes; a graph makes one per sequence."""
+        num_taken = len(self._updates) if size is None else size.num_seqs
+        updates = np.array(self._updates[:num_taken], np.int64).reshape(-1, 2)
+        del self._updates[:num_taken]
+        if size is None:
+            return updates
+        padded = np.full((size.num_seqs, 2), (self._padding.place, 0), np.int64)
+        padded[: len(updates)] = updates
+        return padded
 
     def _prefill_rows(self, chunk: Chunk) -> list[PrefillRow]:
         """Returns a chunk's tokens as rows of the batch.
@@ -412,11 +478,16 @@ class Runner:
         return rows
 
     def _segments(
-        self, slots: NDArray[np.int64], counts: NDArray[np.int64], num_padded: int | None = None
+        self,
+        slots: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        num_padded: int | None = None,
+        size: StepSize | None = None,
     ) -> NDArray[np.int32]:
         """Returns starts and adapter slots of segments of rows with one adapter; empty if none is used.
 
-        num_padded: rows of a padded decode step, whose number of segments must be that of its graph.
+        num_padded: rows of a padded decode step, whose number of segments must be that of its graph. size: of
+        the graphs of another step, of which the same holds.
         """
         adapters_B = self._lora_S[slots]
         if self._adapters is None or (adapters_B == NO_ADAPTER).all():
@@ -425,6 +496,8 @@ class Runner:
         num_segments = None
         if num_padded is not None:
             num_segments = num_decode_segments(num_padded, self._adapters.max_loras)
+        elif size is not None:
+            num_segments = num_pass_segments(size, self._adapters)
         segments = make_segments(adapters_B.tolist(), counts.tolist(), max_segment_tokens, num_segments)
         return np.concatenate([segments.starts, segments.slots])
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from policies.speculation.engine.drafts import Shapes
 from realengine.model.lora import AdapterBank, make_segments, num_decode_segments
-from realengine.runner.work import SAMPLING, Draw, Padding, Shape, Work, pack, pack_sampling
+from realengine.runner.packing import DraftRows, StepRows, pack_decode, pack_step, pack_uniform
+from realengine.runner.work import Draw, Padding, StepSize, Work
 
 CHUNKS = (1, 16, 100, 600)
 """Tokens of a chunk: some of each tile size of prefill attention."""
@@ -33,20 +35,10 @@ def decode_work(
 ) -> Work:
     """Returns a step in which each row decodes one token at one context length; all blocks are block 0."""
     segments = _segments(bank, [1] * num_rows, only_decodes=True)
-    shape = Shape(
-        num_rows,
-        num_rows,
-        num_rows,
-        num_rows,
-        0,
-        context_len,
-        draw,
-        num_segments=len(segments) // 2,
-    )
-    zeros, places = np.zeros(num_rows), np.full(num_rows, Padding(num_slots, 0).place)
-    contexts = np.full(num_rows, context_len)
-    sections = [_sampling(num_rows), zeros, np.arange(num_rows), contexts, places, zeros, segments]
-    return Work(shape=shape, words=pack(sections))
+    slots, contexts = np.arange(num_rows), np.full(num_rows, context_len)
+    place = Padding(num_slots, 0).place
+    shape, words = pack_decode(slots, contexts, context_len, draw=draw, place=place, segments=segments)
+    return Work(shape=shape, words=words)
 
 
 def mixed_work(
@@ -63,38 +55,87 @@ def mixed_work(
     slot: of all rows; None: each row has its own.
     """
     counts = np.array([1] * num_decodes + list(chunks))
-    ends = np.cumsum(counts)
-    num_tokens, num_rows = int(ends[-1]), len(counts)
+    ends, num_rows = np.cumsum(counts), len(counts)
     slots = np.arange(num_rows) if slot is None else np.full(num_rows, slot)
-    rows_drawn = ends - 1 if drawn else ends[:0]
-    segments = _segments(bank, counts.tolist(), only_decodes=False)
-    shape = Shape(
-        num_tokens,
-        num_rows,
-        len(rows_drawn),
-        num_decodes,
-        max(chunks),
-        num_cached + max(chunks),
-        Draw.sample,
-        num_segments=len(segments) // 2,
+    if not drawn:
+        assert not num_decodes
+    rows = StepRows(
+        num_decodes=num_decodes,
+        slots_B=slots,
+        counts_B=counts,
+        contexts_B=num_cached + counts,
+        tokens_T=np.zeros(ends[-1], np.int64),
+        places_T=num_cached + np.concatenate([np.arange(count) for count in counts]),
+        ends=ends[num_decodes:] - 1 if drawn else ends[:0],
+        drawn_slots_S=slots if drawn else slots[:0],
     )
-    sections = [
-        _sampling(len(rows_drawn)),
-        np.zeros(num_tokens),
-        num_cached + np.concatenate([np.arange(count) for count in counts]),
-        np.repeat(slots, counts),
-        slots,
-        num_cached + counts,
-        np.concatenate([[0], np.cumsum(chunks)]),
-        rows_drawn,
-        slots[: len(rows_drawn)],
-        segments,
-    ]
-    return Work(shape=shape, words=pack(sections))
+    segments = _segments(bank, counts.tolist(), only_decodes=False)
+    longest = num_cached + max(chunks)
+    shape, words = pack_step(rows, max_context_len=longest, draw=Draw.sample, segments=segments)
+    return Work(shape=shape, words=words)
 
 
-def _sampling(num_rows: int) -> np.ndarray:
-    return pack_sampling(np.zeros(num_rows, SAMPLING))
+def eager_passes(shapes: Shapes, padding: Padding, max_model_len: int) -> Iterator[Work]:
+    """Yields passes of one sequence, with and without drafts, for short and for long contexts.
+
+    Attention splits long contexts only, and graphs are captured for long ones: eager passes need both.
+    """
+    for num_levels in levels_of(shapes, max_model_len):
+        num_drafts = int(shapes.rows[num_levels])
+        size = StepSize(1, num_drafts, num_levels, num_levels)
+        for longest in sorted({room_of(num_drafts, shapes, max_model_len), max_model_len}):
+            yield pass_work(size, longest, Draw.greedy, padding, shapes)
+
+
+def levels_of(shapes: Shapes, max_model_len: int) -> list[int]:
+    """Returns 0 and the most levels of drafts for which a sequence has room."""
+    return sorted({0, int(shapes.depth[min(shapes.num_rows, (max_model_len - 1) // 2)])})
+
+
+def room_of(num_drafts: int, shapes: Shapes, max_model_len: int) -> int:
+    """Returns the most tokens of a sequence that runs a pass and is drafted for."""
+    return min(2 + num_drafts + shapes.num_rows, max_model_len)
+
+
+def pass_work(size: StepSize, max_context_len: int, draw: Draw, padding: Padding, shapes: Shapes) -> Work:
+    """Returns a pass of equal sequences at the beginning of their context, all in the padding slot.
+
+    max_context_len: bound of the tokens of the pass and of the draft after it.
+    """
+    shape, words = pack_uniform(size, max_context_len, draw, padding, token=0, has_tree=not shapes.is_chain)
+    return Work(shape=shape, words=words)
+
+
+def drafting_work(
+    num_decodes: int, shapes: Shapes, chunks: Sequence[int], max_context_len: int, slot: int, *, drafts: bool
+) -> Work:
+    """Returns a step with all drafts of its decodes beside chunks, each of which completes a prompt.
+
+    slot: of all rows. drafts: whether the device drafts for the next step.
+    """
+    depth = shapes.max_depth
+    counts = np.array([1 + shapes.num_rows] * num_decodes + list(chunks))
+    slots = np.full(len(counts), slot)
+    rows = StepRows(
+        num_decodes=num_decodes,
+        slots_B=slots,
+        counts_B=counts,
+        contexts_B=counts,
+        tokens_T=np.zeros(counts.sum(), np.int64),
+        places_T=np.concatenate([np.arange(count) for count in counts]),
+        ends=np.cumsum(counts)[num_decodes:] - 1,
+        drawn_slots_S=slots,
+        drafts=DraftRows(
+            depth_D=np.full(num_decodes, depth),
+            has_tree=not shapes.is_chain,
+            num_levels=depth if drafts else 0,
+            is_padded=False,
+            started_N3=np.empty((0, 3), np.int64),
+            following_C=np.zeros(len(chunks), np.int64),
+        ),
+    )
+    shape, words = pack_step(rows, max_context_len=max_context_len, draw=Draw.sample)
+    return Work(shape=shape, words=words)
 
 
 def _segments(bank: AdapterBank | None, num_tokens_B: Sequence[int], *, only_decodes: bool) -> np.ndarray:

@@ -1,13 +1,29 @@
 """One step's work as plain arrays: the runner packs it, and each tensor-parallel rank executes it.
 
-All inputs of a step go to the device in one copy of `words`. A decode step's words lie at fixed positions, so
-that a captured graph finds them; rows after the last one are padding.
+All inputs of a step go to the device in one copy of `words`. In a step in which each row decodes one token,
+they lie at fixed positions, so that a captured graph finds them; rows after the last one are padding. All
+other steps have B rows, D of which decode, and then chunks of prompts; S sequences draw, at R rows.
 
     decode  | sampling 12 B | token B | slot B | context B | table place B | block id B | adapters |
-    mixed   | sampling 12 S | token T | position T | slot of token T | slot B | context B |
-            | start of chunk B - D + 1 | drawn row S | its slot S | adapters | table place U | block id U |
+    others  | sampling 12 S | token T | place T | slot of token T | slot B | context B | start of chunk |
+            | drawn row R | slot of drawing sequence S | drafts | adapters | table place U | block id U |
 
-adapters: segment start G + 1, segment slot G, if any row uses one (`realengine.model.lora`).
+place: the position of a token. adapters: segment start G + 1, segment slot G, if any row uses one
+(`realengine.model.lora`). Without drafts R = S: the rows before the drawn tokens.
+
+In an engine that speculates, a decoding sequence has 1 + K rows, its newest token and K draft tokens; all of
+them draw. The device knows what the host may not know yet: the newest tokens, the positions, and the tokens
+that were drafted on it. So place is the number of the row in its sequence, from 0, and context the number of
+these rows. Then there are also:
+
+    drafts  | start B + 1 | following C | sequence of drawn row R | path sequence P | path level P
+            | path start B + 1 | started slot, token, position 3 N |
+
+start: the first row of each sequence, and the end. following: the token after a chunk that does not complete
+its prompt, of C chunks. path: with a tree, the rows by which a decode may advance, its newest token and one
+per level; path start: of all sequences, if those rows stand for the decodes. started: slots that begin with
+known tokens. A step that a CUDA graph runs has rows of padding, with token NO_TOKEN: behind the draft tokens
+of a sequence that has fewer than the graph, and all rows of the sequences that fill it up.
 """
 
 from __future__ import annotations
@@ -28,6 +44,8 @@ from realengine.runner.token_masks import AllowedTokens, SlotBiases
 SAMPLING_WORDS = 12
 ON_DEVICE = -1
 """Placeholder for the newest token drawn in a slot, which the host may not have seen yet."""
+NO_TOKEN = -2
+"""Placeholder for the token of a row of padding, which writes no KV and is never accepted."""
 
 
 class Draw(IntEnum):
@@ -38,14 +56,48 @@ class Draw(IntEnum):
     penalised = 2  # a row has penalties, biases, or tokens that it may not draw
 
 
+class StepSize(NamedTuple):
+    """Sizes of a step of decoding sequences with equally many rows, as a CUDA graph runs it."""
+
+    num_seqs: int
+    num_drafts: int = 0
+    """Rows of each sequence beside that of its newest token."""
+    depth: int = 0
+    """The most draft tokens of a sequence that can be accepted."""
+    num_levels: int | None = None
+    """Draft tokens, or levels, that the graph drafts for the next step; None: it does not draft."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all sequences."""
+        return self.num_seqs * (1 + self.num_drafts)
+
+
+class DraftSizes(NamedTuple):
+    """Sizes of the drafts of a step in an engine that speculates."""
+
+    num_decode_tokens: int
+    """Rows of the decoding sequences."""
+    max_depth: int
+    """The most draft tokens of a sequence that can be accepted."""
+    num_levels: int
+    """Draft tokens, or levels of the tree, to draft for the next step; 0: none."""
+    num_path_rows: int
+    """P, the rows of the decodes by level, with a tree."""
+    num_started: int
+    """N, the slots that begin with known tokens."""
+    is_padded: bool
+    """Whether there are rows of padding."""
+
+
 class Shape(NamedTuple):
-    """Sizes of a step: T tokens in B rows, S of which draw a token."""
+    """Sizes of a step: T tokens of B sequences, S of which draw."""
 
     num_tokens: int
     num_rows: int
     num_drawn: int
     num_decodes: int
-    """Number of rows that decode, which come first; if all rows do, the layout is that of a decode step."""
+    """Number of sequences that decode, which come first."""
     max_query_len: int
     max_context_len: int
     draw: Draw
@@ -55,12 +107,28 @@ class Shape(NamedTuple):
     num_segments: int = 0
     """G, the number of runs of tokens of one adapter; 0: no row uses any."""
     num_updates: int = 0
-    """U, the number of changed entries of block tables, in a mixed step."""
+    """U, the number of changed entries of block tables; those of a decode step are not counted."""
+    drafts: DraftSizes | None = None
+    """None: the engine does not speculate."""
 
     @property
     def is_decode(self) -> bool:
-        """True if every row brings one token and draws one."""
-        return self.num_decodes == self.num_rows == self.num_drawn
+        """True if every row brings one token and draws one, without drafts: the layout of a decode step."""
+        return self.drafts is None and self.num_decodes == self.num_rows == self.num_drawn
+
+    @property
+    def num_drawn_rows(self) -> int:
+        """R, the rows that draw a token."""
+        if self.drafts is None:
+            return self.num_drawn
+        return self.drafts.num_decode_tokens + self.num_drawn - self.num_decodes
+
+    @property
+    def num_singles(self) -> int:
+        """Number of first rows that are plain decodes: all that decode, or none beside drafts."""
+        if self.drafts is None or self.drafts.num_decode_tokens == self.num_decodes:
+            return self.num_decodes
+        return 0
 
 
 class Padding(NamedTuple):
@@ -68,6 +136,11 @@ class Padding(NamedTuple):
 
     slot: int
     max_blocks: int
+
+    @classmethod
+    def of(cls, num_slots: int, max_model_len: int, block_size: int) -> Padding:
+        """Returns the row behind those of num_slots sequences of up to max_model_len tokens."""
+        return cls(num_slots, -(-max_model_len // block_size))
 
     @property
     def place(self) -> int:
@@ -119,6 +192,8 @@ class Work:
     shape: Shape | None = None
     """Shape of the step; None: nothing is computed."""
     words: NDArray[np.int32] | None = None
+    size: StepSize | None = None
+    """Size of the graph that runs the step; None: it runs eagerly."""
     moves: tuple[tuple[bool, NDArray[np.int32]], ...] = ()
     adapters: tuple[tuple[str, int], ...] = ()
     """LoRA adapters, by name, that are loaded into slots."""
@@ -136,14 +211,14 @@ class Work:
 
 
 class DecodeWords(NamedTuple):
-    """Views of a decode step's words; B rows."""
+    """Views of a decode step's words; B rows, each of which may have a changed block."""
 
-    sampling_BW: torch.Tensor
+    sampling_SW: torch.Tensor
     tokens_B: torch.Tensor
     slots_B: torch.Tensor
     contexts_B: torch.Tensor
-    places_B: torch.Tensor
-    ids_B: torch.Tensor
+    places_U: torch.Tensor
+    ids_U: torch.Tensor
     segment_starts: torch.Tensor
     segment_slots: torch.Tensor
 
@@ -158,42 +233,68 @@ class DecodeWords(NamedTuple):
         return cls(*torch.split(words, cls.sizes(shape)))
 
 
-class MixedWords(NamedTuple):
-    """Views of a mixed step's words."""
+class StepWords(NamedTuple):
+    """Views of the words of any other step."""
 
     sampling_SW: torch.Tensor
     tokens_T: torch.Tensor
-    positions_T: torch.Tensor
+    places_T: torch.Tensor
     slots_T: torch.Tensor
     slots_B: torch.Tensor
     contexts_B: torch.Tensor
     chunk_starts: torch.Tensor
-    drawn_S: torch.Tensor
+    drawn_R: torch.Tensor
     drawn_slots_S: torch.Tensor
+    starts_B: torch.Tensor
+    following_C: torch.Tensor
+    sequences_R: torch.Tensor
+    path_sequences_P: torch.Tensor
+    path_levels_P: torch.Tensor
+    path_starts_B: torch.Tensor
+    started_N3: torch.Tensor
     segment_starts: torch.Tensor
     segment_slots: torch.Tensor
     places_U: torch.Tensor
     ids_U: torch.Tensor
 
-    @classmethod
-    def of(cls, words: torch.Tensor, shape: Shape) -> MixedWords:
-        """Returns the views, which share memory with words."""
-        tokens, rows, drawn = shape.num_tokens, shape.num_rows, shape.num_drawn
-        sizes = [
-            SAMPLING_WORDS * drawn,
-            tokens,
-            tokens,
-            tokens,
-            rows,
-            rows,
-            rows - shape.num_decodes + 1,
-            drawn,
-            drawn,
+    @staticmethod
+    def sizes(shape: Shape) -> list[int]:
+        """Returns the number of words of each section."""
+        num_rows, drafts, num_drawn_rows = shape.num_rows, shape.drafts, shape.num_drawn_rows
+        of_drafts = [0] * 7
+        if drafts is not None:
+            of_drafts = [
+                num_rows + 1,
+                num_rows - shape.num_decodes,
+                num_drawn_rows,
+                *[drafts.num_path_rows] * 2,
+                num_rows + 1 if drafts.num_path_rows else 0,
+                3 * drafts.num_started,
+            ]
+        return [
+            SAMPLING_WORDS * shape.num_drawn,
+            *[shape.num_tokens] * 3,
+            *[num_rows] * 2,
+            num_rows - shape.num_singles + 1,
+            num_drawn_rows,
+            shape.num_drawn,
+            *of_drafts,
             *segment_sizes(shape.num_segments),
-            shape.num_updates,
-            shape.num_updates,
+            *[shape.num_updates] * 2,
         ]
-        return cls(*torch.split(words, sizes))
+
+    @classmethod
+    def of(cls, words: torch.Tensor, shape: Shape) -> StepWords:
+        """Returns the views, which share memory with words."""
+        return cls(*torch.split(words, cls.sizes(shape)))
+
+
+Views = DecodeWords | StepWords
+
+
+def views_of(words: torch.Tensor, shape: Shape) -> Views:
+    """Returns the views of a step's words."""
+    return DecodeWords.of(words, shape) if shape.is_decode else StepWords.of(words, shape)
 
 
 def segment_sizes(num_segments: int) -> list[int]:

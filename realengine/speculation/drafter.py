@@ -7,15 +7,21 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
 from kernels.block_copy import CacheSet
 from kernels.sampling import Sampling
-from realengine.model.decoder import States
+from realengine.model.architecture import Architecture
+from realengine.model.backend import Backend
+from realengine.model.decoder import Decoder, States
+from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
+from realengine.runner.parallel import Group
 
 
 class DecodedRows(NamedTuple):
@@ -106,3 +112,33 @@ class Drafter(Protocol):
     def cache_sets(self) -> tuple[CacheSet, ...]:
         """The tensors of its own KV cache that are copied and swapped with a block; empty: it has none."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterContext:
+    """The target model of one rank, and the sizes of its engine."""
+
+    target: Decoder
+    architecture: Architecture
+    source: Path | None
+    """The target's checkpoint; None: it has random weights."""
+    backend: Backend
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    device: torch.device
+    group: Group
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    seed: int
+
+
+class LoadedDraft(NamedTuple):
+    """A drafter with weights on the device, which still lacks its KV cache."""
+
+    block_bytes: int
+    """Bytes on each rank that it needs per KV block of the target."""
+    build: Callable[[KvCache], Drafter]
+    """Builds the drafter beside the target's KV cache: with as many blocks as it has."""
+    draws: bool = False
+    """Whether draft tokens are drawn from distributions, which the engine keeps until they are verified."""

@@ -15,8 +15,9 @@ must use it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,15 @@ from numpy.typing import NDArray
 from policies.core.plan import StepPlan
 from policies.speculation import Proposer
 from policies.speculation.engine.drafts import DraftPlan, Shapes
+from realengine.runner.graphs import Drawn, Graphs
+from realengine.runner.launch import Launch
+from realengine.runner.warm_up import levels_of, pass_work, room_of
+from realengine.runner.work import Draw, Padding, StepSize, Work
 
+NUM_SEQS = (1, 8)
+"""Numbers of sequences of the passes of a warm-up, as far as the engine has slots."""
+NUM_RUNS = 3
+"""Times that such a pass runs; the fastest counts, as the first ones compile kernels."""
 WINDOW = 256
 """Number of the last measured passes that a fit counts."""
 INTERVAL = 32
@@ -133,6 +142,39 @@ class RecordedPassTimes:
         index = self._index()
         fit = next(fit for fit in reversed(self._fits) if fit.from_iteration <= index)
         return _seconds(fit.coefficients, self._num_rows, num_seqs, num_tokens, num_drafts)
+
+
+def measured_passes(
+    execute: Callable[[Work], Drawn | None],
+    now: Callable[[], float],
+    proposer: Proposer,
+    graphs: Graphs | None,
+    padding: Padding,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> Iterator[tuple[MeasuredPass, float]]:
+    """Runs passes without drafts and with as many as there are; yields each with its seconds.
+
+    They run as in service: as graphs, if there are any of their size. Their contexts are so short that they
+    count as 0 tokens: what a long one costs is measured in service. Their sequences are all in the padding
+    slot, whose KV and tokens do not matter.
+    """
+    shapes = Shapes(proposer)
+    for num_seqs in sorted({min(num, max_num_seqs) for num in NUM_SEQS}):
+        for num_levels in levels_of(shapes, max_model_len):
+            num_drafts = int(shapes.rows[num_levels])
+            num_rows = num_seqs * (1 + num_drafts)
+            graph = None if graphs is None else graphs.fit(num_seqs, num_rows, num_drafts, num_levels)
+            size = (graph or StepSize(num_seqs, num_drafts, num_levels))._replace(num_levels=num_levels)
+            room = room_of(num_drafts, shapes, max_model_len)
+            work = replace(pass_work(size, room, Draw.greedy, padding, shapes), size=graph)
+            seconds = []
+            for _ in range(NUM_RUNS):
+                begin_s = now()
+                Launch([], execute(work), 1).tokens()
+                seconds.append(now() - begin_s)
+            if min(seconds) > 0:
+                yield MeasuredPass(num_seqs, num_seqs * num_drafts, 0, num_levels), min(seconds)
 
 
 def fitted(passes: SequenceOf[tuple[MeasuredPass, float]]) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ each checkpoint tensor is memory-mapped and read straight into its place. Of a m
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,6 @@ from realengine.weights.gguf import GgufFile
 from realengine.weights.gpt_oss import read_experts
 from realengine.weights.packed import is_packed, read_packed
 from realengine.weights.packed_format import PackedFormat, stored_as
-from realengine.weights.random import random_weight
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.table import GGUF, HUGGING_FACE, expected, shard
 from realengine.weights.weight import Part, Weight
@@ -232,3 +232,38 @@ def _halves(stored: torch.Tensor, part: Part) -> torch.Tensor:
         return stored
     pairs = stored.reshape(-1, part.interleaved_head_dim // 2, 2, *stored.shape[1:])
     return pairs.transpose(1, 2).reshape(stored.shape)
+
+
+STANDARD_DEVIATION = 0.02
+
+
+def random_weight(
+    weight: Weight, share: Weight, dtype: torch.dtype, device: torch.device, *, seed: int = 0
+) -> torch.Tensor:
+    """Returns a rank's share of one weight: normal with standard deviation 0.02; norms are ones.
+
+    Drawn on the device; equal seeds give equal weights. Each tensor has its own stream, (seed, name), and a
+    rank draws the whole tensor and keeps its share, so the ranks together hold the weights of one device.
+    """
+    drawn = _drawn(weight, seed, dtype, device)
+    return drawn if share is weight else _share_of(drawn, weight, share)
+
+
+def _drawn(weight: Weight, seed: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if weight.name.endswith("norm.weight"):
+        return torch.ones(weight.shape, dtype=dtype, device=device)
+    stream = hashlib.blake2b(f"{seed}/{weight.name}".encode(), digest_size=8).digest()
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(stream, "little") >> 1)
+    drawn = torch.empty(weight.shape, dtype=dtype, device=device)
+    return drawn.normal_(std=STANDARD_DEVIATION, generator=generator)
+
+
+def _share_of(drawn: torch.Tensor, weight: Weight, share: Weight) -> torch.Tensor:
+    own = torch.empty(share.shape, dtype=drawn.dtype, device=drawn.device)
+    for before, after in zip(weight.parts, share.parts, strict=True):
+        take = (
+            slice(a.start - b.start, a.stop - b.start) for a, b in zip(after.take, before.take, strict=True)
+        )
+        own[after.into] = drawn[before.into][tuple(take)]
+    return own

@@ -147,7 +147,7 @@ def make(config, **settings):
 @pytest.fixture(autouse=True)
 def wide_weights(monkeypatch):
     """Draws weights with which attention is far from uniform, so that a wrong key changes tokens."""
-    monkeypatch.setattr("realengine.weights.random.STANDARD_DEVIATION", 0.2)
+    monkeypatch.setattr("realengine.weights.load.STANDARD_DEVIATION", 0.2)
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from realengine.model.architecture import Architecture
 from realengine.runner.token_masks import AllowedTokens
-from realengine.serving.byte_tokenizer import byte_tokenizer
 from realengine.serving.forms import FormError, Forms, StructuredOutputs
 from realengine.serving.llm import LLM
 from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.tokenizer import byte_tokenizer
 from realengine.weights.load import load_weights
 from tests.realengine.eager import eager_logits
 from tests.realengine.serving.async_scenarios import CONFIG, SETTINGS

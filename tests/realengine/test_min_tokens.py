@@ -12,10 +12,10 @@ pytest.importorskip("torch", reason="the engine needs torch")
 import torch
 
 from realengine.model.architecture import Architecture
-from realengine.serving.byte_tokenizer import byte_tokenizer
 from realengine.serving.llm import LLM
 from realengine.serving.model import Model
 from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.tokenizer import byte_tokenizer
 from tests.realengine.serving.async_scenarios import CONFIG, SETTINGS
 
 torch.set_num_threads(1)

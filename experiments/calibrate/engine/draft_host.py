@@ -31,11 +31,11 @@ from policies.speculation.proposers.suffix import Suffix
 from realengine.clock import ThreadTimeClock
 from realengine.engine import Engine
 from realengine.runner.graphs import Drawn
-from realengine.runner.work import ON_DEVICE, Work
+from realengine.runner.runner import Runner
+from realengine.runner.work import ON_DEVICE, StepWords, Work
 from realengine.serving.sampling_params import SamplingParams
-from realengine.speculation.build import speculating_parts
+from realengine.speculation.drafting import speculating_core
 from realengine.speculation.settings import SpeculationSettings
-from realengine.speculation.work import VerifyWords, VerifyWork
 
 RUNS = ((1, 32, 4), (1, 2048, 8), (4, 32, 8), (4, 2048, 2), (12, 32, 2), (12, 2048, 8), (24, 32, 4))
 """Sequences, prompt tokens and draft tokens of the measured engines: each varies without the others."""
@@ -137,11 +137,13 @@ def engine_of_texts(
 
     num_prompt_tokens: the first tokens of each text, which are the prompt; the others are the answer.
     """
-    parts, _ = speculating_parts(SpeculationSettings(proposer=proposer), ThreadTimeClock(), overlap=False)
-    settings = core_settings(len(texts), max(map(len, texts)), block_size)
-    core = EngineCore(new_drafts=parts.new_drafts, **settings)
+    settings, of_clock = SpeculationSettings(proposer=proposer), ThreadTimeClock()
+    sizes = core_settings(len(texts), max(map(len, texts)), block_size)
+    core, drafting = speculating_core(settings, of_clock, overlap=False, vocab_size=VOCABULARY, **sizes)
     passes = Passes(core, texts, num_prompt_tokens)
-    engine = parts.engine(core, parts.runner(core, clock.around(passes.execute)), vocab_size=VOCABULARY)
+    execute = clock.around(passes.execute)
+    runner = Runner(core, execute, drafts=drafting.packer(execute, None))
+    engine = Engine(core, runner, vocab_size=VOCABULARY, drafting=drafting)
     return engine, passes
 
 
@@ -194,20 +196,21 @@ class Passes:
 
     def execute(self, work: Work) -> Drawn | None:
         """Returns the tokens of a pass, and how many drafts each of its sequences accepts."""
-        assert isinstance(work, VerifyWork)
+        shape = work.shape
+        assert shape is not None
+        assert shape.drafts is not None
         assert work.words is not None
         if self.between is not None:
             self.between.plain.run(self.between.work(REFERENCE))
-        shape = work.verify
-        views = VerifyWords.of(torch.from_numpy(work.words), shape)
+        views = StepWords.of(torch.from_numpy(work.words), shape)
         self.num_decodes = shape.num_decodes
-        self.num_drafts = shape.num_decode_tokens - shape.num_decodes
+        self.num_drafts = shape.drafts.num_decode_tokens - shape.num_decodes
         self.num_tokens = sum(self._num_known[seq.request_id] for seq in self._core.running.values())
         if not shape.num_drawn:
             return None
         tokens, starts = views.tokens_T.numpy(), views.starts_B.tolist()
         request_of = {seq.slots[0]: seq.request_id for seq in self._core.running.values()}
-        drawn_SD = np.zeros((shape.num_drawn, shape.max_depth + 1), np.int64)
+        drawn_SD = np.zeros((shape.num_drawn, shape.drafts.max_depth + 1), np.int64)
         accepted_S = np.zeros(shape.num_drawn, np.int64)
         for index, slot in enumerate(views.drawn_slots_S.tolist()):
             request = request_of[slot]

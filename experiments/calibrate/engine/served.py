@@ -97,7 +97,7 @@ class Served:
         """Returns the executor's input for a step; `REFERENCE` uses the padding slot."""
         if step is REFERENCE:
             return padding_work(self.padding)
-        return work_of(step, self.padding, self.architecture.vocab_size, self.plain.decode_graphs)
+        return work_of(step, self.padding, self.architecture.vocab_size, self.plain.graphs)
 
 
 def serve(

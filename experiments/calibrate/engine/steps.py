@@ -6,15 +6,16 @@ measurement, so that steps contain no updates of block tables.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
-from realengine.runner.graphs import DecodeGraphs
-from realengine.runner.work import SAMPLING_WORDS, Draw, Padding, Shape, Work, pack
+from realengine.runner.graphs import Graphs
+from realengine.runner.packing import StepRows, pack_decode, pack_step
+from realengine.runner.work import Draw, Padding, Work
 
 
 class Chunk(NamedTuple):
@@ -95,69 +96,59 @@ class Tables(NamedTuple):
         return Work(table_updates=np.stack([places, self.ids_SM.ravel()], axis=1))
 
 
-def work_of(step: Step, padding: Padding, vocab_size: int, graphs: DecodeGraphs | None = None) -> Work:
+def work_of(step: Step, padding: Padding, vocab_size: int, graphs: Graphs | None = None) -> Work:
     """Packs a step: greedy sampling, random tokens, slots from 0 on, decodes padded to a graph's size."""
     if step.chunks:
         return _mixed(step, vocab_size)
     count = len(step.contexts)
-    num_rows = (graphs.size_for(count) if graphs is not None else None) or count
-    tokens, slots, contexts = np.zeros((3, num_rows), np.int32)
+    size = None if graphs is None else graphs.fit(count, count)
+    num_rows = count if size is None else size.num_seqs
+    tokens, slots, contexts = np.zeros((3, num_rows), np.int64)
     tokens[:count] = _tokens(count, vocab_size)
     slots[:] = padding.slot
     slots[:count] = np.arange(count)
     contexts[:] = 1
     contexts[:count] = step.contexts
-    return _decode(tokens, slots, contexts, padding)
+    return replace(_decode(tokens, slots, contexts, padding), size=size)
 
 
 def padding_work(padding: Padding) -> Work:
     """Packs the reference step on the padding slot, which changes no sequence."""
-    contexts = np.array(REFERENCE.contexts, np.int32)
+    contexts = np.array(REFERENCE.contexts)
     return _decode(np.zeros_like(contexts), np.full_like(contexts, padding.slot), contexts, padding)
 
 
 def _decode(
-    tokens: NDArray[np.int32], slots: NDArray[np.int32], contexts: NDArray[np.int32], padding: Padding
+    tokens: NDArray[np.int64], slots: NDArray[np.int64], contexts: NDArray[np.int64], padding: Padding
 ) -> Work:
-    num_rows = len(tokens)
-    places, ids = np.full(num_rows, padding.place, np.int32), np.zeros(num_rows, np.int32)
-    shape = Shape(num_rows, num_rows, num_rows, num_rows, 0, int(contexts.max()), Draw.greedy)
-    sampling = np.zeros(SAMPLING_WORDS * num_rows, np.int32)
-    return Work(shape=shape, words=pack([sampling, tokens, slots, contexts, places, ids]))
+    longest, place = int(contexts.max()), padding.place
+    shape, words = pack_decode(slots, contexts, longest, draw=Draw.greedy, place=place, tokens_B=tokens)
+    return Work(shape=shape, words=words)
 
 
 def _mixed(step: Step, vocab_size: int) -> Work:
     num_decodes = len(step.contexts)
-    counts = [1] * num_decodes + [chunk.new for chunk in step.chunks]
-    ends = [*step.contexts, *(chunk.cached + chunk.new for chunk in step.chunks)]
+    counts = np.array([1] * num_decodes + [chunk.new for chunk in step.chunks])
+    contexts = np.array([*step.contexts, *(chunk.cached + chunk.new for chunk in step.chunks)])
     slots = np.arange(len(counts))
     num_drawn = [1] * num_decodes + [chunk.num_drawn for chunk in step.chunks]
-    drawn_rows = np.concatenate(
-        [np.arange(end - num, end) for end, num in zip(np.cumsum(counts), num_drawn, strict=True)]
-    )
-    chunk_starts = np.concatenate([[0], np.cumsum(counts[num_decodes:])])
-    shape = Shape(
-        num_tokens=step.num_tokens,
-        num_rows=len(counts),
-        num_drawn=len(drawn_rows),
-        num_decodes=num_decodes,
-        max_query_len=max(counts[num_decodes:]),
-        max_context_len=max(ends),
-        draw=Draw.greedy,
-    )
-    positions = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    sections = [
-        np.zeros(SAMPLING_WORDS * len(drawn_rows)),
-        _tokens(step.num_tokens, vocab_size),
-        np.concatenate(positions),
-        np.repeat(slots, counts),
-        slots,
-        np.array(ends),
-        chunk_starts,
-        drawn_rows,
-        np.repeat(slots, num_drawn),
+    last_rows = [
+        np.arange(end - num, end) for end, num in zip(np.cumsum(counts).tolist(), num_drawn, strict=True)
     ]
-    return Work(shape=shape, words=pack(sections))
+    rows = StepRows(
+        num_decodes=num_decodes,
+        slots_B=slots,
+        counts_B=counts,
+        contexts_B=contexts,
+        tokens_T=_tokens(step.num_tokens, vocab_size),
+        places_T=np.concatenate(
+            [np.arange(end - count, end) for end, count in zip(contexts, counts, strict=True)]
+        ),
+        ends=np.concatenate(last_rows[num_decodes:]),
+        drawn_slots_S=np.repeat(slots, num_drawn),
+    )
+    shape, words = pack_step(rows, max_context_len=int(contexts.max()), draw=Draw.greedy)
+    return Work(shape=shape, words=words)
 
 
 def _tokens(count: int, vocab_size: int) -> NDArray[np.int64]:

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from experiments.calibrate.engine.served import MODEL_TYPES, architecture_of
 from hwmodels.hf.config import read_hf_config
 from realengine.model.architecture import Architecture
-from realengine.serving.byte_tokenizer import byte_tokenizer
 from realengine.serving.model import Model
-from realengine.serving.tokenizer import Tokenizer
+from realengine.serving.tokenizer import Tokenizer, byte_tokenizer
 
 SMOLLM2 = "smollm2"
 CHECKPOINT_TARGET = "hwmodels.hf.config.from_hf_fields"

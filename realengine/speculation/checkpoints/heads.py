@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from realengine.speculation.checkpoints.source import read_weights, whole
-from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafter import DrafterContext
 from realengine.speculation.settings import DraftSource
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.weight import Weight

@@ -18,7 +18,7 @@ import torch
 from realengine.model.architecture import Architecture
 from realengine.speculation.checkpoints.configs import Eagle3Options, draft_config, eagle3_options
 from realengine.speculation.checkpoints.source import read_weights, whole
-from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafter import DrafterContext
 from realengine.speculation.settings import DraftSource
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.table import HUGGING_FACE, expected

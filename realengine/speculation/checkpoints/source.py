@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from realengine.model.architecture import Architecture
-from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafter import DrafterContext
 from realengine.speculation.settings import DraftSource
-from realengine.weights.load import load_table
-from realengine.weights.random import random_weight
+from realengine.weights.load import load_table, random_weight
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.weight import Part, Weight
 

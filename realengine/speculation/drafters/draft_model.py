@@ -30,8 +30,15 @@ from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
 from realengine.serving.model import weights_of
-from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafter import DecodedRows, Drafter, Drafts, Passed, Start
+from realengine.speculation.drafter import (
+    DecodedRows,
+    Drafter,
+    DrafterContext,
+    Drafts,
+    LoadedDraft,
+    Passed,
+    Start,
+)
 from realengine.speculation.drafters.choices import choice_of
 from realengine.speculation.drafters.decode_steps import (
     DraftPlaces,

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from policies.speculation import Proposer
 from policies.speculation.proposers.ngram import Ngram
-from realengine.speculation.context import DrafterContext, LoadedDraft
+from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.host import drafter_of
 from realengine.speculation.settings import SpeculationSettings
 

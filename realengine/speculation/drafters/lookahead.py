@@ -28,8 +28,7 @@ from policies.speculation.proposers.lookahead import Lookahead as Proposer
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch, TreeRows
-from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafter import Drafts, Passed, Start
+from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.drafters.decode_steps import DraftPlaces, max_len_in
 from realengine.speculation.settings import SpeculationSettings
 

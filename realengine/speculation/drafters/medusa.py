@@ -21,8 +21,7 @@ from policies.speculation.tree import TokenTree
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import head_logits
 from realengine.speculation.checkpoints.heads import load_heads
-from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafter import Drafts, Passed, Start
+from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.settings import SpeculationSettings
 from realengine.speculation.tree_rows import check_tree
 

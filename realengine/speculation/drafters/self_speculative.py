@@ -16,8 +16,7 @@ from realengine.model.backend import Backend
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
-from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafter import Drafts, Passed, Start
+from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.drafters.choices import choice_of
 from realengine.speculation.drafters.decode_steps import DraftPlaces, drafted_chain
 from realengine.speculation.settings import SpeculationSettings

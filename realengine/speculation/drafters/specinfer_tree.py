@@ -17,8 +17,7 @@ from kernels.block_copy import CacheSet
 from policies.speculation.proposers.specinfer_tree import SpecinferTree as Proposer
 from policies.speculation.tree import TokenTree
 from realengine.runner.batch import Batch
-from realengine.speculation.context import DrafterContext, LoadedDraft
-from realengine.speculation.drafter import Drafts, Passed, Start
+from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.drafters.draft_model import DraftModel, load_models
 from realengine.speculation.drafters.tree_levels import Level, TreeLevels
 from realengine.speculation.settings import SpeculationSettings

@@ -7,10 +7,9 @@ pytest.importorskip("torch", reason="the engine needs torch")
 import torch
 from safetensors.torch import save_file
 
-from realengine.model.alibi import alibi_slopes
 from realengine.model.architecture import Architecture
 from realengine.model.backend import TORCH
-from realengine.model.decoders import decoder_of
+from realengine.model.decoders import alibi_slopes, decoder_of
 from realengine.model.kv_cache import KvCache
 from realengine.weights.load import load_weights
 from realengine.weights.table import HUGGING_FACE, expected
@@ -35,7 +34,7 @@ CONFIG = {
 @pytest.fixture(autouse=True)
 def wide_weights(monkeypatch):
     """Draws weights with which attention is far from uniform."""
-    monkeypatch.setattr("realengine.weights.random.STANDARD_DEVIATION", 0.2)
+    monkeypatch.setattr("realengine.weights.load.STANDARD_DEVIATION", 0.2)
 
 
 def test_logits_of_mixed_batches_are_those_of_a_textbook_model():

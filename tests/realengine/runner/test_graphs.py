@@ -9,6 +9,7 @@ pytest.importorskip("torch", reason="the engine needs torch")
 import torch
 
 from realengine.runner.executor import Executor
+from realengine.runner.sampler import Sampler
 from realengine.serving.sampling_params import SamplingParams
 from tests.realengine.recorded import record_on_cpu
 from tests.realengine.small_models import make, prompts
@@ -34,15 +35,15 @@ def outputs(params, **settings):
     return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in found]
 
 
-def counted(monkeypatch, name):
-    """Counts the calls of a method of executors."""
-    inner, calls = getattr(Executor, name), []
+def counted(monkeypatch, owner, name):
+    """Counts the calls of a method."""
+    inner, calls = getattr(owner, name), []
 
     def call(self, *args):
         calls.append(args)
         return inner(self, *args)
 
-    monkeypatch.setattr(Executor, name, call)
+    monkeypatch.setattr(owner, name, call)
     return calls
 
 
@@ -53,16 +54,17 @@ def counted(monkeypatch, name):
 def test_one_row_of_a_kind_keeps_the_batch_in_the_graphs(recorders, monkeypatch, kind, settings):
     params = [KINDS[kind] if row == 2 else GREEDY for row in range(len(prompts()))]
     expected = outputs(params)
-    eager_decodes = counted(monkeypatch, "_decode")
+    eager_steps = counted(monkeypatch, Executor, "_eager")
     assert outputs(params, cudagraph_mode="FULL_DECODE_ONLY", **settings) == expected
     assert recorders[-1].num_replayed > 0
-    assert not eager_decodes
+    assert eager_steps
+    assert not any(shape.is_decode for shape, *_ in eager_steps if shape is not None and shape.num_rows > 1)
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", *KINDS])
 def test_only_penalties_make_the_engine_count_tokens(recorders, monkeypatch, kind):
     params = {"greedy": GREEDY, "sampled": replace(GREEDY, temperature=1.0), **KINDS}[kind]
-    calls = counted(monkeypatch, "_counts")
+    calls = counted(monkeypatch, Sampler, "counts")
     outputs(params, cudagraph_mode="FULL_DECODE_ONLY")
     assert bool(calls) == (kind not in ("greedy", "sampled", "logprobs"))
 

@@ -13,7 +13,7 @@ from realengine.runner import memory
 from realengine.runner.graph_mode import MODES
 from realengine.runner.memory import GIB, GRAPH_BYTES, MemoryPlan
 from realengine.settings import EngineSettings
-from realengine.speculation.context import LoadedDraft
+from realengine.speculation.drafter import LoadedDraft
 from tests.realengine.small_models import CONFIGS, make
 
 torch.set_num_threads(1)

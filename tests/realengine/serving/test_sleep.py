@@ -16,11 +16,11 @@ import torch
 
 from policies.caching.tiered import Tiered
 from realengine.model.architecture import Architecture
+from realengine.model.quantization import weights_on
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
-from realengine.weights.move import weights_on
 from tests.realengine.adapters import random_adapter
 from tests.realengine.serving.async_scenarios import CONFIG, GREEDY, LONG, SETTINGS
 

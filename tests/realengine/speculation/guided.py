@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from realengine.runner import rank
-from realengine.speculation.context import LoadedDraft
+from realengine.speculation.drafter import LoadedDraft
 from realengine.speculation.drafters.load import load_draft
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from kernels.rope_angles import rope_frequencies
 from realengine.model.backend import TORCH
 from realengine.runner.parallel import Group
-from realengine.speculation.context import DrafterContext
+from realengine.speculation.drafter import DrafterContext
 from tests.realengine.model.test_decoder import CPU, cache_of, make
 from tests.realengine.speculation.passes import Row, Sequences
 

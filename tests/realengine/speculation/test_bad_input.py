@@ -9,8 +9,7 @@ from policies.batching.chunked import Chunked
 from policies.batching.splitfuse import SplitFuse
 from policies.speculation.fixed import Fixed
 from realengine.serving.sampling_params import SamplingParams
-from realengine.speculation.settings import SpeculationSettings
-from realengine.speculation.vllm_keys import KEYS
+from realengine.speculation.settings import KEYS, SpeculationSettings
 from tests.realengine.small_models import make
 from tests.realengine.speculation.test_lossless import GREEDY, NGRAM, prompts, tokens_of
 

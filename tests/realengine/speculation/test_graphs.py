@@ -1,7 +1,9 @@
 """Passes that are replayed as graphs change no token, and write no KV of others."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,17 +25,17 @@ from policies.speculation.proposers.medusa import Medusa
 from realengine.model.architecture import Architecture
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import make_segments
-from realengine.runner import rank
+from realengine.runner import graphs, rank
 from realengine.runner.executor import Executor
-from realengine.runner.graphs import default_sizes
+from realengine.runner.graphs import Recording, default_sizes
+from realengine.runner.packing import num_pass_segments, pack_uniform
 from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor
-from realengine.runner.recorder import Recording
-from realengine.runner.work import Padding
+from realengine.runner.work import NO_TOKEN, Padding, Shape
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
-from realengine.speculation import graphs
-from realengine.speculation.context import LoadedDraft
+from realengine.speculation.drafter import LoadedDraft
+from realengine.speculation.graph_sizes import captured_levels, sizes_of
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.adapters import random_adapter
 from tests.realengine.recorded import record_on_cpu
@@ -96,11 +98,22 @@ def test_passes_in_graphs_give_the_same_tokens(recorders, method, way):
     assert num > 0
 
 
+@pytest.mark.parametrize("method", ["ngram", "smaller", "medusa_tree", "eagle"])
 @pytest.mark.parametrize("way", ["penalised", "logprobs"])
-def test_penalties_and_logprobs_leave_the_graphs(recorders, way):
-    tokens, num = replayed(recorders, WAYS[way], speculative_config=DRAFTERS["smaller"])
-    assert tokens == expected(WAYS[way])
-    assert num == 0
+def test_penalties_and_logprobs_are_drawn_after_the_graph(recorders, method, way):
+    """The target is replayed; what draws, verifies and drafts runs eagerly."""
+    llm = make(cudagraph_mode="FULL_DECODE_ONLY", speculative_config=DRAFTERS[method])
+    graphs = llm.engine.runner._graphs
+    finished = Mock(wraps=graphs.finish)
+    graphs.finish = finished
+    recorders[-1].num_replayed = 0
+    outputs, plain = llm.generate(prompts(), WAYS[way]), plain_outputs(WAYS[way])
+    assert tokens_of(outputs) == tokens_of(plain)
+    for one, other in zip(outputs, plain, strict=True):
+        pairs = zip(one.outputs[0].logprobs or (), other.outputs[0].logprobs or (), strict=True)
+        assert all(abs(a.logprob - b.logprob) < 1e-4 for a, b in pairs)
+    assert recorders[-1].num_replayed > 0
+    finished.assert_not_called()
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa_tree"])
@@ -226,24 +239,25 @@ def test_drawn_drafts_in_graphs_are_those_without(recorders):
 def test_a_warm_up_times_the_graphs(recorders):
     config = DRAFTERS["draft_model"] | {"draft_length": Adaptive(), "num_speculative_tokens": 4}
     llm = make(cudagraph_mode="FULL_DECODE_ONLY", speculative_config=config)
-    assert recorders[-1].num_replayed == 2 * 2 * 3  # of 1 and of 8 sequences, 0 and 4 drafts, three times
+    # Two graphs of 1 and of 8 sequences, 0 and 4 drafts, three times.
+    assert recorders[-1].num_replayed == 2 * 2 * 2 * 3
     assert tokens_of(llm.generate(prompts(), GREEDY)) == expected(GREEDY)
 
 
 def graphs_of(num_drafts, levels, *, max_num_seqs=256, drafts=False, max_context_len=4096):
-    proposer = DraftModel(draft=None, num_speculative_tokens=num_drafts)
-    return graphs.PassGraphs(
-        None,
-        Shapes(proposer),
-        sizes=default_sizes(max_num_seqs),
-        levels=levels,
-        drafts=drafts,
-        padding=Padding(max_num_seqs, 10),
-        max_context_len=max_context_len,
-        max_loras=0,
-        max_segment_tokens=64,
-        device=torch.device("cpu"),
-    )
+    shapes = Shapes(DraftModel(draft=None, num_speculative_tokens=num_drafts))
+    sizes = sizes_of(shapes, levels, default_sizes(max_num_seqs), max_context_len, drafts=drafts)
+    return graphs.Graphs(PaddedSteps(max_num_seqs), sizes, has_adapters=False, device=torch.device("cpu"))
+
+
+class PaddedSteps:
+    """Stands for an executor: tells the steps of padding only."""
+
+    def __init__(self, max_num_seqs):
+        self._padding = Padding(max_num_seqs, 10)
+
+    def padded(self, size, draw, *, has_adapters):
+        return pack_uniform(size, 4096, draw, self._padding, token=NO_TOKEN, has_tree=False)
 
 
 @given(
@@ -304,17 +318,17 @@ def test_rows_beyond_the_context_are_not_captured(recorders):
 )
 def test_graphs_have_the_numbers_that_a_policy_may_decide(policy, on_device, levels):
     shapes = Shapes(DraftModel(draft=None, num_speculative_tokens=6))
-    assert graphs.captured_levels(shapes, policy, drafts_on_device=on_device) == levels
+    assert captured_levels(shapes, policy, drafts_on_device=on_device) == levels
 
 
 def test_uneven_adapters_fit_the_segments_of_a_graph(recorders):
-    made = graphs_of(7, (7,))
-    size = made.fit(48, 48 * 8, 7, 7)
+    size = graphs_of(7, (7,)).fit(48, 48 * 8, 7, 7)
+    bank = SimpleNamespace(max_segment_tokens=lambda only_decodes: 8 if only_decodes else 64)
     rng = np.random.default_rng(0)
     for _ in range(50):
         slots = rng.integers(-1, 3, size.num_seqs).tolist()
         segments = make_segments(slots, [8] * size.num_seqs, 64)
-        assert len(segments.slots) <= made.num_segments(size)
+        assert len(segments.slots) <= num_pass_segments(size, bank)
 
 
 class NoHostData(TorchFunctionMode):
@@ -337,8 +351,8 @@ class Captured:
         run()  # as before a capture: what is kept is made now
         with NoHostData():
             result = run()
-        self.shapes.append(run.args[1])
-        return Recording(None, result)
+        self.shapes.append(next(each for each in run.args if isinstance(each, Shape)))
+        return Recording(lambda: None, result)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +366,7 @@ class Captured:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_a_captured_pass_reads_nothing_back_to_the_host(monkeypatch, method, draw):
     """Fake tensors have no values, and reading one raises."""
-    monkeypatch.setattr("realengine.speculation.graphs.Recorder", Captured)
+    monkeypatch.setattr("realengine.runner.graphs.Recorder", Captured)
     monkeypatch.setattr(Executor, "warm_up", lambda executor: None)
     launched = []
     settings = EngineSettings(

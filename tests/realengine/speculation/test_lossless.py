@@ -16,7 +16,7 @@ from policies.speculation.tree import TokenTree
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
 from realengine.serving.sampling_params import SamplingParams
-from realengine.speculation.context import LoadedDraft
+from realengine.speculation.drafter import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.adapters import random_adapter
 from tests.realengine.small_models import CONFIGS, make

@@ -14,7 +14,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.speculation.proposers.draft_model import DraftModel
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
-from realengine.speculation.context import LoadedDraft
+from realengine.speculation.drafter import LoadedDraft
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.small_models import CONFIGS, make
 from tests.realengine.speculation.scripted import ScriptedDrafter

@@ -21,9 +21,9 @@ from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_control_routes
 from realengine.model.architecture import Architecture
 from realengine.serving.async_llm import AsyncLLM
-from realengine.serving.byte_tokenizer import byte_tokenizer
 from realengine.serving.llm import LLM
 from realengine.serving.model import Model
+from realengine.serving.tokenizer import byte_tokenizer
 from tests.experiments.serve.conftest import Client
 
 torch.set_num_threads(1)

@@ -18,8 +18,7 @@ pytest.importorskip("jsonschema")
 
 import jsonschema
 
-from realengine.serving.byte_tokenizer import byte_tokenizer
-from realengine.serving.tokenizer import CHATML
+from realengine.serving.tokenizer import CHATML, byte_tokenizer
 from tests.experiments.serve.engine.conftest import tiny_model
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
