@@ -20,7 +20,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short nightly lint types layers cases bench gallery compiled pure clean
+.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short nightly lint types layers cases bench gallery clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -60,7 +60,7 @@ parity-short: $(PARITY)/installed ## the same with fewer workloads, in about fiv
 
 nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers
 
-CODE := policies hwmodels sim kernels realengine experiments compile.py
+CODE := policies hwmodels sim kernels realengine experiments
 PROSE := policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
 
 lint: .venv/installed-test ## ruff: rules and format; codespell; bandit; the rules of the prose
@@ -85,16 +85,7 @@ bench: .venv/installed ## CPU time and memory of the simulator, of starts, studi
 gallery: .venv/installed ## published figures beside ours, in minutes; exit code 3 if one is no longer reproduced
 	.venv/bin/windtunnel reproduce $(ARGS)
 
-# A compiled module is imported in place of its source: after an edit, `make compiled` again, or `make pure`.
-compiled: .venv/installed ## compile what takes the time of a simulation: 2 to 3 times as fast (a C compiler, minutes)
-	$(PIP_INSTALL) 'mypy[mypyc]>=1.13'
-	$(PY) compile.py
-
-pure: ## back to plain Python
-	find policies hwmodels sim -name '*.so' -delete
-	rm -rf build *__mypyc.*.so
-
-clean: pure ## remove the environment and what tools left; keeps outputs/
+clean: ## remove the environment and what tools left; keeps outputs/
 	rm -rf .venv .venv-parity .venv-clients .venv-wheel dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

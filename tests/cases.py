@@ -64,8 +64,6 @@ class Case:
     commands: tuple[str, ...]
     check: Check
     planned: str = ""
-    needs: tuple[str, ...] = ()
-    """Files of the folder without which the case is skipped."""
     makes: dict[str, str] = field(default_factory=dict)
     """Files that the folder does not have, and their contents."""
 
@@ -229,8 +227,9 @@ def hardware(answers: list[Answer]) -> str:
 
 
 def preempted(answers: list[Answer]) -> str:
-    cache = answered(answers[0]).summary["cache"]
-    return right(cache["hit_share"] == 0.0, f"{cache['hit_share']:.1%} found")
+    found = answered(answers[0]).summary
+    share, number = found["cache"]["hit_share"], found["preemptions"]
+    return right(share == 0.0 and number > 0, f"{share:.1%} found with {number} preemptions")
 
 
 def reserved(answers: list[Answer]) -> str:
@@ -313,7 +312,7 @@ def served(posts: tuple[tuple[str, dict[str, Any]], ...], folder: Path) -> list[
             )
             return [_posted(f"{url}{path}", body) for path, body in posts]
         finally:
-            server.send_signal(signal.SIGINT)
+            server.send_signal(signal.SIGTERM)  # Ctrl-C is ignored by a background job's processes
             try:
                 server.wait(30)
             except subprocess.TimeoutExpired:
@@ -456,9 +455,14 @@ CASES: dict[str, Case] = {
         tuple(
             "roofline model=qwen3_235b_a22b model.weights=fp8_block hardware=h100_sxm tensor_parallel_size=4 "
             f"engine.max_model_len=40960 batch_sizes=[1] out=null {words}"
-            for words in ("", "engine=sglang engine.gpu_memory_utilization=0.93")
+            for words in (
+                "engine.version=0.9.2 engine.gpu_memory_utilization=0.9",  # those of that day
+                "engine=sglang engine.gpu_memory_utilization=0.93",
+            )
         ),
         kv_235b,
+        planned="1.9 GiB of the 8.0 that this vLLM took beside weights and KV are not explained; it ran "
+        "LMCache, for which uneven memory of GPUs is reported (LMCache issue 714) without a figure",
     ),
     "lora_overhead": Case(
         (
@@ -486,7 +490,8 @@ CASES: dict[str, Case] = {
     "preempted_prefix_hits": Case(
         (
             "simulate workload=poisson workload.num_requests=50 model=llama3_1_70b model.weights=fp8 "
-            "hardware=h100_sxm engine.gpu_memory_utilization=0.95 engine.max_model_len=16000",
+            # 16000 is refused, as vLLM would
+            "hardware=h100_sxm engine.gpu_memory_utilization=0.95 engine.max_model_len=12000",
         ),
         preempted,
     ),
@@ -545,11 +550,10 @@ CASES: dict[str, Case] = {
     ),
     "kv_qwen35_hybrid_h20": Case(
         (
-            "roofline --config-dir mine hardware=h20_sxm model=hf model.path=config.json "
-            "engine.max_model_len=32768 engine.max_num_seqs=16 engine.max_num_batched_tokens=16384",
+            "roofline hardware=h20 engine.version=0.19.0 model=qwen3_5_35b_a3b engine.max_model_len=32768 "
+            "engine.max_num_seqs=16 engine.max_num_batched_tokens=16384 batch_sizes=[1] out=null",
         ),
         lambda answers: near(kv_tokens(answers[0]), 1_082_655, 0.12, "KV tokens"),
-        needs=("config.json",),
     ),
     "vl_tower_memory": Case(
         ("roofline model=hf model.path=config.json hardware=rtx_4090 batch_sizes=[1] out=null",),
@@ -605,9 +609,6 @@ def verdict(name: str) -> tuple[str, str]:
             if check is None:
                 return "skipped", "tests/cases.py has no check of it"
             return judged(lambda: check(folder))
-        missing = [one for one in case.needs if not (folder / one).exists()]
-        if missing:
-            return "skipped", f"the case has no {', '.join(missing)}"
         for file, content in case.makes.items():
             (folder / file).write_text(content)
         answers = [answer_of(words, folder) for words in case.commands]

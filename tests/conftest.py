@@ -10,6 +10,7 @@ Kernels run in Triton's interpreter, which must be chosen before the first impor
 
 import gc
 import os
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -29,8 +30,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collects garbage as rarely as a command; declares the marker xdist_group without pytest-xdist."""
+    """Collects garbage as rarely as a command; hears Ctrl-C; declares xdist_group without pytest-xdist.
+
+    A shell makes its background jobs ignore Ctrl-C, as would every process that a test starts and interrupts.
+    """
     gc.set_threshold(50_000)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
 
 

@@ -261,4 +261,4 @@ def test_a_report_names_file_and_line():
 def test_all_sources_are_read():
     names = set(sources())
     assert {"README.md", "Makefile", "pyproject.toml", "sim/api.py", "configs/simulate.yaml"} <= names
-    assert {"tests/conftest.py", "docs/policies.md", "kernels/rope.py", "compile.py"} <= names
+    assert {"tests/conftest.py", "docs/policies.md", "kernels/rope.py"} <= names

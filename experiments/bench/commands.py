@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from experiments.dashboard.command import build_board
@@ -55,6 +57,8 @@ class Took(NamedTuple):
 
     cpu_s: float
     wall_s: float
+    error: str | None = None
+    """The last line that a command wrote before it ended with an error; None: it did not."""
 
 
 def time_starts(repeat: int) -> None:
@@ -78,15 +82,35 @@ def time_dashboard(repeat: int) -> None:
         print(f"{best.cpu_s:7.2f} CPU s {best.wall_s:7.2f} s  {description}", flush=True)
 
 
+def timed(command: Sequence[str], where: Path | None = None, **environment: str) -> Took:
+    """Times a command, the output of which is discarded, in the folder `where`; None: the current one."""
+    before, begun_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=where,
+        env={**os.environ, **environment},
+    )
+    wall_s, after = time.perf_counter() - begun_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    return Took(cpu_s, wall_s, last if done.returncode else None)
+
+
+def run_in(checkout: Path, words: Sequence[str]) -> Took:
+    """Times a command of the windtunnel in a checkout."""
+    return timed([*WINDTUNNEL, *words], checkout, PYTHONPATH=str(checkout))
+
+
 def _command(words: Sequence[str]) -> Took:
-    """Times a command, which may fail; its output is discarded."""
+    """Times a command, which may fail; what it writes is removed."""
     with tempfile.TemporaryDirectory() as folder:
         writes = words[0] in ("simulate", *STUDIES) and words[-1] != "--help"
         here = [f"hydra.run.dir={folder}/run"] if writes else []
-        before, begun_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run([*WINDTUNNEL, *words, *here], capture_output=True, check=False)
-        wall_s, after = time.perf_counter() - begun_s, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Took(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s)
+        return timed([*WINDTUNNEL, *words, *here])
 
 
 def _update(changed: dict[str, float | str]) -> Took:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from policies.caching.settings import KvMemory
-from policies.core.async_engine import AsyncEngineCore
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from realengine.engine import Engine
 from realengine.runner.graphs import Drawn, Logprobs
@@ -60,7 +60,8 @@ def step_times(num_rows: int, params: SamplingParams, *, overlap: bool) -> list[
     settings = EngineSettings(device="cpu", max_num_seqs=num_rows)
     num_blocks = num_rows * (max_model_len // BLOCK_SIZE + 1)
     memory = KvMemory(num_blocks, bytes_per_token=1, max_model_len=max_model_len)
-    core = (AsyncEngineCore if overlap else EngineCore)(
+    core = EngineCore(
+        ends=Ends.one_step_late if overlap else Ends.at_once,
         batching=settings.batching,
         scheduling=settings.scheduling,
         block_pool=settings.caching.pool(memory),

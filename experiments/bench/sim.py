@@ -162,18 +162,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         time_dashboard(options.repeat)
 
 
-def _measure(case: str, repeat: int, traces: Path) -> None:
-    """Measures a case and prints one line."""
-    name, overrides = CASES[case]
+def with_trace(overrides: tuple[str, ...], traces: Path) -> tuple[str, ...] | None:
+    """Returns overrides with the path of the trace that their workload replays; None: it is not there."""
     for workload, file in TRACES.items():
         if workload in overrides:
-            if not (traces / file).exists():
-                print(
-                    f"{name}: not measured, there is no trace {traces / file}; name its folder with "
-                    "--traces=DIR"
-                )
-                return
-            overrides = (*overrides, f"workload.path={traces / file}")
+            return (*overrides, f"workload.path={traces / file}") if (traces / file).exists() else None
+    return overrides
+
+
+def _measure(case: str, repeat: int, traces: Path) -> None:
+    """Measures a case and prints one line."""
+    name, overrides = CASES[case][0], with_trace(CASES[case][1], traces)
+    if overrides is None:
+        print(f"{name}: not measured, there is no trace in {traces}; name its folder with --traces=DIR")
+        return
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(overrides))
     best_s, most_mib, in_timeouts = float("inf"), 0.0, []
     for _ in range(repeat):

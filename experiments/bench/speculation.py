@@ -1,20 +1,16 @@
 """CPU time per iteration with and without drafts: `python -m experiments.bench.speculation [--rounds N]`.
 
 Llama-3.1-8B on an H100 with and without EAGLE-3, the same Poisson requests of 512 tokens in and 256 out.
-Both are simulated on the general engine and on the lane of simple runs. The four runs of a load alternate,
-and the fastest of the rounds counts; the time covers traffic, simulation and tables. A batch is the mean
-number of decoding sequences per iteration.
+The two runs of a load alternate, and the fastest of the rounds counts; the time covers traffic, simulation
+and tables. A batch is the mean number of decoding sequences per iteration.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import product
+from collections.abc import Sequence
 from typing import NamedTuple
-from unittest.mock import patch
 
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -24,20 +20,6 @@ WORLD = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm", "slo=none", "w
 CHOICES = {"without": (), "with": ("speculation=eagle3", "acceptance.rate=0.7")}
 LOADS = {3.2: 1000, 23.0: 3000, 37.0: 5000}
 """Requests per second -> number of requests."""
-ENGINES = ("general", "lane")
-
-
-@contextmanager
-def engine(name: str) -> Iterator[None]:
-    """Lets all replicas that are built within be of one engine."""
-    if name == "lane":
-        yield
-        return
-    with (
-        patch("sim.engine.lane_replica.suits", lambda _core: False),
-        patch("sim.speculation.replica.suits", lambda _core: False),
-    ):
-        yield
 
 
 class Cost(NamedTuple):
@@ -48,7 +30,7 @@ class Cost(NamedTuple):
     batch: float
 
 
-def cost(choice: str, name: str, rate_per_s: float, num_requests: int) -> Cost:
+def cost(choice: str, rate_per_s: float, num_requests: int) -> Cost:
     """Simulates one run."""
     traffic = (f"workload.arrivals.rate_per_s={rate_per_s}", f"workload.num_requests={num_requests}")
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(
@@ -56,8 +38,7 @@ def cost(choice: str, name: str, rate_per_s: float, num_requests: int) -> Cost:
     )
     scenario, source = build_run(cfg)
     start_s = time.process_time()
-    with engine(name):
-        records = scenario.simulate(source)
+    records = scenario.simulate(source)
     taken_s = time.process_time() - start_s
     iterations = records.iterations
     return Cost(taken_s, len(iterations), float(iterations["decode_seqs"].mean()))
@@ -74,20 +55,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     columns = f"{'without':>10}{'with':>8}{'ratio':>7}"
     print(f"{'':28}{'us per iteration':>25}{'us per request':>25}")
-    print(f"{'requests/s (batches), engine':28}{columns}{columns}")
+    print(f"{'requests/s (batches)':28}{columns}{columns}")
     for rate_per_s, num_requests in LOADS.items():
-        best: dict[tuple[str, str], Cost] = {}
+        best: dict[str, Cost] = {}
         for _ in range(options.rounds):
-            for choice, name in product(CHOICES, ENGINES):
-                found = cost(choice, name, rate_per_s, num_requests)
-                best[choice, name] = min(found, best.get((choice, name), found))
-        for name in ENGINES:
-            runs = [best[choice, name] for choice in CHOICES]
-            label = f"{rate_per_s:g} ({runs[0].batch:.0f}, {runs[1].batch:.0f}), {name}"
-            each = [1e6 * run.seconds / run.num_iterations for run in runs]
-            whole = [1e6 * run.seconds / num_requests for run in runs]
-            figures = "".join(f"{a:10.1f}{b:8.1f}{b / a:7.2f}" for a, b in (each, whole))
-            print(f"{label:28}{figures}", flush=True)
+            for choice in CHOICES:
+                found = cost(choice, rate_per_s, num_requests)
+                best[choice] = min(found, best.get(choice, found))
+        runs = [best[choice] for choice in CHOICES]
+        label = f"{rate_per_s:g} ({runs[0].batch:.0f}, {runs[1].batch:.0f})"
+        each = [1e6 * run.seconds / run.num_iterations for run in runs]
+        whole = [1e6 * run.seconds / num_requests for run in runs]
+        figures = "".join(f"{a:10.1f}{b:8.1f}{b / a:7.2f}" for a, b in (each, whole))
+        print(f"{label:28}{figures}", flush=True)
 
 
 if __name__ == "__main__":

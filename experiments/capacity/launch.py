@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation

@@ -40,7 +40,6 @@ from experiments.conformance.promises import (
     copies_share_nothing,
     every_request_ends,
     independent_of_true_lengths,
-    lane_equals_engine,
     leap_equals_step,
     needs_truth_is_declared,
     no_leaked_blocks,
@@ -54,7 +53,7 @@ from experiments.conformance.promises import (
 )
 from experiments.conformance.static_routing import choices_need_no_replica
 from experiments.conformance.words import in_words
-from policies.batching import DecodesUnasked, fills_in_order, supports_mixed_role
+from policies.batching import DecodesUnasked, supports_mixed_role
 from policies.routing.static import reads_replicas
 from policies.user_code.failure import PolicyError, failure, with_quote
 from sim.settings.build import build
@@ -66,7 +65,7 @@ NUM_WORLDS = 100
 _EVERY: tuple[Promise, ...] = (leap_equals_step, run_is_reproducible, every_request_ends)
 _IN_ENGINE = (*_EVERY, no_leaked_blocks, budget_respected, independent_of_true_lengths)
 PROMISES: Mapping[str, tuple[Promise, ...]] = {
-    "batching": (*_IN_ENGINE, unasked_decodes_equal_fill, lane_equals_engine),
+    "batching": (*_IN_ENGINE, unasked_decodes_equal_fill),
     "scheduling": _IN_ENGINE,
     "caching": _IN_ENGINE,
     "routing": (chooses_a_replica, choices_need_no_replica, *_EVERY, independent_of_true_lengths),
@@ -181,8 +180,6 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
         del promises[unasked_decodes_equal_fill.__name__]
     if family == "routing" and reads_replicas(policy):
         del promises[choices_need_no_replica.__name__]
-    if family == "batching" and not fills_in_order(policy):
-        del promises[lane_equals_engine.__name__]
     claims = [Claim(name, promise, worlds) for name, promise in promises.items()]
     in_order = draw_worlds_with(family, policy, fixed, others_in_order=True)
     bound = getattr(policy, "starvation_bound", None)

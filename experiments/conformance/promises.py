@@ -13,13 +13,10 @@ from experiments.conformance.recording_core import Decision
 from experiments.conformance.renamed import promise_by_old_name
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
 from experiments.conformance.worlds import Traffic, World, WorldRun
-from policies.caching.paged import Paged
-from policies.core.engine import EngineCore
 from policies.core.request import Request
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.routing import ReplicaView
-from policies.scheduling.fcfs import Fcfs
 
 
 def leap_equals_step(world: World) -> None:
@@ -92,18 +89,6 @@ def unasked_decodes_equal_fill(world: World) -> None:
     for one, other in zip(unasked.cores, asked.cores, strict=True):
         _assert_equal_decisions(one.decisions, other.decisions, "decided by the engine", "decided by fill()")
     assert_same_records(unasked.records, asked.records)
-
-
-def lane_equals_engine(world: World) -> None:
-    """Requires equal records where `fills_in_order` lets the simulator do without a whole engine."""
-    asks = tuple(ask._replace(contents=(), answer_id=None) for ask in world.asks)
-    common = replace(world, asks=asks, caching=Paged(block_size=world.caching.block_size), engine=EngineCore)
-    common = replace(common, scheduling=Fcfs(), prediction=None)
-    whole = replace(common, batching=AskedAlways(world.batching)).simulate()
-    try:
-        assert_same_records(common.simulate().records, whole.records)
-    except (AttributeError, ValueError) as error:
-        raise AssertionError(f"fill does what fills_in_order rules out: {error}") from error
 
 
 def independent_of_true_lengths(world: World) -> None:

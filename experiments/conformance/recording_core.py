@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from policies.caching.group_pool import GroupPool
 from policies.caching.pool import BlockPool
 from policies.caching.prefix_pool import PrefixPool
-from policies.core.async_engine import AsyncEngineCore
 from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import Sequence
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import Speculating, SpeculativeCore
 from policies.speculation.engine.drafts import DraftPlan
-
-if TYPE_CHECKING:
-    Engine = EngineCore
-else:
-    Engine = object
 
 MAX_PLANS = 20_000
 """Limit of plans per run, above which it is taken as endless; these worlds need hundreds or thousands."""
@@ -38,11 +30,8 @@ class Decision(NamedTuple):
     num_iterations: int
 
 
-class Recorded(Engine):
-    """Records every committed plan and checks the block tables after every plan and commit.
-
-    It is not derived from an engine, because compiled classes have one line of ancestors.
-    """
+class RecordingCore(EngineCore):
+    """Records every committed plan and checks the block tables after every plan and commit."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -118,25 +107,8 @@ class Recorded(Engine):
 
     def _stored_tokens(self, plan: StepPlan) -> dict[int, int]:
         """Returns the tokens of a plan of which the KV is stored, by request id."""
-        return plan.tokens_by_request
-
-    def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
-        """Returns the KV slots of a sequence with its planned tokens, and the blocks that it has beside."""
-        return seq.num_held + num_planned, seq.num_extra_blocks
-
-
-class RecordingCore(Recorded, EngineCore):
-    """Records what an `EngineCore` decides."""
-
-
-class AsyncRecordingCore(Recorded, AsyncEngineCore):
-    """Records what an `AsyncEngineCore` decides."""
-
-
-class RecordedDrafts(Recorded):
-    """Checks the block tables of an engine that verifies draft tokens."""
-
-    def _stored_tokens(self, plan: StepPlan) -> dict[int, int]:
+        if plan.drafts is None:
+            return plan.tokens_by_request
         assert isinstance(plan.drafts, DraftPlan)
         padded = plan.drafts.padded  # their slots are among the extra blocks of the sequence
         return {
@@ -144,25 +116,10 @@ class RecordedDrafts(Recorded):
         }
 
     def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
-        assert isinstance(self, Speculating)
-        if seq in self.drafting:
-            return int(self.drafting.blocks_S[seq.slot]) * self.block_pool.block_size, 0
+        """Returns the KV slots of a sequence with its planned tokens, and the blocks that it has beside."""
+        if self.drafts is None:
+            return seq.num_held + num_planned, seq.num_extra_blocks
+        if seq in self.drafts.decodes:
+            return int(self.drafts.decodes.blocks_S[seq.slot]) * self.block_pool.block_size, 0
         num_blocks = self.block_pool.blocks_for(seq.num_held + num_planned) + seq.num_extra_blocks
         return num_blocks * self.block_pool.block_size, 0
-
-
-class SpeculativeRecordingCore(RecordedDrafts, SpeculativeCore):
-    """Records what a `SpeculativeCore` decides."""
-
-
-class AsyncSpeculativeRecordingCore(RecordedDrafts, AsyncSpeculativeCore):
-    """Records what an `AsyncSpeculativeCore` decides."""
-
-
-ASYNC: dict[type[EngineCore], type[EngineCore]] = {
-    EngineCore: AsyncEngineCore,
-    RecordingCore: AsyncRecordingCore,
-    SpeculativeCore: AsyncSpeculativeCore,
-    SpeculativeRecordingCore: AsyncSpeculativeRecordingCore,
-}
-"""The engine with asynchronous scheduling, by the one with synchronous scheduling."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from experiments.conformance.recording_core import Recorded, SpeculativeRecordingCore
+from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import World
 from policies.core.engine import EngineCore
 from policies.speculation import DraftLength, SlotRules
+from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree
@@ -39,19 +40,22 @@ class SpeculatingWorld(World):
     draft_length: DraftLength = field(default_factory=Fixed)
     acceptance: Acceptance = field(default_factory=lambda: Iid(rate=0.6))
     tpot_s: float | None = None
-    engine: type[EngineCore] = SpeculativeRecordingCore
 
-    def _core(self, cores: list[Recorded], *, num_blocks: int | None = None, **settings: Any) -> EngineCore:
+    def _core(
+        self, cores: list[RecordingCore], *, num_blocks: int | None = None, **settings: Any
+    ) -> EngineCore:
         speculation = Speculation(
             proposer=self.proposer,
             draft_length=self.draft_length,
             estimate=lambda num_seqs, num_context, num_drafts: 1.0 + 0.01 * num_seqs * num_drafts,
             tpot_s=self.tpot_s,
         )
-        return super()._core(cores, num_blocks=num_blocks, speculation=speculation, **settings)
+        return super()._core(
+            cores, num_blocks=num_blocks, new_drafts=partial(Drafting, speculation), **settings
+        )
 
     def _pool(
-        self, cores: list[Recorded], *, core: Mapping[str, Any] | None = None, **settings: Any
+        self, cores: list[RecordingCore], *, core: Mapping[str, Any] | None = None, **settings: Any
     ) -> ReplicaPool:
         make = partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.proposer)
         return super()._pool(cores, core=core, make_replica=make, **settings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
-from experiments.conformance.recording_core import ASYNC, Recorded, RecordingCore
+from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
 from hwmodels.iterations.jitter import Jitter
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
@@ -18,6 +18,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.routing.round_robin import RoundRobin
@@ -110,7 +111,7 @@ class WorldRun(NamedTuple):
     """A simulated run: its records, and all its engines including those that were lost in crashes."""
 
     records: RunRecords
-    cores: list[Recorded]
+    cores: list[RecordingCore]
     source: Traffic
     fleet: Fleet
     admission: Any
@@ -153,7 +154,7 @@ class World:
 
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Simulates the world to its end."""
-        cores: list[Recorded] = []
+        cores: list[RecordingCore] = []
         source, cluster = self._source(), self._cluster()
         sim = SimSettings(leap=leap, until_s=self.until_s)
         simulation = Simulation(source=source, pools=self._pools(cores), cluster=cluster, sim=sim)
@@ -177,12 +178,12 @@ class World:
     def _source(self) -> Traffic:
         return Traffic(self.asks, num_users=self.num_users, think_s=self.think_s, patience_s=self.patience_s)
 
-    def _pools(self, cores: list[Recorded]) -> list[ReplicaPool]:
+    def _pools(self, cores: list[RecordingCore]) -> list[ReplicaPool]:
         """Returns the pools of replicas; their engines are added to `cores`."""
         return [self._pool(cores, name="a", replicas=self.num_replicas)]
 
     def _pool(
-        self, cores: list[Recorded], *, core: Mapping[str, Any] | None = None, **settings: Any
+        self, cores: list[RecordingCore], *, core: Mapping[str, Any] | None = None, **settings: Any
     ) -> ReplicaPool:
         """Returns a pool; `core` and `settings` override the settings of the world."""
         usual = {
@@ -196,7 +197,9 @@ class World:
         }
         return ReplicaPool(core=partial(self._core, cores, **(core or {})), **usual | settings)
 
-    def _core(self, cores: list[Recorded], *, num_blocks: int | None = None, **settings: Any) -> EngineCore:
+    def _core(
+        self, cores: list[RecordingCore], *, num_blocks: int | None = None, **settings: Any
+    ) -> EngineCore:
         num_blocks = self.num_blocks if num_blocks is None else num_blocks
         kv_pool = self.caching.pool(KvMemory(num_blocks, 1.0, max_model_len=self.max_model_len))
         usual = {
@@ -207,9 +210,9 @@ class World:
             "predictor": self.prediction,
             "num_swap_blocks": self.num_swap_blocks,
         }
-        make = ASYNC[self.engine] if self.plans_ahead else self.engine
-        core = make(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
-        if isinstance(core, Recorded):
+        usual["ends"] = Ends.one_step_late if self.plans_ahead else Ends.at_once
+        core = self.engine(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
+        if isinstance(core, RecordingCore):
             cores.append(core)
         return core
 

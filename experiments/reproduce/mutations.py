@@ -21,7 +21,7 @@ import argparse
 import csv
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -263,43 +263,44 @@ def _ours(row: Row) -> float:
 
 
 def findings(names: Sequence[str], jobs: int, mutations: Collection[str] = tuple(MUTATIONS)) -> list[Finding]:
-    """Returns what mutations do to the rows, as far as they move them.
+    """Returns what mutations do to the rows, as far as they move them; see `findings_by_mutation`."""
+    return [line for _, found in findings_by_mutation(names, jobs, mutations) for line in found]
 
-    A row that does not use the figures that a mutation changes is not run with it.
+
+def findings_by_mutation(
+    names: Sequence[str], jobs: int, mutations: Collection[str]
+) -> Iterator[tuple[str, list[Finding]]]:
+    """Yields what each mutation does to the rows, as soon as it is known.
+
+    A row that does not use the figures that a mutation changes is not run with it. jobs: mutations at a time.
     """
     rows = {row.name: row for row in _rows(names)}
     context = get_context("spawn")  # nothing of an earlier mutation may be cached
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool:
+    with (
+        ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool,
+        ThreadPoolExecutor(max_workers=jobs) as threads,
+    ):
         plain = pool.submit(figures_and_uses, list(rows)).result()
 
-        def changed(factor: float, chosen: Mapping[str, list[str]]) -> dict[tuple[str, str], float]:
-            """Returns ours of the chosen rows by mutation and row."""
-            runs = [pool.submit(figures_under, name, factor, some) for name, some in chosen.items() if some]
-            names = [name for name, some in chosen.items() if some]
-            return {
-                (name, row): ours
-                for name, run in zip(names, runs, strict=True)
-                for row, ours in run.result().items()
-            }
+        def changed(mutation: str, factor: float, some: list[str]) -> dict[str, float]:
+            return pool.submit(figures_under, mutation, factor, some).result() if some else {}
 
-        using = {name: [row for row, (_, used) in plain.items() if name in used] for name in mutations}
-        worse = changed(WORSE, using)
-        holding = {
-            name: [
+        def found(mutation: str) -> list[Finding]:
+            worse = changed(mutation, WORSE, [row for row, (_, used) in plain.items() if mutation in used])
+            holding = [
                 row
-                for row in some
+                for row, ours in worse.items()
                 if rows[row].holds(plain[row][0])
-                and rows[row].holds(worse[name, row])
-                and worse[name, row] != plain[row][0]  # then it does not depend on it
+                and rows[row].holds(ours)
+                and ours != plain[row][0]  # then it does not depend on it
             ]
-            for name, some in using.items()
-        }
-        better = changed(BETTER, holding)
-    found = [
-        Finding(row, name, plain[row][0], ours, better.get((name, row)))
-        for (name, row), ours in worse.items()
-    ]
-    return [finding for finding in found if finding.most >= LEAST_MOVE]
+            better = changed(mutation, BETTER, holding)
+            lines = [
+                Finding(row, mutation, plain[row][0], ours, better.get(row)) for row, ours in worse.items()
+            ]
+            return [line for line in lines if line.most >= LEAST_MOVE]
+
+        yield from zip(mutations, threads.map(found, mutations), strict=True)
 
 
 def write(found: Sequence[Finding], names: Collection[str], mutations: Collection[str]) -> None:
@@ -332,12 +333,14 @@ def main() -> None:
     parser.add_argument("--mutations", nargs="+", choices=MUTATIONS, default=list(MUTATIONS))
     options = parser.parse_args()
     rows = {row.name: row for row in _rows(options.names)}
-    found = findings(list(rows), options.jobs, options.mutations)
-    write(found, rows.keys(), options.mutations)
-    for line in found:
-        broken = ", falls out" if line.breaks(rows[line.row]) else ""
-        print(f"{line.row:24} {line.mutation:15} {line.change_text}{broken}")
-    if unmoved := rows.keys() - {line.row for line in found}:
+    moved = set()
+    for mutation, found in findings_by_mutation(list(rows), options.jobs, options.mutations):
+        write(found, rows.keys(), [mutation])  # what is found is kept if the run is cut
+        for line in found:
+            broken = ", falls out" if line.breaks(rows[line.row]) else ""
+            print(f"{line.row:24} {line.mutation:15} {line.change_text}{broken}", flush=True)
+            moved.add(line.row)
+    if unmoved := rows.keys() - moved:
         print(f"Moved by none of them: {', '.join(name for name in rows if name in unmoved)}")
 
 

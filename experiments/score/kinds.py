@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import kv_memory, mlperf, modes, per_request, public, runs, silicon
+from experiments.score import kv_memory, lora, mlperf, modes, per_request, public, runs, silicon
 from experiments.study import measured_requests
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.setup.scenario import Scenario
@@ -73,6 +73,15 @@ KINDS = {
         kv_memory.scenario_of,
         kv_memory.predict,
         kv_memory.with_halves,
+    ),
+    "lora": Kind(
+        lora.COLUMNS,
+        lora.POSITIVE,
+        lora.METRICS,
+        lora.GROUPS,
+        lora.scenario_of,
+        lora.predict,
+        lora.checked,
     ),
     "public": Kind(
         public.COLUMNS,

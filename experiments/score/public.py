@@ -105,6 +105,8 @@ NEEDED = {
     "constant": ("rate_per_s", "num_requests"),
 }
 """Columns without which a row of these arrivals is no workload."""
+TRTLLM_SERVE = {"enable_chunked_context": False, "capacity_scheduler_policy": "guaranteed_no_evict"}
+"""What TensorRT-LLM's server does unless a flag says otherwise; the profiles are those of tuned servers."""
 REQUESTS_PER_CLIENT = 10
 """Requests of each client of a closed loop whose source does not count them."""
 
@@ -157,6 +159,8 @@ def architecture(row: dict[str, Any]) -> str:
 def profile_of(row: dict[str, Any]) -> str:
     """Returns the engine profile of the row's version, with asynchronous scheduling if it was switched on."""
     profile = engine_of({**row, "measured_date": row["date"]})
+    if row["backend"] == "vllm" and row["pp_size"] > 1 and str(row["backend_version"]).startswith("0.8"):
+        return "vllm_v0"  # v1 had no pipelines of its own processes before 0.9, and fell back
     switched = str(row.get("async_scheduling")).lower() == "true"
     return WITH_ASYNC_SCHEDULING.get(profile, profile) if switched else profile
 
@@ -221,6 +225,8 @@ def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     batching: Any = base.batching
     if hasattr(batching, "max_num_batched_tokens"):
         batching = replace(batching, max_num_batched_tokens=limits["max_num_batched_tokens"])
+    if row["backend"] == "trtllm" and row.get("client") != IN_PROCESS:
+        batching = replace(batching, **TRTLLM_SERVE)
     return replace(
         base,
         latency=latency,

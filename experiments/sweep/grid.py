@@ -110,10 +110,15 @@ def grid_of(
     axes = tuple(_axis(done, key) for key in keys if key != SEED)
     metrics = _metrics(done, keys, settings.metrics)
     cells = {}
+    same = 0
     names = [axis.key for axis in axes]
     for cell, rows in done.groupby(names, sort=False) if names else [((), done)]:
         keys_here = dict.fromkeys([*(metric.key for metric in metrics), *(one.key for one in PARETO)])
-        cells[tuple(cell)] = {key: mean_interval(rows[key]) for key in keys_here if key in rows}
+        found_here = {key: mean_interval(rows[key]) for key in keys_here if key in rows}
+        if all(one.is_exact or not one.num_values for one in found_here.values()):  # one run, several times
+            same += 1
+            found_here = {key: one._replace(low=math.nan, high=math.nan) for key, one in found_here.items()}
+        cells[tuple(cell)] = found_here
     x, colour, facets, y = _roles(axes, settings)
     found = list(caveats)
     num_panels = math.prod(len(axis.values) for axis in facets)
@@ -130,6 +135,13 @@ def grid_of(
         found.append(
             "There is only one seed, so there are no confidence intervals to tell differences from noise; "
             "add seed=0,1,2."
+        )
+    elif same:
+        which = "" if same == len(cells) else f" of {same:,} of {len(cells):,} configurations"
+        found.append(
+            f"All seeds give the same run{which}, as those of a trace do, so that they tell nothing of its "
+            "noise and there is no interval; compare and goodput take those of a trace from blocks of its "
+            "requests."
         )
     return Grid(
         axes=axes,

@@ -7,7 +7,7 @@ reads the attention of each of its layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ class Architecture:
     """Fields that must be present besides REQUIRED."""
     num_norms: int = 2
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that transformers' configuration class assumes for fields that published files leave out."""
+    """Values that transformers' configuration class or vLLM's model assumes for missing fields."""
     mtp_layers: tuple[str, ...] = ()
     """Fields that hold the number of MTP layers."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +71,12 @@ QWEN3_5_MOE = Architecture(
     needs=(*QWEN_MOE, *LINEAR),
     mtp_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
+)
+QWEN3_NEXT = replace(
+    QWEN3_5_MOE,
+    mtp_layers=("num_nextn_predict_layers",),
+    defaults={"num_nextn_predict_layers": 1},  # vLLM's Qwen3NextMTP
+    left_out={},
 )
 GEMMA3 = Architecture(
     attention=attention.gemma3_attention,
@@ -187,6 +193,8 @@ LIGHTNING = usual(attention=hybrids.lightning_attention, no_effect=("postnorm",)
 MIMO_V2 = usual(
     attention=hybrids.mimo_v2_attention,
     mlps=partial(usual_mlp, router_bias=True),
+    defaults={"num_nextn_predict_layers": 3},  # MiMo-V2-Flash's report, section 2; vLLM runs the first alone
+    mtp_layer=hybrids.dense_mtp,
     no_effect=("attention_projection_layout",),
 )
 GLM4 = usual(attention=partial(usual_attention, o_bias=False), num_norms=4)
@@ -218,6 +226,8 @@ LONGCAT = usual(
     attention=hybrids.longcat_attention,
     mlps=hybrids.longcat_mlp,
     needs=(*LATENT, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "intermediate_size"),
+    defaults={"num_nextn_predict_layers": 1},  # vLLM's LongCatFlashMTP
+    mtp_layer=hybrids.dense_mtp,
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -232,7 +242,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
-    "Qwen3NextForCausalLM": QWEN3_5_MOE,
+    "Qwen3NextForCausalLM": QWEN3_NEXT,
     "Qwen3_5MoeForCausalLM": QWEN3_5_MOE,
     "DeepseekV2ForCausalLM": DEEPSEEK_V3,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,

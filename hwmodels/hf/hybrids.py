@@ -90,6 +90,14 @@ def nemotron_h_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple
     return softmax[-1] if softmax else attention[-1], experts[-1] if experts else mlps[-1]
 
 
+def dense_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Attention, Mlp]:
+    """Returns the parts of an MTP module of MiMo-V2 or LongCat-Flash: a window, if any, and no experts."""
+    mixers = [layer for layer in attention if not isinstance(layer, NoAttention)]
+    windowed = [layer for layer in mixers if layer.window is not None]
+    dense = [mlp for mlp in mlps if isinstance(mlp, DenseMlp)]
+    return (windowed or mixers)[-1], (dense or mlps)[0]
+
+
 def state_dtype(fields: Fields, name: str, default: str) -> str:
     """Returns the dtype of a recurrent state, a field with float32, bfloat16 or float16."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

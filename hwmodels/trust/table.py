@@ -39,13 +39,17 @@ HELD_BACK = "TTFT p99 held back"
 Whether more than 1 % of the requests wait depends on the seed and a few percent of load, and so does the p99.
 """
 
+LORA = "throughput kept with LoRA"
+"""Share of the speed of a run without adapters that one with adapters has."""
+
 TRAFFIC = {
     "closed": ("TTFT", "TPOT", "E2E", "throughput", RATIO),
     "open": ("TTFT", "ITL", "E2E", "TTFT p99", HELD_BACK, "E2E p99"),
     "burst": ("TTFT", "TPOT", "E2E", "throughput", "TTFT p99"),
+    "lora": (LORA,),
 }
 """Kind of traffic -> its figures. closed: a fixed number of clients; open: arrivals at a rate; burst: all
-requests together."""
+requests together; lora: pairs of runs with and without LoRA adapters."""
 
 ARCHITECTURES = ("dense", "moe")
 ALL_GPUS = ALL_ENGINES = "*"

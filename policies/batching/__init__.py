@@ -50,28 +50,6 @@ def max_unasked_of(batching: Batching) -> int:
     return limit
 
 
-@runtime_checkable
-class FillsInOrder(Protocol):
-    """A batching policy that serves sequences in order, with few methods of the builder."""
-
-    @property
-    def fills_in_order(self) -> bool:
-        """True if `fill` calls only budget, decode_all, prefill, admit and repeat, in this order.
-
-        It prefills in the order of the view's `prefilling`, and admits in that of `waiting` until a sequence
-        is refused; of a sequence it reads num_uncomputed only. The simulator can then use the simplified
-        engine of `policies/core/lane.py`. A subclass with methods of its own must declare it again.
-        """
-        ...
-
-
-def fills_in_order(batching: Batching) -> bool:
-    """Returns whether a policy declares `fills_in_order` for its own methods."""
-    if not isinstance(batching, FillsInOrder) or not declares_itself(batching, "fills_in_order"):
-        return False
-    return batching.fills_in_order is True
-
-
 def declares_itself(batching: object, name: str = "max_unasked_decodes") -> bool:
     """Returns whether attribute `name` is declared, and no subclass of the declaring class adds methods."""
     for each in type(batching).__mro__:

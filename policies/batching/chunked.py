@@ -80,12 +80,6 @@ class Chunked:
         return self._budget
 
     @property
-    def fills_in_order(self) -> bool:
-        """True if prompts are limited by the budget only."""
-        has_limits = self.long_prefill_token_threshold or self.max_num_active_seqs is not None
-        return not has_limits and self.scheduler_reserve_full_isl
-
-    @property
     def _budget(self) -> int:
         return self.max_num_scheduled_tokens or self.max_num_batched_tokens
 

@@ -43,11 +43,6 @@ class PacedPrefills(Chunked):
         return 0
 
     @property
-    def fills_in_order(self) -> bool:
-        """False, because the policy reads the number of the iteration."""
-        return False
-
-    @property
     def _mixes_prefills(self) -> bool:
         """True, because a sequence with a cached prompt may begin while another one's prefill pauses."""
         return True

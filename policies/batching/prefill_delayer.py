@@ -43,11 +43,6 @@ class PrefillDelayer(Chunked):
             )
 
     @property
-    def fills_in_order(self) -> bool:
-        """False, because prompts wait for others."""
-        return False
-
-    @property
     def _mixes_prefills(self) -> bool:
         """True, because a short prompt may decode before an older one of another rank is computed."""
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from policies.caching.answers import Answers
@@ -13,7 +13,7 @@ from policies.caching.pool import BlockPool
 from policies.caching.reporting_runs import ReportingRuns
 from policies.caching.runs import Holding, Run, Runs
 from policies.core.request import Request
-from policies.core.sequence import PREFILLING, Sequence
+from policies.core.sequence import Sequence
 
 MAX_PENDING_EVICTIONS = 512
 """Number of delayed evictions after which whole runs are evicted."""
@@ -231,26 +231,6 @@ class PrefixPool(BlockPool):
     @property
     def max_tokens_per_seq(self) -> int:
         return (self.num_blocks - self._pins.max_blocks) * self.block_size
-
-    def take_over(
-        self, running: Iterable[Sequence], planned: Mapping[Sequence, int], num_kept: int, num_evicted: int
-    ) -> None:
-        """Lets an empty pool continue with the sequences and counts of a lane (policies/core/lane.py).
-
-        planned: tokens of the running step, by sequence. num_kept: free blocks with content, which no request
-        can find.
-        """
-        self._num_kept = num_kept
-        self.num_evicted = num_evicted
-        if num_kept:
-            self._runs.keep_nameless(num_kept)
-        for seq in running:
-            held = self._new_held(seq)
-            held.is_private = True
-            num_computed = seq.num_prompt_tokens
-            if seq.state is PREFILLING:
-                num_computed = seq.stored_computed + planned.get(seq, 0)
-            held.num_private = held.num_with_content = num_computed // self.block_size
 
     def check_integrity(self, held: Iterable[tuple[Sequence, int]]) -> None:
         self._runs.evict_pending()  # it splits runs that are owned

@@ -16,21 +16,53 @@ blocks before, with `reserve`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
+from functools import partial
 from math import inf
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from policies.batching import supports_mixed_role
-from policies.core.engine_transfers import TransferringEngine
+from policies.adapters.residents import Residents
+from policies.adapters.serving import AdapterState
+from policies.batching import Batching, max_unasked_of, supports_mixed_role
+from policies.caching.pool import BlockPool
+from policies.core.batches import Batches
+from policies.core.branch_set import BranchSet
+from policies.core.containment import Report, contain, weakly
+from policies.core.endings import BatchEnds, Ends, LateEnds
 from policies.core.horizon import blocks_of_repeats, cut_horizon
-from policies.core.livelock import MAX_STEPS, MAX_WAITS
-from policies.core.plan import Cause, Chunk, Progress, StepOutcome, StepPlan
+from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
+from policies.core.livelock import MAX_STEPS, MAX_WAITS, PreemptionWatch, WaitWatch
+from policies.core.plan import (
+    AdapterLoad,
+    Cause,
+    Chunk,
+    Migrant,
+    Progress,
+    StepOutcome,
+    StepPlan,
+    Transfer,
+)
 from policies.core.policy_names import name_of
+from policies.core.request import Request
+from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
-from policies.user_code.decisions import WrongDecisionError
+from policies.core.state import EngineState
+from policies.core.step import StepBuilder
+from policies.core.step_maker import StepMaker
+from policies.core.transfers import Transfers
+from policies.core.view import StepView
+from policies.core.waiting import WaitingQueue
+from policies.prediction import LengthPredictor
+from policies.scheduling import Scheduling, overrides
+from policies.user_code.decisions import WrongDecisionError, checked_prediction, checked_rank
+
+if TYPE_CHECKING:
+    from policies.speculation.engine.drafting import Drafting
 
 
-class EngineCore(TransferringEngine):
+class EngineCore:
     """Queues, slots and KV blocks of one engine, and the policies that act on them.
 
     batching, scheduling, predictor: the engine uses its own copies, so that the state of a policy is never
@@ -39,7 +71,456 @@ class EngineCore(TransferringEngine):
     of one sequence; a small cache lowers it. num_swap_blocks: blocks of host memory for preempted KV.
     names_blocks: transfers have block ids, for an engine that copies bytes; decisions do not change.
     residents: the LoRA adapters that are served from the same pool; None: no adapters.
+    ends: when sequences with complete outputs leave. max_batches: plans in flight at once, in a pipeline;
+    None: one plan at a time. max_batch_seqs: sequences of one of them. new_drafts: makes the part that
+    verifies draft tokens; None: each decode is one token.
     """
+
+    def __init__(
+        self,
+        *,
+        batching: Batching,
+        scheduling: Scheduling,
+        block_pool: BlockPool,
+        max_num_seqs: int,
+        max_model_len: int,
+        predictor: LengthPredictor | None = None,
+        num_swap_blocks: int = 0,
+        names_blocks: bool = False,
+        residents: Residents | None = None,
+        ends: Ends = Ends.at_once,
+        max_batches: int | None = None,
+        max_batch_seqs: int | None = None,
+        new_drafts: Callable[[BlockPool], Drafting] | None = None,
+    ) -> None:
+        _check_settings(max_num_seqs, max_model_len, num_swap_blocks)
+        if scheduling.needs_predictor and predictor is None:
+            raise ValueError(
+                f"scheduling={name_of(scheduling)}: needs predicted output lengths; choose a predictor, "
+                "such as prediction=histogram"
+            )
+        self.batching, self.scheduling, self.predictor = deepcopy((batching, scheduling, predictor))
+        self._needs_truth = self.predictor is not None and self.predictor.needs_truth
+        self.block_pool = block_pool
+        self.residents = residents
+        self.rank = checked_rank(self.scheduling)
+        self._predict = None if self.predictor is None else checked_prediction(self.predictor)
+        self.max_model_len = max_model_len
+        self.drafts = None if new_drafts is None else new_drafts(block_pool)
+        """The verification of draft tokens; None: each decode is one token."""
+        self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
+        self.running = state.running  # parts of the state that every step reads
+        self.decodes = state.decodes
+        self.view = StepView(state)
+        self.may_branch = False  # whether a request with branches was added
+        self.wake_s = inf  # after a plan of None: time of the next call that policies ask for
+        self.waits_for: Cause | None = None  # after such a plan; see StepPlan.waits_for
+        self._sequences = state.sequences
+        self.num_iterations = 0  # committed, those of a replaced predecessor included
+        self._in_flight: StepPlan | None = None
+        self._loaded_in_flight: list[int] = []  # request ids of loads reported while a plan was in flight
+        self._adapters_in_flight: list[str] = []  # adapters, by name, likewise
+        self._lost: list[Sequence] = []
+        self._arrived: list[Sequence] = []
+        self.num_reserved = 0
+        """Iterations of the plan in flight, if `reserve` was asked."""
+        self._max_attempts = max_num_seqs + 100  # per plan: a step that only preempts frees a slot
+        self.num_discarded = 0
+        """Number of tokens computed behind stop tokens and discarded; see `Ends.one_step_late`."""
+        self.num_held = 0
+        """Complete sequences that keep their slot and get no token; see `policies.core.endings`."""
+        self.now = float("-inf")
+        """Time of the last call of `plan` or `commit`, s."""
+        self._waits = WaitWatch()
+        self._ends: LateEnds | BatchEnds | None = None
+        if ends is Ends.one_step_late:
+            self._ends = LateEnds(self)
+            self._max_attempts = 1  # the tokens of the step before are read before the next attempt
+        elif ends is Ends.with_batch:
+            self._ends = BatchEnds(self)
+        self.step = StepMaker(state) if self.drafts is None else self.drafts.new_step(state, batching)
+        """The step that policies build."""
+        self.step.max_batch_seqs = max_batch_seqs
+        self.batches = None if max_batches is None else Batches(self, max_batches)
+        """The plans in flight of a pipeline; None: one plan at a time."""
+        block_pool.watch(self._num_readable)
+        self._preemption_watch = PreemptionWatch(state.sequences)
+        self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
+        self._attach()
+        if self.drafts is not None:
+            state.max_tokens_per_pass = self.drafts.max_tokens_per_pass
+            self.drafts.attach(self, ends is Ends.one_step_late)
+
+    def _num_readable(self, seq: Sequence) -> int:
+        return self.step.num_readable(seq, self._in_flight)
+
+    def _attach(self) -> None:
+        """Registers the policies that implement a hook for steps, commits and ends, and only those."""
+        self._before_step: list[Callable[[StepView, StepBuilder, float], None]] = []
+        self._on_commit: list[Callable[[StepPlan, int, float], None]] = []
+        if self.residents is not None:
+            self._before_step.append(self.residents.before_step)
+        if overrides(self.scheduling, "before_step"):
+            self._before_step.append(self.scheduling.before_step)
+        if overrides(self.scheduling, "on_commit"):
+            self._on_commit.append(self.scheduling.on_commit)
+        if self.predictor is not None:
+            self._state.on_end.append(self._observe)
+        if overrides(self.scheduling, "on_end"):
+            self._state.on_end.append(self.scheduling.on_end)
+        # Number of decodes up to which a step is planned without calling the batching policy.
+        may_repeat = not self._before_step and self.batches is None
+        self._max_unasked = max_unasked_of(self.batching) if may_repeat else 0
+
+    def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
+        scheduling = self.scheduling
+        make = EngineState if self.residents is None else partial(AdapterState, self.residents)
+        return make(
+            self.block_pool,
+            scheduling.queue(),
+            self.rank,
+            checked_rank(scheduling, "chunk_rank") if overrides(scheduling, "chunk_rank") else None,
+            swaps=scheduling.preemption_mode == "swap",
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            num_swap_blocks=num_swap_blocks,
+            names_blocks=names_blocks,
+            new_running_set=self._new_running_set,
+        )
+
+    def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> RunningSet:
+        if self.drafts is None:
+            return RunningSet(pool, max_num_seqs)
+        return self.drafts.new_running_set(pool, max_num_seqs, self.max_model_len)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Slots: the number of sequences that may hold KV at once."""
+        return self._state.max_num_seqs
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """Sequences without KV, in the order of their rank."""
+        return self._state.waiting
+
+    @property
+    def running_set(self) -> RunningSet:
+        """The sequences that hold a slot, and the state of each."""
+        return self._state.running_set
+
+    @property
+    def prefilling(self) -> dict[int, Sequence]:
+        """Sequences in prefill, by request id."""
+        return self._state.prefilling
+
+    @property
+    def paused(self) -> dict[int, Sequence]:
+        """Sequences that a policy has paused, by request id."""
+        return self._state.running_set.paused
+
+    @property
+    def loading(self) -> dict[int, Sequence]:
+        """Sequences that wait for KV or an adapter to be loaded, by request id."""
+        return self._state.loading
+
+    @property
+    def leaving(self) -> dict[int, Sequence]:
+        """Sequences with KV that another engine is copying, by request id."""
+        return self._state.running_set.leaving
+
+    @property
+    def branched(self) -> BranchSet:
+        """Sequences that decode with branches."""
+        return self._state.branched
+
+    @property
+    def limits(self) -> Limits:
+        """The engine's limits on prompt and output lengths."""
+        return self._state.limits
+
+    @property
+    def free_slots(self) -> SequenceOf[int]:
+        """Slots that no sequence holds."""
+        return self._state.free_slots
+
+    @property
+    def transfers(self) -> Transfers:
+        """The KV transfers between tiers."""
+        return self._state.transfers
+
+    @property
+    def num_preemptions(self) -> int:
+        """Number of preemptions so far."""
+        return self._state.num_preemptions
+
+    @property
+    def num_in_engine(self) -> int:
+        """Number of waiting and running sequences, those with a complete output included."""
+        return len(self._sequences)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests that were added and have not ended."""
+        num_sequences = len(self._sequences)
+        return num_sequences if self._ends is None else self._ends.num_unfinished(num_sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of sequences in the waiting queue."""
+        return len(self._sequences) - len(self.running)
+
+    @property
+    def num_tokens_held(self) -> int:
+        """Number of tokens with stored KV."""
+        decodes = self.decodes
+        if self.batches is not None:
+            return self._state.running_set.num_tokens_held - self.batches.num_tokens_under_way
+        if len(self.running) == decodes.size:
+            return decodes.num_context_tokens
+        return self._state.running_set.num_tokens_held
+
+    @property
+    def num_free_swap_blocks(self) -> int:
+        """Blocks of host memory that are left for preempted KV."""
+        return self.transfers.num_free_swap_blocks
+
+    @property
+    def lost(self) -> SequenceOf[Sequence]:
+        """Sequences preempted by steps that computed nothing; the next plan lists them."""
+        return self._lost
+
+    @property
+    def arrived(self) -> SequenceOf[Sequence]:
+        """Sequences for which KV was loaded since the last plan; the next plan lists them as admitted."""
+        return self._arrived
+
+    @property
+    def in_flight(self) -> StepPlan | None:
+        """The plan that was returned last and is not committed yet."""
+        return self._in_flight
+
+    @property
+    def unfinished(self) -> Collection[Sequence]:
+        """Waiting and running sequences whose output was not returned, in the order of their arrival."""
+        sequences = self._sequences.values()
+        return sequences if self._ends is None else self._ends.unfinished(sequences)
+
+    def find(self, request_id: int) -> Sequence | None:
+        """Returns the sequence of a request that has not ended here and can be aborted, else None."""
+        seq = self._sequences.get(request_id)
+        if seq is not None and self._ends is not None and self._ends.hides(seq):
+            return None
+        return seq
+
+    def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
+        """Adds a request.
+
+        stop_after: output tokens after which the request ends, if the caller knows them (a simulator does, an
+        engine does not); for a request with branches one number for all or one per branch. It limits horizons
+        and ends the sequence; policies never see it.
+        Raises RejectedError if the prompt can never be served, ValueError if the request id is in use.
+        """
+        return self.enter(self.sequence_of(request, stop_after))
+
+    def sequence_of(self, request: Request, stop_after: StopAfter = None) -> Sequence:
+        """Returns a sequence for a request that will be added later, by `enter`.
+
+        Arguments and errors as for `add`.
+        """
+        if self.drafts is not None:
+            self.drafts.check(request)
+        end_known, end_reason, max_known = self._state.bounds_of(request, stop_after)
+        seq = Sequence(request, self.decodes, end_known, end_reason, max_known)
+        if request.branching is not None:
+            self.branched.prepare(seq, request.branching, stop_after)
+        if self._needs_truth and stop_after is None:
+            raise ValueError(
+                f"prediction={name_of(self.predictor)}: needs the true output lengths, which only a "
+                "simulator knows; choose a predictor that learns, such as prediction=histogram"
+            )
+        return seq
+
+    def enter(self, seq: Sequence) -> Sequence:
+        """Adds the sequence of a request. Raises ValueError if the request id is in use."""
+        request_id = seq.request_id
+        if request_id in self._sequences:
+            raise ValueError(f"request_id={request_id}: is being served already")
+        if self._predict is not None:
+            truth = seq._end_known - seq.num_prompt_tokens if self._needs_truth else None
+            seq.predicted = self._predict(seq.request, truth)
+        if seq.request.branching is not None:
+            self.may_branch = True
+        state = self._state
+        state.traffic_has_ended = False
+        seq.rank = state.rank(seq)
+        self._sequences[request_id] = seq
+        state.enqueue(seq)
+        return seq
+
+    def bounds_of(self, request: Request, stop_after: StopAfter = None) -> Bounds:
+        """Returns the number of known tokens at which a request would end here, and the reason.
+
+        Arguments as for `add`. Raises RejectedError if its prompt can never be served, or if its adapter is
+        not served.
+        """
+        if self.drafts is not None:
+            self.drafts.check(request)
+        return self._state.bounds_of(request, stop_after)
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.aborted) -> Sequence | None:
+        """Ends a request between commit and plan. Returns its sequence; None if it is not in this engine.
+
+        reason: `stop` if a late check of its tokens finds that the output was complete. Of a sequence that
+        has ended one step late, only slot and blocks are freed, and None is returned.
+        """
+        self._check_at_rest("abort")
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return None
+        is_complete = isinstance(self._ends, LateEnds) and self._ends.hides(seq)
+        if self.drafts is not None:
+            self.drafts.note_read(reason is not FinishReason.aborted)
+        if seq.state is WAITING:
+            self._state.withdraw(seq, reason)
+        else:
+            self._state.finish(seq, seq.finish_reason or reason if is_complete else reason)
+        if self.drafts is not None:
+            self.drafts.note_read(False)
+        return None if is_complete else seq
+
+    def contain_errors(self, report: Report) -> None:
+        """Has errors that policies raise about one sequence reported from now on, in place of raised.
+
+        The caller aborts the sequence before the next plan. Errors about a whole step are still raised.
+        report: a method; its object is not kept alive.
+        """
+        contain(self._state, weakly(report))
+
+    def check_integrity(self) -> None:
+        """Asserts between commit and plan: blocks free + owned = all, every slot has at most one owner."""
+        self._check_at_rest("check_integrity")
+        self._state.check_integrity()
+
+    def _observe(self, seq: Sequence) -> None:
+        """Reports the length of a complete output to the length predictor."""
+        if self.predictor is not None and seq.finish_reason in (FinishReason.stop, FinishReason.length):
+            self.predictor.observe(seq.request, seq.num_output_tokens)
+
+    def _check_at_rest(self, what: str) -> None:
+        if self._in_flight is not None:
+            raise RuntimeError(f"{what}: a plan is in flight; commit it first")
+
+    # Transfers of KV and adapters.
+
+    def take_transfers(self) -> list[Transfer]:
+        """Returns the transfers that plans have requested since the last call, in order.
+
+        The caller runs them. The stores of the last plan must be read before the plan is run, because it
+        reuses their blocks. See `Transfer`.
+        """
+        return self.transfers.take()
+
+    def take_adapter_loads(self) -> list[AdapterLoad]:
+        """Returns the adapter loads that plans have requested since the last call, in order.
+
+        The caller runs them after every plan, and calls `adapter_loaded` at the end of each.
+        """
+        return [] if self.residents is None else self.residents.take_loads()
+
+    def loaded(self, request_id: int) -> None:
+        """Records a finished transfer that a sequence waits for; after the last one the sequence continues.
+
+        Does nothing if the sequence was aborted meanwhile. While a plan is in flight, this takes effect with
+        its commit.
+        """
+        if self._in_flight is not None:
+            self._loaded_in_flight.append(request_id)
+            return
+        seq = self.loading.get(request_id)
+        if seq is not None:
+            self._note_load(seq)
+
+    def adapter_loaded(self, name: str) -> None:
+        """Records that an adapter is on the GPU; sequences that waited only for it continue.
+
+        While a plan is in flight, this takes effect with its commit.
+        """
+        if self._in_flight is not None:
+            self._adapters_in_flight.append(name)
+            return
+        assert self.residents is not None
+        for seq in self.residents.loaded(name):
+            self._note_load(seq)
+
+    def _note_load(self, seq: Sequence) -> None:
+        if self.transfers.is_loaded(seq):
+            self.running_set.finish_loading(seq)
+            self._arrived.append(seq)
+
+    def _take_loaded(self) -> None:
+        """Applies the loads that were reported while a plan was in flight."""
+        loaded, self._loaded_in_flight = self._loaded_in_flight, []
+        for request_id in loaded:
+            self.loaded(request_id)
+        adapters, self._adapters_in_flight = self._adapters_in_flight, []
+        for name in adapters:
+            self.adapter_loaded(name)
+
+    def export(self, request_id: int) -> Migrant | None:
+        """Exports a running sequence to another engine and ends it here; None if it has no KV to copy.
+
+        Must be called between commit and plan. The blocks of the sequence are free at once: the caller must
+        copy them before the next step and its transfers. Blocks are named as in `Transfer`.
+        """
+        self._check_at_rest("export")
+        migrant = self._state.migrant(request_id)
+        if migrant is not None:
+            self._state.finish(self.running[request_id], FinishReason.migrated)
+        return migrant
+
+    def begin_kv_transfer(self, request_id: int) -> Migrant | None:
+        """Exports a sequence that keeps slot and blocks, in state leaving, until its KV has been copied.
+
+        Only for a sequence that decodes or is paused; None otherwise. `abort(request_id,
+        FinishReason.migrated)` ends it here when the copy is complete; `cancel_kv_transfer` lets it continue
+        to decode here.
+        """
+        self._check_at_rest("begin_kv_transfer")
+        migrant = None if request_id in self.prefilling else self._state.migrant(request_id)
+        if migrant is not None:
+            self.running_set.begin_kv_transfer(self.running[request_id])
+        return migrant
+
+    def cancel_kv_transfer(self, request_id: int) -> None:
+        """Lets a leaving sequence continue to decode here. Raises KeyError if it is not leaving."""
+        self._check_at_rest("cancel_kv_transfer")
+        self.running_set.cancel_kv_transfer(self.leaving[request_id])
+
+    def check_migrant(self, request: Request, num_known: int, stop_after: StopAfter = None) -> None:
+        """Raises RejectedError if a sequence of num_known known tokens cannot continue here."""
+        self._state.limits.check_resident(num_known)
+        end_known, _, _ = self.bounds_of(request, stop_after)
+        if num_known >= end_known:
+            raise RejectedError(f"a sequence of {num_known} tokens: it would have ended at {end_known} here")
+
+    def adopt(self, migrant: Migrant, stop_after: StopAfter = None, tier: str = "remote") -> Sequence:
+        """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
+
+        KV that the cache has here is not transferred; if the cache has all of it, there is no transfer. With
+        tier="live" the cache is not asked, as the other engine decodes on: see policies/core/live_load.py.
+        Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
+        first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
+        be served.
+        """
+        self.check_migrant(migrant.request, migrant.num_known, stop_after)
+        seq = self.add(migrant.request, stop_after)
+        seq.stored_known = migrant.num_known
+        if migrant.num_computed:
+            seq.num_swapped = migrant.num_computed
+            seq.swap_tier = tier
+        return seq
+
+    # Steps.
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step; None if there is nothing to compute now.
@@ -48,12 +529,28 @@ class EngineCore(TransferringEngine):
         arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises WrongDecisionError if
         the policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
+        if self.drafts is not None:
+            return self.drafts.plan(now)
+        if self.batches is not None:
+            return self.batches.plan(now)
+        return self.plan_step(now)
+
+    def plan_step(self, now: float) -> StepPlan | None:
+        """Returns the next step as `plan` does, without drafts and other plans in flight."""
+        if self._ends is not None:
+            if self._state.ending:
+                return self._ends.plan(now)
+            self.num_held = 0
+        return self.plan_once(now)
+
+    def plan_once(self, now: float) -> StepPlan | None:
+        """Returns the next step while complete sequences hold their slots."""
         if self._in_flight is not None:
             self._check_at_rest("plan")
-        if not now >= self._now:
+        if not now >= self.now:
             self._refuse_past(now)
         pool = self.block_pool
-        self._now = pool.now = now
+        self.now = pool.now = now
         if pool.expires_s <= now:
             pool.expire()
         plan = self._plan_unasked()
@@ -66,7 +563,7 @@ class EngineCore(TransferringEngine):
 
     def _ask(self, now: float) -> StepPlan | None:
         """Lets the policies build a step, and another one if the step only freed blocks."""
-        step = self._step
+        step = self.step
         for _ in range(self._max_attempts):
             step.begin()
             for before_step in self._before_step:
@@ -120,13 +617,21 @@ class EngineCore(TransferringEngine):
 
     def _may_compute_nothing(self) -> bool:
         """Returns whether a step without tokens is no error of the policies."""
+        if self.drafts is not None:
+            self.drafts.make_room()
+        if self._ends is not None and self._ends.may_compute_nothing():
+            return True
+        if self.batches is not None and self.batches.in_flight:
+            return True
         return self._state.is_transferring
 
     def _plan_unasked(self) -> StepPlan | None:
         """Returns a step that decodes all sequences, while nothing changes; None: policies must be called."""
+        if self.drafts is not None:
+            return self.drafts.plan_unasked(self._max_unasked, not (self._lost or self._arrived))
         decodes = self.decodes
         num_decodes = decodes.size
-        if num_decodes + self._num_held != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
+        if num_decodes + self.num_held != len(self._sequences) or not 0 < num_decodes <= self._max_unasked:
             return None
         pool = self.block_pool
         num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
@@ -145,23 +650,6 @@ class EngineCore(TransferringEngine):
             plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
 
-    def resume(
-        self,
-        num_decodes: int,
-        num_context_tokens: int,
-        chunks: SequenceOf[Chunk],
-        waits_for: Cause | None,
-        horizon: int,
-    ) -> StepPlan:
-        """Returns the plan in flight of sequences that the engine has taken over, with these properties."""
-        decoding = self.decodes if num_decodes else ()
-        plan = StepPlan(
-            self.num_iterations, num_decodes, num_context_tokens, num_decodes, decoding, horizon, inf, chunks,
-            waits_for=waits_for,
-        )  # fmt: skip
-        self._in_flight = plan
-        return plan
-
     def _add_earlier_changes(self, plan: StepPlan) -> None:
         """Adds admissions and preemptions since the last computing step to a plan, for the records."""
         plan.preempted = [*self._lost, *plan.preempted]
@@ -175,49 +663,108 @@ class EngineCore(TransferringEngine):
 
         Returns the sequences that completed their prefill, and those that ended.
         """
+        if self.drafts is not None:
+            return self.drafts.commit(plan, outcome, now)
+        if self.batches is not None:
+            return self.batches.commit(plan, outcome, now)
+        return self.commit_step(plan, outcome, now)
+
+    def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
+        ends = self._ends
+        if ends is not None and (ends.is_batch or self._state.ending or outcome.ended):
+            return ends.commit(plan, outcome, now)
+        return self.apply(plan, outcome, now)
+
+    def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan after earlier sequences have left."""
         num_iterations, ended = outcome.iterations, outcome.ended
-        num_reserved = self._num_reserved
-        self._check_commit(plan, num_iterations, now)
+        num_reserved = self.num_reserved
+        self.check_commit(plan, num_iterations, now)
         pool = self.block_pool
-        self._now = pool.now = self._state.last_end_s = now
+        self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
         for on_commit in self._on_commit:
             on_commit(plan, num_iterations, now)
         if num_reserved:
-            self._num_reserved = 0
+            self.num_reserved = 0
         elif num_iterations > 1:
             self._take_repeats(plan, num_iterations - 1)
         self.num_iterations = pool.num_iterations = self.num_iterations + num_iterations
         finished = self._advance(plan, outcome) if plan.num_decodes else []
         prefilled = self._commit_chunks(plan, outcome, finished) if plan.chunks else []
         if ended:
-            self._note_ends(ended, finished)
+            self.note_ends(ended, finished)
         if finished:
-            self._finish(finished)
+            self.end_finished(finished)
         if self._loaded_in_flight or self._adapters_in_flight:
             self._take_loaded()
         return prefilled, finished
 
-    def _check_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
-        num_reserved = self._num_reserved
+    def check_commit(self, plan: StepPlan, num_iterations: int, now: float) -> None:
+        """Raises ValueError for a commit that does not fit the plan in flight."""
+        num_reserved = self.num_reserved
         if plan is not self._in_flight or not 1 <= num_iterations <= plan.horizon:
             raise ValueError(
                 f"commit of {num_iterations} iterations: must be of the plan in flight and within its horizon"
             )
         if num_reserved and num_iterations != num_reserved:
             raise ValueError(f"commit of {num_iterations} iterations: must be {num_reserved}, as reserved")
-        if not now >= self._now:
+        self.check_time(now)
+
+    def check_time(self, now: float) -> None:
+        """Raises ValueError if time goes back, because ages and deadlines of policies rely on it."""
+        if not now >= self.now:
             self._refuse_past(now)
 
-    def _finish(self, finished: list[Sequence]) -> None:
+    def at_rest(self) -> None:
+        """Lets the next plan be asked for, although the last one has not been committed."""
+        self._in_flight = None
+
+    def note_chunk(self, seq: Sequence, num_computed: int) -> None:
+        """Tells the pool that a chunk is computed, if it wants to know."""
+        if self._state.notes_chunks:
+            self.block_pool.computed(seq, num_computed)
+
+    def end_finished(self, finished: list[Sequence]) -> None:
         """Ends sequences in the order of admission, in which blocks become free in vLLM, too."""
         if len(finished) > 1:
             finished.sort(key=lambda seq: seq.admission)
+        if self._ends is not None:
+            self._ends.hold(finished)
+            return
         for seq in finished:
             self._state.finish(seq, seq._end_reason)
 
+    def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
+        """Ends a running sequence now; num_planned tokens of the plan in flight will not be computed."""
+        self._state.finish(seq, reason, num_planned)
+
+    def on_committed(self, plan: StepPlan, now: float) -> None:
+        """Counts one committed iteration, and notifies policies, before its outcome is applied."""
+        pool = self.block_pool
+        self.now = pool.now = self._state.last_end_s = now
+        for on_commit in self._on_commit:
+            on_commit(plan, 1, now)
+        self.num_iterations = pool.num_iterations = self.num_iterations + 1
+
+    def free_ending(self) -> None:
+        """Frees the sequences that have ended with the step before, if they hold slots."""
+        if self._ends is not None:
+            self._ends.free()
+
+    def withdraw(self, seq: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence that the plan in flight has preempted."""
+        plan = self._in_flight
+        if plan is not None:
+            plan.preempted = [other for other in plan.preempted if other is not seq]
+        self._lost = [other for other in self._lost if other is not seq]
+        self._state.withdraw(seq, reason)
+
     def _advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan; returns the sequences that end."""
+        if self.drafts is not None:
+            return self.drafts.advance(plan, outcome)
         if not plan.branched:
             return self.decodes.advance(outcome.iterations, plan.idle)
         finished = []
@@ -230,6 +777,8 @@ class EngineCore(TransferringEngine):
 
     def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
         """Takes the KV blocks of all iterations except the first."""
+        if self.drafts is not None:
+            return  # `Drafting.num_iterations_of` has taken them
         if plan.num_decodes:
             self.block_pool.take(self.decodes.blocks_due_after(1, num_repeats))
         if plan.chunks:
@@ -248,11 +797,11 @@ class EngineCore(TransferringEngine):
             if num_computed < seq.stored_known:
                 continue
             prefilled.append(seq)
-            if self._end_prefill(seq, outcome):
+            if self.end_prefill(seq, outcome):
                 finished.append(seq)
         return prefilled
 
-    def _end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:
+    def end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:
         """Gives a sequence its first token, or its branches theirs; returns whether it has ended."""
         if seq.request.branching is None:
             return self.running_set.begin_decoding(seq)
@@ -268,11 +817,11 @@ class EngineCore(TransferringEngine):
         if plan is not self._in_flight:
             raise ValueError("cancel: must be called with the plan in flight")
         self._in_flight = None
-        num_planned = dict.fromkeys(plan.decodes, max(1, self._num_reserved))
+        num_planned = dict.fromkeys(plan.decodes, max(1, self.num_reserved))
         num_planned |= {chunk.seq: chunk.num_tokens for chunk in plan.chunks}
         for owner in list(num_planned):
             num_planned |= {seq: 0 for seq in self.running_set.sharers(owner) if seq not in num_planned}
-        self._num_reserved = 0
+        self.num_reserved = 0
         for seq in sorted(num_planned, key=lambda seq: seq.admission, reverse=True):  # sharers before owners
             self._state.finish(seq, FinishReason.aborted, num_planned[seq])
         self._take_loaded()
@@ -289,12 +838,15 @@ class EngineCore(TransferringEngine):
             raise ValueError(
                 f"reserve for {num_iterations} iterations: must be of the plan in flight, within its horizon"
             )
-        if plan.chunks or plan.branched:
+        if self.drafts is None and (plan.chunks or plan.branched):
             raise ValueError("reserve: the plan must have no prompt chunks and no branches; it is run once")
-        if self._num_reserved:
-            raise ValueError(f"reserve: {self._num_reserved} iterations of this plan are reserved already")
+        if self.num_reserved:
+            raise ValueError(f"reserve: {self.num_reserved} iterations of this plan are reserved already")
+        if self.drafts is not None:
+            self.drafts.reserve(plan, num_iterations)
+            return
         self.block_pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
-        self._num_reserved = num_iterations
+        self.num_reserved = num_iterations
 
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         """Returns the physical ids of the blocks of a running sequence's first num_tokens tokens.
@@ -307,6 +859,8 @@ class EngineCore(TransferringEngine):
 
     def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
         """Counts the blocks that num_repeats further iterations of a plan need; the first has its blocks."""
+        if self.drafts is not None:
+            return self.drafts.blocks_of_repeats(plan, num_repeats)
         return blocks_of_repeats(plan, num_repeats, self.decodes, self.block_pool)
 
     def _grow_chunks(self, chunks: SequenceOf[Chunk], num_repeats: int) -> None:
@@ -331,7 +885,7 @@ class EngineCore(TransferringEngine):
         )
 
     @staticmethod
-    def _note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
+    def note_ends(ended: tuple[Sequence, ...], finished: list[Sequence]) -> None:
         """Adds the sequences that the executor reports as ended to `finished`.
 
         Their reason is `stop`, even if they reach a limit with the same token.
@@ -346,4 +900,13 @@ class EngineCore(TransferringEngine):
 
     def _refuse_past(self, now: float) -> NoReturn:
         """Raises ValueError, because ages and deadlines of policies require that time never decreases."""
-        raise ValueError(f"now={now}: must be >= the time of the last call, {self._now}")
+        raise ValueError(f"now={now}: must be >= the time of the last call, {self.now}")
+
+
+def _check_settings(max_num_seqs: int, max_model_len: int, num_swap_blocks: int) -> None:
+    if max_num_seqs < 1:
+        raise ValueError(f"max_num_seqs={max_num_seqs}: must be >= 1")
+    if max_model_len < 2:
+        raise ValueError(f"max_model_len={max_model_len}: must be >= 2, a prompt token and an output token")
+    if num_swap_blocks < 0:
+        raise ValueError(f"num_swap_blocks={num_swap_blocks}: must be >= 0")

@@ -6,10 +6,10 @@ is in flight, and taken between that plan and the next one, before which no othe
 
 from __future__ import annotations
 
-from policies.core.engine_base import EngineBase
+from policies.core.engine import EngineCore
 
 
-def has_room(core: EngineBase, request_id: int, num_computed: int, num_due_blocks: int) -> bool:
+def has_room(core: EngineCore, request_id: int, num_computed: int, num_due_blocks: int) -> bool:
     """Returns whether there are blocks for num_computed tokens of a loading sequence.
 
     num_due_blocks: free blocks that iterations of the plan in flight will take, up to the next commit.
@@ -19,7 +19,7 @@ def has_room(core: EngineBase, request_id: int, num_computed: int, num_due_block
     return needed <= pool.num_free - num_due_blocks
 
 
-def extend_load(core: EngineBase, request_id: int, num_known: int, num_computed: int) -> None:
+def extend_load(core: EngineCore, request_id: int, num_known: int, num_computed: int) -> None:
     """Takes the blocks for which there was room, between commit and plan, unless the sequence has left.
 
     num_known, num_computed: its tokens in the other engine; num_computed of them have KV that is copied or

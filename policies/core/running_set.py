@@ -12,7 +12,7 @@ Decoding sequences advance together (policies/core/decode_set.py), those with br
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from heapq import heappop, heappush
 
 from policies.caching.pool import BlockPool
@@ -48,7 +48,7 @@ class RunningSet:
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
-        """Whether the tokens of a step are read when the next one is planned, as in `AsyncEngineCore`."""
+        """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
         self._num_admissions = 0
@@ -117,22 +117,6 @@ class RunningSet:
             seq.stored_computed = seq.num_found = num_cached + num_loaded
             seq.num_loading = num_loaded
             self._pool.grow(seq, num_cached, seq.stored_computed)
-
-    def take_over(self, running: Iterable[Sequence], num_admissions: int) -> None:
-        """Gives slots to sequences that run already, in the order of their admission."""
-        self._num_admissions = num_admissions
-        for seq in running:
-            seq.slot = heappop(self.free_slots)
-            self.running[seq.request_id] = seq
-            if seq.state is PREFILLING:
-                self.prefilling[seq.request_id] = seq
-
-    def take_over_ending(self, ending: Iterable[Sequence]) -> None:
-        """Keeps complete sequences, which have slots already, until the next commit."""
-        for seq in ending:
-            self.ending[seq.request_id] = seq
-            if seq.state is DECODING:
-                self.decodes.expect_end(seq)
 
     def finish_loading(self, seq: Sequence) -> None:
         """Lets a sequence continue after its KV and its adapter were loaded."""
@@ -214,7 +198,7 @@ class RunningSet:
         self._join(seq)
 
     def end_late(self, seq: Sequence) -> None:
-        """Keeps a sequence with a complete output until the next commit; see `AsyncEngineCore`.
+        """Keeps a sequence with a complete output until the next commit; see `Ends.one_step_late`.
 
         A sequence below its limits decodes one more token, because only its newest token shows its end.
         """
@@ -234,7 +218,7 @@ class RunningSet:
             self.decodes.stay(seq)
 
     def hold(self, seq: Sequence) -> None:
-        """Keeps slot and blocks of a sequence with a complete output; see `BatchEngineCore`."""
+        """Keeps slot and blocks of a sequence with a complete output; see `Ends.with_batch`."""
         self.ending[seq.request_id] = seq
         if seq.state is PREFILLING:
             del self.prefilling[seq.request_id]

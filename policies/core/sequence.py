@@ -22,7 +22,7 @@ class SequenceState(Enum):
     paused = 4  # as decoding, but stopped by a policy; it keeps slot and KV
     loading = 5  # holds slot and blocks; KV from another tier is being loaded into them
     leaving = 6  # holds slot and blocks until another engine has a copy of its KV
-    ending = 7  # its output is complete; it holds slot and blocks until the next commit (async_engine.py)
+    ending = 7  # its output is complete; it holds slot and blocks until the next commit (endings.py)
     computing = 8  # in a batch that is on its way through a pipeline (pipelined_engine.py)
 
 

@@ -227,7 +227,7 @@ def _when(calls: Sequence[Call], at_s: float | None) -> str:
     core = next((o for o in objects if hasattr(o, "num_iterations") and hasattr(o, "block_pool")), None)
     replica = next((o for o in objects if hasattr(o, "core") and hasattr(o, "index")), None)
     if at_s is None and core is not None:
-        at_s = max(core._now, 0.0)
+        at_s = max(core.now, 0.0)
     if at_s is None:
         return ""
     where = "" if core is None else f" in iteration {core.num_iterations}"

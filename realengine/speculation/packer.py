@@ -8,9 +8,9 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
-from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.runner.graphs import Drawn, Graphs
 from realengine.runner.packing import Decodes, DraftRows
@@ -27,14 +27,15 @@ class DraftPacker:
 
     def __init__(
         self,
-        core: Speculating,
+        core: EngineCore,
         execute: Callable[[Work], Drawn | None],
         *,
         drafts_on_device: bool,
         pass_times: PassTimes | None,
         graphs: Graphs | None,
     ) -> None:
-        self._drafting = core.drafting
+        assert core.drafts is not None
+        self._drafting = core.drafts.decodes
         self._padding = padding = Padding.of(
             core.max_num_seqs, core.max_model_len, core.block_pool.block_size
         )
@@ -42,7 +43,7 @@ class DraftPacker:
         self._pass_times = pass_times
         self._graphs = graphs
         self._max_model_len = core.max_model_len
-        proposer = core.speculation.proposer
+        proposer = core.drafts.speculation.proposer
         self._lookahead = proposer.num_speculative_tokens + 1
         self._has_tree = proposer.tree is not None
         num_slots = padding.slot + 1

@@ -16,7 +16,6 @@ from math import inf
 from policies.core.request import Request
 from sim.cluster.loads import Loads
 from sim.engine.jittered_replica import JitteredReplica
-from sim.engine.lane_replica import LaneReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -331,7 +330,7 @@ def new_replica(index: int, pool: ReplicaPool, context: RunContext) -> Replica:
         return PipelinedReplica(index, pool, context)
     if pool.jitter is not None:
         return JitteredReplica(index, pool, context, pool.jitter)
-    return LaneReplica(index, pool, context)
+    return Replica(index, pool, context)
 
 
 def _record(member: Member, end_s: float) -> ReplicaRecord:

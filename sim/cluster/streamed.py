@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
-from sim.engine.lane_replica import LaneReplica
-from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.gaps import Gaps
@@ -205,13 +203,3 @@ class StreamedSimulation(Simulation):
     def _unfilled_since(self) -> NDArray[np.int64]:
         """Returns `RecordChunk.unfilled_since`."""
         return np.array([replica.core.block_pool.unfilled_since for replica in self.fleet.replicas], np.int64)
-
-    def _attach_function(self, *settings: Any) -> Callable[[Replica], None]:
-        attach_first = super()._attach_function(*settings)
-
-        def attach_to(replica: Replica) -> None:
-            attach_first(replica)
-            if isinstance(replica, LaneReplica) and isinstance(replica.recorder.iterations, DraftLog):
-                replica.leave_lane()  # its log of accepted tokens is complete only when the lane ends
-
-        return attach_to

@@ -1,7 +1,4 @@
-"""A replica whose iterations scatter around the times of the hardware model: `latency/jitter=`.
-
-It takes no lane (`sim.engine.lane_replica`), whose leaps are priced by the hardware model alone.
-"""
+"""A replica whose iterations scatter around the times of the hardware model: `latency/jitter=`."""
 
 from __future__ import annotations
 

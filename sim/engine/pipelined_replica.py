@@ -9,7 +9,7 @@
 A batch has its tokens when it has left the last stage; its time is the sum over the stages, and those that
 follow it are behind it by the slowest. While batches are in flight the engine waits for the oldest of them,
 as vLLM's does: what arrives meanwhile is planned when that has ended.
-`policies.core.pipelined_engine` decides what is in a batch, `hwmodels.iterations.pipeline` when it ends.
+`policies.core.batches` decides what is in a batch, `hwmodels.iterations.pipeline` when it ends.
 In the records, an iteration begins when the one before it has ended, or when it is planned, if that is later:
 the rows of a replica do not overlap, and the first of a burst is the longest.
 """
@@ -23,7 +23,7 @@ from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.jitter import JitterFactors
 from hwmodels.iterations.pipeline import Pipeline
 from hwmodels.iterations.stages import Pass, Stages
-from policies.core.pipelined_engine import PipelinedEngineCore
+from policies.core.batches import Batches
 from policies.core.plan import StepPlan
 from sim.engine.recorder import BatchRecorder, Recorder
 from sim.engine.replica import Replica
@@ -47,8 +47,6 @@ class PipelineModel(Protocol):
 class PipelinedReplica(Replica):
     """A replica with pipeline parallelism. `step` is the batch that has been in flight longest."""
 
-    core: PipelinedEngineCore
-
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         Replica.__init__(self, index, pool, context)
         self._model = cast(PipelineModel, pool.model)
@@ -61,6 +59,12 @@ class PipelinedReplica(Replica):
 
     def _new_recorder(self, context: RunContext) -> Recorder:
         return BatchRecorder(self.index, self.core, context.requests, self.pool.frontend_s, context.seed)
+
+    @property
+    def _core_batches(self) -> Batches:
+        batches = self.core.batches
+        assert batches is not None
+        return batches
 
     def _empty_pipeline(self) -> Pipeline:
         return Pipeline(len(self._model.stages.all))
@@ -79,7 +83,7 @@ class PipelinedReplica(Replica):
             intake.enter_at(now, self._is_idle)
             if self._aborts:
                 self._end_requests()
-        while not (self._at_boundary or self.core.is_full) and self._begin_batch(now):
+        while not (self._at_boundary or self._core_batches.is_full) and self._begin_batch(now):
             pass
         if self.step is not None:
             self._is_idle = False
@@ -113,7 +117,7 @@ class PipelinedReplica(Replica):
         self._last_end_s = end_s
         self._batches.append(RunningStep(plan, shape if plan.chunks else None, start_s, [end_s]))
         self.step = self._batches[0]
-        self.core.depart(plan)
+        self._core_batches.depart(plan)
 
     def _end_requests(self) -> None:
         """Aborts requests; other actions wait until no batch is in flight, and no batch is planned before."""

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Final
-
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape, causal_pairs
-from policies.core.plan import Chunk, StepPlan
-
-_NEW_SHAPE: Final[Callable[..., IterationShape]] = partial(tuple.__new__, IterationShape)
+from policies.core.plan import StepPlan
 
 
 def shape_of(plan: StepPlan, step: Num) -> IterationShape:
@@ -33,29 +27,4 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
     adapters = None if plan.adapters is None else AdapterBatch(*plan.adapters)
     return IterationShape(
         num_decodes, context, len(plan.chunks), num_tokens, num_pairs, num_context, num_sampled, adapters
-    )
-
-
-def shape_of_chunks(num_decodes: int, num_context_tokens: int, chunks: list[Chunk]) -> IterationShape:
-    """Returns the shape of one iteration of decodes and prompt chunks, without branches and adapters."""
-    num_sampled = num_decodes
-    num_tokens = num_pairs = num_context = 0
-    for _, num_cached, n, completes in chunks:
-        num_tokens += n
-        num_pairs += n * num_cached + n * (n + 1) // 2
-        num_context += num_cached + n
-        num_sampled += completes
-    num_chunks = len(chunks)
-    return _NEW_SHAPE(
-        (
-            num_decodes,
-            num_context_tokens,
-            num_chunks,
-            num_tokens,
-            num_pairs,
-            num_context,
-            num_sampled,
-            None,
-            None,
-        )
     )

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape
-from policies.core.decode_set import DecodeSet
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
 from sim.records.gaps import Gaps
@@ -163,70 +162,6 @@ class IterationLog:
             self._add_chunks(step, core, num_held, num_blocks_used)
         elif num_iterations > 1:
             self._blocks_due += decodes.blocks_due_by_phase
-
-    def add_decodes(
-        self,
-        start_s: float,
-        ends_s: list[float],
-        emitted_s: float,
-        num_apart: int,
-        decodes: DecodeSet,
-        num_blocks_used: int,
-    ) -> None:
-        """Logs iterations in which all sequences of an engine decode, without branches and adapters."""
-        size, num_iterations = decodes.size, len(ends_s)
-        num_held = decodes.num_context_tokens + size
-        self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
-        if num_iterations > 1:
-            self._blocks_due += decodes.blocks_due_by_phase
-        self._rows += pack_row(
-            start_s,
-            emitted_s,
-            num_held,
-            num_held,
-            decodes.clock,
-            num_iterations,
-            num_apart,
-            size,
-            size,
-            size,
-            num_blocks_used,
-            0,
-        )
-
-    def add_beside(
-        self,
-        start_s: float,
-        ends_s: list[float],
-        emitted_s: float,
-        num_apart: int,
-        decodes: DecodeSet,
-        num_blocks_used: int,
-        *,
-        num_decodes: int,
-        num_running: int,
-        num_held: int,
-        shape: IterationShape | None,
-        num_waiting: int,
-        waits_for: Cause | None,
-    ) -> None:
-        """Logs iterations with prefills or waiting requests; one iteration if it has chunks (shape)."""
-        num_iterations = len(ends_s)
-        self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
-        more = 0
-        if num_waiting:
-            more = QUEUED
-            self._queues += pack_queue(num_waiting, 0, waits_for is Cause.memory)
-        if shape is not None:
-            more += CHUNKS
-            self._chunks += pack_chunks(num_held + shape[3], num_blocks_used, *shape[2:7])
-        elif num_iterations > 1:
-            self._blocks_due += decodes.blocks_due_by_phase
-        context = decodes.num_context_tokens + num_decodes if num_decodes else 0
-        counts = (context, num_held, decodes.clock, num_iterations, num_apart, num_decodes, num_decodes)
-        self._rows += pack_row(start_s, emitted_s, *counts, num_running, num_blocks_used, more)
-        if len(self._rows) >= self._buffers.limit:
-            self._buffers.move()
 
     def _add_use(self, plan: StepPlan) -> None:
         """Logs the use of adapters in a plan."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 
 def config_yaml(config: Mapping[str, Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from omegaconf._utils import get_yaml_loader
-from yaml.reader import ReaderError  # type: ignore[import-untyped]
+from yaml.reader import ReaderError
 
 from hwmodels.bounded_files import UnreadableFileError, read_text
 from sim.settings.errors import ConfigError

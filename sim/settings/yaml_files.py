@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath

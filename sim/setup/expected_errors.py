@@ -26,6 +26,7 @@ from hwmodels.trust.table import (
     ALL_GPUS,
     ARCHITECTURES,
     HELD_BACK,
+    LORA,
     ExpectedError,
     Level,
     shipped,
@@ -59,7 +60,14 @@ NEAREST = {
     "burst": ("burst", "closed", "open"),
 }
 """Kinds of traffic of which the first one that was compared is shown, by the kind of a run."""
-RUNS = {"open": "open-loop run", "closed": "closed-loop run", "burst": "burst"}
+RUNS = {
+    "open": "open-loop run",
+    "closed": "closed-loop run",
+    "burst": "burst",
+    "lora": "comparison with adapters",
+}
+MANY_RUNS = {"lora": "comparisons with and without adapters"}
+"""Plurals that are not those of `RUNS` with an s."""
 TAIL = "TTFT p99"
 LEAST_HELD_BACK, MOST_HELD_BACK = 0.001, 0.05
 """Shares of requests that waited for a sequence slot or KV memory between which `HELD_BACK` applies.
@@ -180,7 +188,7 @@ def never_compared(pool: PoolSettings) -> list[str]:
     found = {
         "models of an architecture that is not known": pool.model.read_by_fields,
         **dict.fromkeys(kinds_never_compared(pool.model), True),
-        "LoRA adapters": pool.lora is not None or pool.adapters is not None,
+        "LoRA adapters": _has_lora(pool) and not lora_errors(pool),
         "speculative decoding": pool.speculation is not None,
         "tensor parallelism between nodes": pool.tensor_parallel_size > pool.hardware.gpus_per_node,
         "pipeline parallelism": pool.pipeline_parallel_size > 1,
@@ -213,17 +221,34 @@ def figures_of(
     """Returns the rows of the figures that a run prints, by what they rest on.
 
     traffic: the kind of the run, whose rows come first; those of another kind take their place if there are
-    none. The throughput of an open loop is that of closed ones. tail: see `tail_of`.
+    none. The throughput of an open loop is that of closed ones. With LoRA adapters, those of the throughput
+    that they leave come last. tail: see `tail_of`.
     """
     place = place_of(pool)
     by_traffic = {kind: _shown(place, kind, tail) for kind in SHOWN}
     rows = next((by_traffic[kind] for kind in NEAREST[traffic] if by_traffic[kind]), {})
     if traffic == "open" and "throughput" not in rows and "throughput" in by_traffic["closed"]:
         rows = {**rows, "throughput": by_traffic["closed"]["throughput"]}
+    if _has_lora(pool):
+        rows = {**rows, **lora_errors(pool)}
     found: dict[tuple[str, str, str], dict[str, ExpectedError]] = {}
     for name, row in rows.items():
         found.setdefault((row.traffic, row.engine, row.gpu), {})[name] = row
     return list(found.values())
+
+
+def _has_lora(pool: PoolSettings) -> bool:
+    return pool.lora is not None or pool.adapters is not None
+
+
+def lora_errors(pool: PoolSettings) -> dict[str, ExpectedError]:
+    """Returns the error of the share of the throughput that adapters leave; empty if none was compared.
+
+    Of the pool's own engine only: engines' kernels of adapters differ more than their others.
+    """
+    place = place_of(pool)
+    rows = errors_at(shipped(), place, "lora")
+    return {name: row for name, row in rows.items() if name == LORA and row.engine == place.engine}
 
 
 def _shown(place: Place, traffic: str, tail: str | None) -> dict[str, ExpectedError]:
@@ -287,10 +312,8 @@ def _basis(pool: PoolSettings, rows: Mapping[str, ExpectedError]) -> str:
     engine = ENGINES.get(row.engine, row.engine)
     if row.engine == ALL_ENGINES:
         engine = f"all engines and GPUs, as such runs of {ENGINES.get(own, own)} were not compared"
-    what = (
-        f"{plural(row.rows, RUNS[row.traffic])} in {plural(row.groups, 'group')} of "
-        f"{MODELS[row.architecture]} with {engine}"
-    )
+    runs = plural(row.rows, RUNS[row.traffic], MANY_RUNS.get(row.traffic))
+    what = f"{runs} in {plural(row.groups, 'group')} of {MODELS[row.architecture]} with {engine}"
     wider = f"; too few groups, so not narrower than for {row.basis_groups} groups" if row.is_widened else ""
     if row.level is Level.relative:
         return (

@@ -16,8 +16,7 @@ from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
-from policies.core.async_engine import AsyncEngineCore
-from policies.core.batch_engine import BatchEngineCore
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
@@ -30,7 +29,7 @@ from sim.engine.links import Links
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
-from sim.setup.speculation import speculative_core
+from sim.setup.speculation import drafting_of
 from sim.speculation.acceptance import Acceptance
 
 MAX_REPLICAS = 1_000_000
@@ -281,24 +280,14 @@ class PoolSettings(Deployment):
         residents = None
         if self.adapters is not None:
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
-        make: Callable[..., EngineCore] = AsyncEngineCore if self.host.overlapped else EngineCore
-        if self.batches_in_flight > 1:
-            from policies.core.pipelined_engine import PipelinedEngineCore  # noqa: PLC0415 (few have stages)
-
-            make = partial(
-                PipelinedEngineCore, max_batches=self.batches_in_flight, max_batch_seqs=self.max_batch_seqs
-            )
+        has_stages = self.batches_in_flight > 1
+        ends = Ends.one_step_late if self.host.overlapped and not has_stages else Ends.at_once
         if getattr(self.batching, "until_last", False):
-            make = BatchEngineCore
+            ends = Ends.with_batch
+        new_drafts = None
         if self.speculation is not None and self.draft_length is not None:
-            make = speculative_core(
-                self.speculation,
-                self.draft_length,
-                self.iteration_model(),
-                tpot_s,
-                overlapped=self.host.overlapped,
-            )
-        return make(
+            new_drafts = drafting_of(self.speculation, self.draft_length, self.iteration_model(), tpot_s)
+        return EngineCore(
             batching=self.batching,
             scheduling=self.scheduling,
             block_pool=kv_pool,
@@ -307,6 +296,10 @@ class PoolSettings(Deployment):
             predictor=self.prediction,
             num_swap_blocks=self.num_swap_blocks,
             residents=residents,
+            ends=ends,
+            max_batches=self.batches_in_flight if has_stages else None,
+            max_batch_seqs=self.max_batch_seqs if has_stages else None,
+            new_drafts=new_drafts,
         )
 
     @property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
@@ -18,10 +18,13 @@ from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.host import DraftHost, draft_host_of
 from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN, DraftShape
-from policies.core.engine import EngineCore
+from policies.caching.pool import BlockPool
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength, Proposer, num_places
 from sim.speculation.acceptance import Acceptance
+
+if TYPE_CHECKING:
+    from policies.speculation.engine.drafting import Drafting
 
 KEY = "speculation"
 ASSUMED = ("iid", "beta")
@@ -116,28 +119,25 @@ def with_drafts(
     return SpeculativeModel(base, draft_of(proposer), replica, shape=shape, host=host)
 
 
-def speculative_core(
+def drafting_of(
     proposer: Proposer,
     draft_length: DraftLength,
     model: IterationModel,
     tpot_s: float | None,
-    *,
-    overlapped: bool,
-) -> Callable[..., EngineCore]:
-    """Returns the maker of an engine that speculates.
+) -> Callable[[BlockPool], Drafting]:
+    """Returns the maker of the part of an engine that verifies draft tokens.
 
     model: for policies that ask for the price of a pass.
     """
     # Runs without speculation do not import these.
-    from policies.speculation.engine.async_core import AsyncSpeculativeCore  # noqa: PLC0415
-    from policies.speculation.engine.core import SpeculativeCore  # noqa: PLC0415
+    from policies.speculation.engine.drafting import Drafting  # noqa: PLC0415
     from policies.speculation.engine.drafts import Speculation  # noqa: PLC0415
 
     assert isinstance(model, SpeculativeModel)
     speculation = Speculation(
         proposer=proposer, draft_length=draft_length, estimate=model.pass_seconds, tpot_s=tpot_s
     )
-    return partial(AsyncSpeculativeCore if overlapped else SpeculativeCore, speculation=speculation)
+    return partial(Drafting, speculation)
 
 
 def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayout) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as SequenceOf
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import Ints
 from sim.records.mapped_buffers import MappedBuffers
-from sim.speculation.lane_log import LaneLog
 
 MAX_PLACES: Final = 255
 """Places of a draft at most, as acceptances are bytes."""
@@ -62,11 +61,10 @@ class BurstLog:
         if len(self._accepted) >= self._buffers.limit:
             self._buffers.move()
 
-    def take(self, replica: int, lane: LaneLog) -> tuple[Ints, Ints, pd.DataFrame]:
+    def take(self, replica: int) -> tuple[Ints, Ints, pd.DataFrame]:
         """Returns the passes with a draft token at each place, those that accepted it, and the bursts.
 
-        Bursts are one row per pass that kept draft tokens, in the order of time. lane: the log of the
-        iterations before. Both logs are dropped.
+        Bursts are one row per pass that kept draft tokens, in the order of time. The log is dropped.
         """
         kept = self._buffers.take(self._accepted, np.uint8)
         plans = self._buffers.take(self._plans, _PLAN)
@@ -79,10 +77,7 @@ class BurstLog:
         if len(surplus):
             kept = kept.copy()
             kept[surplus[:, 0]] -= surplus[:, 1].astype(np.uint8)
-        of_answers, bursts_before = lane.answers.take()
-        num_by_depth[lane.num_levels] += len(of_answers)
-        num_by_accepted += np.bincount(of_answers, minlength=MAX_PLACES + 1)
-        bursts = _table(replica, bursts_before, _bursts(plans, ids, kept, self.first_iteration))
+        bursts = _table(replica, *_bursts(plans, ids, kept, self.first_iteration))
         return _at_least(num_by_depth), _at_least(num_by_accepted), bursts
 
 
@@ -100,10 +95,10 @@ def _bursts(
     return ids[plans["first_id"][plan] + seq], first[plan] + iteration, kept[at]
 
 
-def _table(replica: int, *parts: tuple[Ints, Ints, NDArray[np.uint8]]) -> pd.DataFrame:
+def _table(replica: int, ids: Ints, iterations: Ints, kept: NDArray[np.uint8]) -> pd.DataFrame:
     """Returns the table of the bursts of a replica."""
-    ids, iterations, kept = (np.concatenate(column) for column in zip(*parts, strict=True))
-    columns = (ids, np.broadcast_to(replica, ids.shape), iterations, kept)
+    replicas = np.broadcast_to(np.int64(replica), ids.shape)
+    columns: tuple[NDArray[Any], ...] = (ids, replicas, iterations, kept)
     return pd.DataFrame(
         {name: column.astype(dtype) for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)}
     )

@@ -8,24 +8,14 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationShape
 from policies.core.engine import EngineCore
-from policies.core.plan import Cause
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
 from sim.records.gaps import Gaps
-from sim.records.iteration_rows import (
-    CHUNKS,
-    QUEUED,
-    pack_chunks,
-    pack_queue,
-    pack_row,
-    pack_times,
-)
+from sim.records.iteration_rows import CHUNKS, QUEUED, pack_row, pack_times
 from sim.records.iterations import IterationLog
 from sim.records.mapped_buffers import MappedBuffers
 from sim.speculation.bursts import BurstLog
-from sim.speculation.lane_log import LaneLog
 
 DRAFT_WORK_COLUMNS = ("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens")
 """Columns with the fields of `DraftWork`."""
@@ -63,8 +53,6 @@ class DraftLog(IterationLog):
         super()._begin(first_iteration)
         self.passes = BurstLog(first_iteration)
         """Accepted draft tokens of each pass."""
-        self.lane = LaneLog()
-        """The iterations in a lane, which precede all others."""
         self._no_blocks_due = bytes(4 * self.block_size)
         self._drafts = bytearray()  # per row: iterations, `_PLAN_COLUMNS`
         self._passes = bytearray()  # per row, for each of `_PASS_COLUMNS` one number per iteration
@@ -75,7 +63,7 @@ class DraftLog(IterationLog):
 
     def _take(self, other: Self) -> None:
         super()._take(other)
-        self.passes, self.lane = other.passes, other.lane
+        self.passes = other.passes
         self._drafts, self._passes = other._drafts, other._passes
 
     def more_dtypes(self) -> dict[str, str]:
@@ -143,49 +131,10 @@ class DraftLog(IterationLog):
         if len(self._rows) >= self._buffers.limit:
             self._buffers.move()
 
-    def add_lane(
-        self,
-        start_s: float,
-        ends_s: list[float],
-        emitted_s: float,
-        num_apart: int,
-        *,
-        num_decodes: int,
-        num_running: int,
-        num_waiting: int,
-        num_blocks: int,
-        num_context: int,
-        num_held: int,
-        shape: IterationShape | None,
-        waits_for: Cause | None,
-    ) -> None:
-        """Logs the columns that iterations of a lane share with any others; see `LaneLog` for the rest.
-
-        num_blocks, num_context, num_held: KV blocks in use in the first iteration, context tokens of its
-        decodes, tokens with KV. shape: that of an iteration with chunks.
-        """
-        num_iterations, more = len(ends_s), 0
-        if num_waiting:
-            more = QUEUED
-            self._queues += pack_queue(num_waiting, 0, waits_for is Cause.memory)
-        if shape is not None:
-            more += CHUNKS
-            self._chunks += pack_chunks(num_held + shape[3], num_blocks, *shape[2:7])
-        self._ends_s += pack_times(ends_s)
-        if num_iterations > 1:
-            self._blocks_due += self._no_blocks_due
-        counted = (num_iterations, num_apart, 0, num_decodes, num_running, num_blocks, more)
-        self._rows += pack_row(start_s, emitted_s, num_context, num_held, 0, *counted)
-        if len(self._rows) >= self._buffers.limit:
-            self._buffers.move()
-
     def expand(self, columns: dict[str, NDArray[Any]], gaps: Gaps) -> int:
         """Fills the columns as `IterationLog.expand` does, and those of drafts."""
         num_gaps = super().expand(columns, gaps)
-        in_lane = self.lane.columns(columns["decode_seqs"])
-        num_in_lane = len(in_lane["draft_tokens"])
-        _fill({name: column[:num_in_lane] for name, column in columns.items()}, in_lane)
-        _fill({name: column[num_in_lane:] for name, column in columns.items()}, self._columns_of_plans())
+        _fill(columns, self._columns_of_plans())
         return num_gaps
 
     def _columns_of_plans(self) -> dict[str, Ints]:

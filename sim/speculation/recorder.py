@@ -9,7 +9,6 @@ import numpy as np
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
-from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.recorder import Recorder
 from sim.engine.running_step import RunningStep
@@ -25,7 +24,7 @@ class DraftRecorder(Recorder):
 
     Of the running step, accepted, computed [iterations, sequences]: accepted draft tokens, computed tokens
     before each iteration. contexts, pairs [iterations]: context tokens of all decodes, and query-key pairs of
-    draft tokens. num_blocks [iterations]: see `SpeculativeCore.num_iterations_of`.
+    draft tokens. num_blocks [iterations]: see `Drafting.num_iterations_of`.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class DraftRecorder(Recorder):
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
         assert isinstance(log, DraftLog)
-        assert isinstance(core, Speculating)
+        assert core.drafts is not None
         num_iterations, num_apart = step.num_iterations, 0
         accepted = self.accepted[:num_iterations]
         if tokens.apart or plan.idle or self._paused:
@@ -95,7 +94,7 @@ class DraftRecorder(Recorder):
             num_proposed=None if proposed is None else int(proposed.sum()),
             num_blocks=self.num_blocks + core.block_pool.num_used,
         )
-        core.take_blocks_of(plan, num_iterations)
+        core.drafts.take_blocks_of(plan, num_iterations)
         self._verdicts.ran(drafts, num_iterations)
         if drafts.seqs:
             tokens.last_decode_s = step.end_s

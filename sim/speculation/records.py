@@ -40,7 +40,7 @@ def speculation_record(
     bursts = []
     for log in drafting:
         pool = pool_by_replica[log.replica]
-        drafted, accepted, own_bursts = log.passes.take(log.replica, log.lane)
+        drafted, accepted, own_bursts = log.passes.take(log.replica)
         drafted_by_pool[pool] = drafted_by_pool.get(pool, 0) + drafted
         accepted_by_pool[pool] = accepted_by_pool.get(pool, 0) + accepted
         bursts.append(own_bursts)

@@ -14,30 +14,23 @@ from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.jitter import JitterFactors
 from hwmodels.speculation.leaps import Leaps
 from hwmodels.speculation.model import SpeculativeModel
-from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
-from policies.core.request import Request
 from policies.speculation import Proposer
-from policies.speculation.engine.core import Speculating
 from policies.speculation.engine.drafts import DraftPlan
-from policies.speculation.engine.lane import suits
-from sim.engine.lane_replica import LaneReplica
 from sim.engine.recorder import Recorder
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
 from sim.engine.shape import shape_of
 from sim.speculation.acceptance import Acceptance
-from sim.speculation.lane_loop import DraftLaneLoop
-from sim.speculation.log import DraftLog
 from sim.speculation.recorder import DraftRecorder
 from sim.speculation.shapes import with_drafts
 from sim.speculation.verdict_table import VerdictTable
 from sim.workload.streams import stream
 
 
-class SpeculativeReplica(LaneReplica):
-    """A replica whose engine verifies draft tokens. It keeps to a lane for as long as it can."""
+class SpeculativeReplica(Replica):
+    """A replica whose engine verifies draft tokens."""
 
     def __init__(
         self, index: int, pool: ReplicaPool, context: RunContext, acceptance: Acceptance, proposer: Proposer
@@ -49,22 +42,6 @@ class SpeculativeReplica(LaneReplica):
         self._factors = None
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
-        self._loop = self._draft_loop = None
-        if pool.recv_interval == 1 and pool.jitter is None and suits(self.core):
-            self._loop = self._draft_loop = DraftLaneLoop(
-                self.core,
-                self.recorder,
-                pool,
-                context.clock,
-                acceptance=acceptance,
-                proposer=proposer,
-                seed=context.seed,
-                max_leap=self._max_leap,
-                on_enter=self._has_entered,
-                on_prefilled=self._has_token,
-                on_end=self._has_ended,
-                leave=self._go_on,
-            )
 
     def _new_recorder(self, context: RunContext) -> Recorder:
         core, seed = self.core, context.seed
@@ -79,29 +56,6 @@ class SpeculativeReplica(LaneReplica):
             self.frontend_times,
         )
         return self._draft_recorder
-
-    def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
-        """Does what `LaneReplica.submit` does."""
-        loop = self._draft_loop
-        if loop is not None and (not_before_s or not loop.may_serve(request, stop_after)):
-            self.leave_lane()
-        LaneReplica.submit(self, request, stop_after, not_before_s)
-
-    def leave_lane(self) -> None:
-        """Lets the engine take over all state of the lane, and draws what the running step accepts."""
-        loop, log = self._draft_loop, self.recorder.iterations
-        if loop is None:
-            return
-        self._draft_loop = None
-        LaneReplica.leave_lane(self)
-        assert isinstance(log, DraftLog)
-        log.passes.first_iteration = log.next_iteration
-        loop.draft_lane.sums.flush()
-        for passes in loop.draft_lane.passes.values():
-            if passes.seq.finish_reason is None:
-                log.lane.answers.add(passes, passes.num_run)
-        if self.step is not None:
-            self._draw(self.step.plan, self.step.num_iterations)
 
     def _ends_s(
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
@@ -131,11 +85,11 @@ class SpeculativeReplica(LaneReplica):
 
     def _draw(self, plan: StepPlan, num_iterations: int) -> int:
         """Draws what a plan's iterations accept; returns how many there are up to the first event."""
-        core, drafts = self.core, plan.drafts
-        assert isinstance(core, Speculating)
+        drafting, drafts = self.core.drafts, plan.drafts
+        assert drafting is not None
         assert isinstance(drafts, DraftPlan)
         verdicts = self._verdicts
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
-        num_iterations, num_blocks = core.num_iterations_of(plan, accepted)
+        num_iterations, num_blocks = drafting.num_iterations_of(plan, accepted)
         self._draft_recorder.expect(drafts, accepted[:num_iterations], num_blocks)
         return num_iterations

@@ -1,4 +1,4 @@
-r"""Open-loop sessions whose prompts share prefixes as a tree.
+r"""Sessions whose prompts share prefixes as a tree.
 
     system prompt 0 ---- session a: turn 0 ---- turn 1 ---- turn 2
                     \--- session b: turn 0 ---- turn 1
@@ -26,6 +26,7 @@ from sim.workload.checks import (
 )
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 from sim.workload.lengths import clip_to_context
+from sim.workload.session_pool import in_a_loop, require_number_in_a_loop
 from sim.workload.streams import stream
 from sim.workload.table import TableSource
 from sim.workload.zipf import zipf_draws
@@ -46,9 +47,13 @@ class PrefixSessions:
     k^-system_prompt_skew. Its first prompt adds first_tokens to it, and each later prompt adds turn_tokens
     (the last output and the new message) to the one before, gap_s seconds later. Sessions also begin in the
     running_s seconds before the traffic, so that the mix of turns is the same from the start.
+
+    In a closed loop each user has one session at a time, whose turns keep their gaps whatever the engine
+    does. max_requests must then be set: it is the number of turns of all sessions, which begin in duration_s;
+    running_s has no meaning.
     """
 
-    arrivals: ArrivalProcess
+    arrivals: ArrivalProcess | ClosedLoop
     turns: Distribution
     first_tokens: Distribution
     turn_tokens: Distribution
@@ -69,19 +74,13 @@ class PrefixSessions:
         require_counts(self, MAX_TURNS, "turns", "turns")
         names = ("first_tokens", "turn_tokens", "output_tokens", "system_prompt_tokens")
         require_counts(self, MAX_TOKENS, "tokens", *names)
+        require_number_in_a_loop(self, "max_requests")
         if isinstance(self.arrivals, ClosedLoop):
-            raise ValueError("arrivals: must be an open-loop process such as poisson, not a closed loop")
+            require_at_most(self, MAX_SESSIONS, "max_requests")
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the requests of the sessions in [0, duration_s), in order of time."""
-        span_s = self.running_s + self.duration_s
-        start_s = self.arrivals.times_s(stream(seed, "sessions"), num_requests=None, duration_s=span_s)
-        if len(start_s) > MAX_SESSIONS:
-            raise ValueError(
-                f"duration_s={self.duration_s}, running_s={self.running_s}: {len(start_s):,} sessions begin "
-                f"in it; must be at most {MAX_SESSIONS:,}, as they are drawn at once; lower the rate or "
-                "the times"
-            )
+        start_s = self._begins_s(seed)
         z_S = stream(seed, "sessions/turns").standard_normal(len(start_s))
         num_turns = whole_numbers(self.turns, z_S, MAX_TURNS)
         first_T = np.cumsum(num_turns) - num_turns  # row of each session's first turn
@@ -95,7 +94,7 @@ class PrefixSessions:
             whole_numbers(self.turn_tokens, z_T3[:, 0]),
         )
         wait_T = np.where(is_first, 0.0, self.gap_s.from_normal(z_T3[:, 1]))
-        time_T = start_s[session_T] - self.running_s + _sums_within(wait_T, first_T, num_turns)
+        time_T = start_s[session_T] + _sums_within(wait_T, first_T, num_turns)
         system_tokens = whole_numbers(
             self.system_prompt_tokens, stream(seed, "system_prompts").standard_normal(self.num_system_prompts)
         )
@@ -103,8 +102,10 @@ class PrefixSessions:
             stream(seed, "system_prompt_of"), self.num_system_prompts, self.system_prompt_skew, len(start_s)
         )
         prompt_T: IntArray = system_tokens[system_S][session_T] + _sums_within(added_T, first_T, num_turns)
-        inside = np.flatnonzero((time_T >= 0) & (time_T < self.duration_s))
-        rows = inside[np.argsort(time_T[inside], kind="stable")][: self.max_requests]
+        rows = np.arange(len(time_T))[: self.max_requests]  # of a closed loop: session after session
+        if not isinstance(self.arrivals, ClosedLoop):
+            inside = np.flatnonzero((time_T >= 0) & (time_T < self.duration_s))
+            rows = inside[np.argsort(time_T[inside], kind="stable")][: self.max_requests]
         if not len(rows):
             raise ValueError(f"duration_s={self.duration_s}: must be longer; no request arrives in this time")
         output_T = whole_numbers(self.output_tokens, z_T3[:, 2])
@@ -119,7 +120,7 @@ class PrefixSessions:
             pieces += [(self.num_system_prompts + t, int(added_T[t])) for t in turns]
             return cut_segments(pieces, num_tokens)
 
-        return TableSource(
+        sessions = TableSource(
             arrival_s=time_T[rows],
             prompt_tokens=prompts,
             output_tokens=outputs,
@@ -128,6 +129,22 @@ class PrefixSessions:
             patience_s=self.patience_s,
             session_ids=session_T[rows],
         )
+        return in_a_loop(sessions, self.arrivals, seed=seed, duration_s=self.duration_s)
+
+    def _begins_s(self, seed: int) -> FloatArray:
+        """Returns when each session begins, in seconds after the begin of the traffic; 0 in a closed loop."""
+        if isinstance(self.arrivals, ClosedLoop):
+            assert self.max_requests is not None, "checked by require_number_in_a_loop"
+            return np.zeros(self.max_requests)  # enough, as each has a turn
+        span_s = self.running_s + self.duration_s
+        start_s = self.arrivals.times_s(stream(seed, "sessions"), num_requests=None, duration_s=span_s)
+        if len(start_s) > MAX_SESSIONS:
+            raise ValueError(
+                f"duration_s={self.duration_s}, running_s={self.running_s}: {len(start_s):,} sessions begin "
+                f"in it; must be at most {MAX_SESSIONS:,}, as they are drawn at once; lower the rate or "
+                "the times"
+            )
+        return start_s - self.running_s
 
 
 def cut_segments(pieces: list[tuple[int, int]], num_tokens: int) -> tuple[Segment, ...]:

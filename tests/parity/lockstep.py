@@ -16,7 +16,7 @@ from policies.caching.kv_groups import KvGroup
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import Caching, KvMemory
-from policies.core.async_engine import AsyncEngineCore
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.request import Prompt, Request
@@ -150,7 +150,7 @@ class OurEngine:
         return (PrefixCaching if settings.is_prefix_caching else Paged)(**sizes)
 
     def _new_core(self, settings: Settings, **parts: Any) -> EngineCore:
-        return (AsyncEngineCore if self._is_async else EngineCore)(**parts)
+        return EngineCore(ends=Ends.one_step_late if self._is_async else Ends.at_once, **parts)
 
     @property
     def num_unfinished(self) -> int:

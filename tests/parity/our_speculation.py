@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.endings import Ends
+from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation import DraftLength, Proposer
 from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
+from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.engine.drafts import Speculation as CoreSpeculation
 from policies.speculation.fixed import Fixed
@@ -51,13 +53,13 @@ def draft_length_of(speculation: Speculation) -> DraftLength:
 
 
 class OurSpeculativeEngine(OurEngine):
-    """SpeculativeCore or AsyncSpeculativeCore, which is told the scripted acceptances."""
+    """An engine that speculates, which is told the scripted acceptances."""
 
-    def _new_core(self, settings: Settings, **parts: Any) -> SpeculativeCore:
+    def _new_core(self, settings: Settings, **parts: Any) -> EngineCore:
         self._script = script = settings.speculation
         speculation = CoreSpeculation(proposer=proposer_of(script), draft_length=draft_length_of(script))
-        core = AsyncSpeculativeCore if self._is_async else SpeculativeCore
-        return core(speculation=speculation, **parts)
+        ends = Ends.one_step_late if self._is_async else Ends.at_once
+        return EngineCore(ends=ends, new_drafts=partial(Drafting, speculation), **parts)
 
     def _drafts(self, plan: StepPlan) -> dict[int, int]:
         return plan.drafts.by_request()
@@ -71,13 +73,13 @@ class OurSpeculativeEngine(OurEngine):
         accepted, num_left = self._accepted(drafts, max_iterations, late)
         num_iterations = 1
         if max_iterations > 1:
-            num_iterations = self.core.num_iterations_of(plan, accepted)[0]
+            num_iterations = self.core.drafts.num_iterations_of(plan, accepted)[0]
         has_stopped = (accepted + 1).cumsum(axis=0) >= num_left
         stops = has_stopped[:num_iterations].any(axis=1)
         if stops.any():
             num_iterations = int(np.argmax(stops)) + 1
         accepted = accepted[:num_iterations]
-        self.core.take_blocks_of(plan, num_iterations)
+        self.core.drafts.take_blocks_of(plan, num_iterations)
         stopped = [drafts.seqs[index] for index in np.flatnonzero(has_stopped[num_iterations - 1])]
         for chunk in plan.chunks:
             arrival = self._arrivals[chunk.seq.request_id]

@@ -5,7 +5,7 @@ preempted requests; free blocks while the step runs and after it; finished reque
 workload is run in leaps on our side.
 
 With asynchronous scheduling vLLM plans a step before it reads the tokens of the step before: the driver keeps
-that order, and our core's `AsyncEngineCore` is told of a sampled stop token one step later.
+that order, and our core with `Ends.one_step_late` is told of a sampled stop token one step later.
 
 Differences that are on purpose, and kept out of the comparison:
 - A step of vLLM's that computes nothing, because it preempted all requests, counts with the next one.
@@ -160,7 +160,7 @@ def test_an_engine_with_one_other_setting_is_found_out(change):
             super().__init__(replace(settings, **changes))
 
         def step(self):
-            return self.steps(self.core._now, 1)[0]
+            return self.steps(self.core.now, 1)[0]
 
     found = [first_difference(make_workload("prefix", seed), Other) for seed in range(100)]
     assert sum(difference is not None for difference in found) > 5

@@ -1,4 +1,4 @@
-"""Features join the engine as parts: there is one loop, runner, executor and class of graphs for all of them."""
+"""Features join the engine as parts: all of them have one loop, runner, executor and class of graphs."""
 
 import pytest
 

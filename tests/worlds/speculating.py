@@ -81,7 +81,6 @@ def speculating(world: World, **settings: Any) -> SpeculatingWorld:
     elif isinstance(world, Cluster):
         made = SpeculatingCluster
     given = {each.name: getattr(world, each.name) for each in fields(world)}
-    del given["engine"]
     return made(**(given | settings))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from experiments.app.launch_lines.branches import Branches, number_of
 from experiments.app.launch_lines.flags import Engine

@@ -35,6 +35,7 @@ PREFIXES = ("VLLM_", "SGLANG_", "SGL_", "TRTLLM_", "TLLM_", "NCCL_", "CUDA_LAUNC
 Engine = Literal["vllm", "sglang", "tensorrt_llm"]
 Effect = Literal["setting", "none", "refused"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
 VERSIONS = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "tensorrt_llm": "trtllm-serve"}
 
 _NUMBER = re.compile(r"-\.?\d[\d.]*")
@@ -82,14 +83,27 @@ class Arguments:
 @cache
 def table(engine: Engine) -> dict[str, Flag]:
     """Returns the flags of an engine, by flag."""
-    rows = [Flag(**{**row, "aliases": tuple(row["aliases"].split())}) for row in _rows(f"{engine}.csv")]  # type: ignore[arg-type]
-    return {row.flag: row for row in rows}
+    rows = _rows(f"{engine}.csv")
+    return {row["flag"]: _flag(row, row["flag"], row["kind"], row["only_with"]) for row in rows}
 
 
 @cache
 def variables() -> list[Flag]:
     """Returns what is known of variables; flag: a pattern of names."""
-    return [Flag(row.pop("name"), (), "text", **row) for row in _rows("environment.csv")]  # type: ignore[arg-type]
+    return [_flag(row, row["name"], "text") for row in _rows("environment.csv")]
+
+
+def _flag(row: Mapping[str, str], flag: str, kind: str, only_with: str = "") -> Flag:
+    """Returns a row of a table; flag: a flag or the pattern of a variable's names."""
+    return Flag(
+        flag=flag,
+        aliases=tuple(row.get("aliases", "").split()),
+        kind=kind,
+        effect=next(effect for effect in EFFECTS if effect == row["effect"]),
+        detail=row["detail"],
+        harmless=row["harmless"],
+        only_with=only_with,
+    )
 
 
 def _rows(name: str) -> list[dict[str, str]]:

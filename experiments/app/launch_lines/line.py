@@ -10,6 +10,7 @@ from pathlib import Path
 
 from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.engines import translated
+from experiments.app.launch_lines.lora import set_lora_of_batches
 from experiments.app.launch_lines.translation import Translation
 from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError
@@ -52,6 +53,8 @@ def with_launch_line(words: Sequence[str], command: str) -> list[str]:
                 found.put(several, f"[{found.settings.pop(key)}]")
         for key in ("replicas", "routing"):
             found.settings.pop(key, None)
+    if command == "roofline":
+        set_lora_of_batches(found)
     overrides = [text for text in found.overrides if not _wins(text, beside)]
     _tell(found, overrides)
     return [*overrides, *rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments.app.launch_lines.lora import OVERLAPPED, TRAFFIC, judge_modules, judge_pinned, set_lora
 from experiments.app.launch_lines.translation import (
     EXPERTS,
     Context,
@@ -44,6 +45,7 @@ def meaning(at: Context, own: Translation) -> None:
     _order(at, own)
     _graphs(at, own)
     _kernels(at, own)
+    _lora(at, own)
     _drafts(at, own)
 
 
@@ -128,6 +130,31 @@ def _kernels(at: Context, own: Translation) -> None:
     copies = at.get("--ep-num-redundant-experts", 0)
     if at.get("--enable-eplb") or copies:
         set_eplb(own, {"num_redundant_experts": copies})
+
+
+def _lora(at: Context, own: Translation) -> None:
+    """Sets the adapter slots; --lora-paths alone switches them on, unless adapters are switched off."""
+    paths = at.get("--lora-paths")
+    if not at.get("--enable-lora", paths is not None):
+        return
+    slots, rank = at.get("--max-loras-per-batch", 8), at.get("--max-lora-rank")
+    in_host = at.get("--max-loaded-loras")
+    set_lora(at, own, "--enable-lora", slots=slots, rank=rank, in_host=in_host)
+    if paths is not None:
+        own.without_effect["--lora-paths"] = TRAFFIC
+        judge_pinned(own, "--lora-paths", paths)
+    if (modules := at.get("--lora-target-modules")) is not None:
+        judge_modules(own, "--lora-target-modules", modules)
+    if (backend := at.get("--lora-backend")) in ("triton", "csgmv"):
+        own.put("engine.kernels.lora.backend", f"sglang_{backend}")
+    elif backend is not None:
+        own.refused[f"--lora-backend {backend}"] = "the kernels that are modelled are triton and csgmv"
+    if (eviction := at.get("--lora-eviction-policy", "lru")) != "lru":
+        own.refused[f"--lora-eviction-policy {eviction}"] = "adapters are evicted by lru or lfu"
+    if at.get("--lora-drain-wait-threshold", 0):
+        own.refused["--lora-drain-wait-threshold"] = "slots are not drained for adapters that wait"
+    if at.get("--enable-lora-overlap-loading"):
+        own.without_effect["--enable-lora-overlap-loading"] = OVERLAPPED
 
 
 def _order(at: Context, own: Translation) -> None:

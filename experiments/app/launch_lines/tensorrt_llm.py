@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.app.launch_lines.flags import table, typed
+from experiments.app.launch_lines.lora import TRAFFIC, judge_modules, set_lora
 from experiments.app.launch_lines.translation import (
     KV_DTYPES,
     Context,
@@ -79,12 +80,9 @@ TRTLLM_NONE: Mapping[str, str] = {
 }
 """Keys without effect on time -> the reason (empty: it goes without saying)."""
 POOLS = "prefill and decode in servers of their own are set by pools=disaggregated"
-LORA = "LoRA is set by the group adapters, with traffic that names adapters"
 TRTLLM_REFUSED: Mapping[str, tuple[str, str]] = {
     "cache_transceiver_config": (POOLS, ""),
     "disagg_cluster": (POOLS, ""),
-    "lora_config": (LORA, ""),
-    "enable_lora": (LORA, ""),
     "sparse_attention_config": ("it is not modelled", ""),
     "cp_config": ("it is not modelled", ""),
     "moe_cluster_parallel_size": ("clusters of experts are not modelled", "1"),
@@ -130,10 +128,18 @@ KV_KEYS = {
     "use_kv_cache_manager_v2": "*",
 }
 """Key of kv_cache_config -> patterns of values that ask for nothing but what is priced."""
-MAPPINGS = ("kv_cache_config", "cuda_graph_config", "scheduler_config", "attention_dp_config")
+MAPPINGS = (
+    "kv_cache_config",
+    "cuda_graph_config",
+    "scheduler_config",
+    "attention_dp_config",
+    "lora_config",
+    "peft_cache_config",
+)
 HANDLED = (
     *MAPPINGS,
     "speculative_config",
+    "enable_lora",
     "disable_overlap_scheduler",
     "batch_wait_timeout_iters",
     "batch_wait_max_tokens_ratio",
@@ -170,6 +176,7 @@ def meaning(at: Context, own: Translation) -> None:
     _graphs(own, options.get("cuda_graph_config", {}))
     if options.get("disable_overlap_scheduler"):
         own.put("engine.host.overlapped", False)
+    _lora(at, own, options)
     _drafts(at, own, options.get("speculative_config"))
 
 
@@ -301,6 +308,33 @@ def _kv(at: Context, own: Translation, config: dict[str, Any]) -> None:
         own.judge(
             f"kv_cache_config {key}", value, KV_KEYS.get(key, "none"), "the cache has its usual settings"
         )
+
+
+LORA_KEYS = ("lora_dir", "lora_ckpt_source", "trtllm_modules_to_hf_modules", "swap_gate_up_proj")
+"""Keys of lora_config that say which adapters there are, and how to read them."""
+
+
+def _lora(at: Context, own: Translation, options: Mapping[str, Any]) -> None:
+    """Sets the adapter slots of lora_config, of rank 64 unless it says otherwise."""
+    config = dict(options.get("lora_config") or {})
+    if config or options.get("enable_lora"):
+        rank, slots = config.pop("max_lora_rank", 64), config.pop("max_loras", None)
+        in_host = config.pop("max_cpu_loras", None)
+        for name, value in (("max_lora_rank", rank), ("max_loras", slots), ("max_cpu_loras", in_host)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"--from: lora_config.{name} {value}: must be a whole number >= 1")
+        if slots is None:
+            own.refused["lora_config"] = "adapters get a share of the memory; give max_loras in it"
+        else:
+            set_lora(at, own, "lora_config", slots=slots, rank=rank, in_host=in_host)
+        if modules := config.pop("lora_target_modules", None):
+            judge_modules(own, "lora_config", modules)
+        for key in config:
+            if key not in LORA_KEYS:
+                raise ConfigError(f"--from: lora_config: {key}: trtllm-serve has no such key; leave it out")
+        own.without_effect["lora_config.lora_dir"] = TRAFFIC
+    if options.get("peft_cache_config"):
+        own.refused["peft_cache_config"] = "the memory of adapters is that of lora_config.max_loras slots"
 
 
 def _drafts(at: Context, own: Translation, config: Any) -> None:

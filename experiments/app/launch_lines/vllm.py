@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.app.launch_lines.lora import judge_modules, set_lora
 from experiments.app.launch_lines.translation import (
     EXPERTS,
     Context,
@@ -35,7 +36,6 @@ COMPILED_ANYWAY = (
     "compile_sizes",
     "cudagraph_copy_inputs",
     "cudagraph_num_of_warmups",
-    "cudagraph_specialize_lora",
     "custom_ops",
     "debug_dump_path",
     "dynamic_shapes_config",
@@ -95,6 +95,7 @@ def meaning(at: Context, own: Translation) -> None:
     _order(at, own)
     _kernels(at, own)
     _graphs(at, own)
+    _lora(at, own)
     _drafts(at, own)
 
 
@@ -204,11 +205,31 @@ def _graphs(at: Context, own: Translation) -> None:
     levels = [config.pop(key) for key in ("level", "mode") if key in config]
     for level in levels:
         own.judge("--compilation-config mode", level, "3 vllm_compile", COMPILED)
+    specializes = config.pop("cudagraph_specialize_lora", None)
+    if specializes is not None and at.get("--enable-lora"):
+        own.put("engine.kernels.lora.cudagraph_specialize_lora", bool(specializes))
     for key, value in config.items():
         if key in COMPILED_ANYWAY:
             own.without_effect[f"--compilation-config {key}"] = COMPILED
         else:
             own.judge(f"--compilation-config {key}", value, "none", COMPILED)
+
+
+def _lora(at: Context, own: Translation) -> None:
+    """Sets the adapter slots; in vLLM, one of rank 16 unless the command says otherwise."""
+    if not at.get("--enable-lora"):
+        return
+    slots = at.get("--max-loras", 1)
+    in_host = at.get("--max-cpu-loras") or slots
+    set_lora(at, own, "--enable-lora", slots=slots, rank=at.get("--max-lora-rank", 16), in_host=in_host)
+    if (modules := at.get("--lora-target-modules")) is not None:
+        judge_modules(own, "--lora-target-modules", modules)
+    for flag, key in (
+        ("--fully-sharded-loras", "fully_sharded_loras"),
+        ("--specialize-active-lora", "specialize_active_lora"),
+    ):
+        if at.get(flag) is not None:
+            own.put(f"engine.kernels.lora.{key}", at.get(flag))
 
 
 def _level_without_graphs(at: Context) -> bool:

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.score import modes, public, runs, silicon
+from experiments.score import lora, modes, public, runs, silicon
 from experiments.score.engine_versions import engine_of
 from experiments.score.physical import impossible_rows
 from experiments.score.table import chosen_rows, read_table
 from experiments.score.trust.constants import values_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
-from hwmodels.trust.table import HELD_BACK, Level
+from hwmodels.trust.table import HELD_BACK, LORA, Level
 from sim.settings.errors import ConfigError
 from sim.setup.expected_errors import TAIL, tail_of
 from sim.setup.scenario import Scenario
@@ -35,7 +35,8 @@ class Source(NamedTuple):
     traffic_of: Callable[[Mapping[str, Any]], str]
     """Returns the kind of traffic of a row."""
     scenario_of: Callable[[dict[str, Any], LatencyLevel], Scenario]
-    figures_of: Callable[[Scenario], dict[str, float]]
+    figures_of: Callable[[dict[str, Any], Scenario], dict[str, float]]
+    """Simulates the scenario of a row."""
     profile_of: Callable[[Mapping[str, Any]], str]
     """Returns the name of the engine profile that simulates a row."""
     measured: Callable[[Mapping[str, Any]], dict[str, float]]
@@ -48,6 +49,10 @@ class Source(NamedTuple):
     """Attributes of `Case` that a group shares: its rows are left out together."""
     checked: Callable[[pd.DataFrame, Path], pd.DataFrame] = lambda table, path: table
     """Checks and completes the table."""
+    family_of: Callable[[Mapping[str, Any], Scenario], str | None] = lambda row, scenario: (
+        scenario.engine.family
+    )
+    """Returns the family of a row's engine; None: the row is not compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +77,8 @@ class Case:
 
     @property
     def origin(self) -> str:
-        """The table, or the source of a public row."""
-        return str(self.row["source"]) if self.table == "public" else self.table
+        """The table, or the source of a published row."""
+        return str(self.row["source"]) if self.table in ("public", "lora") else self.table
 
     @property
     def is_for_testing(self) -> bool:
@@ -159,6 +164,11 @@ def _public(row: Mapping[str, Any], figures: Mapping[str, float]) -> dict[str, f
     return {figure: figures[name] for figure, name in columns.items() if pd.notna(row.get(name))}
 
 
+def _kept(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the figure of a pair of runs with and without LoRA adapters, measured or simulated."""
+    return {LORA: float(values[lora.METRIC])}
+
+
 SOURCES = {
     "silicon": Source(
         file="silicon/silicon_e2e.csv.gz",
@@ -167,7 +177,7 @@ SOURCES = {
         metrics=modes.METRICS,
         traffic_of=lambda row: "closed",
         scenario_of=modes.scenario_of,
-        figures_of=modes.figures_of,
+        figures_of=lambda row, scenario: modes.figures_of(scenario),
         profile_of=lambda row: engine_of(dict(row)),
         measured=lambda row: _closed(row, row),
         predicted=_closed,
@@ -181,7 +191,7 @@ SOURCES = {
         metrics=(*runs.METRICS, runs.HELD_BACK_SHARE),
         traffic_of=lambda row: "open",
         scenario_of=runs.scenario_of,
-        figures_of=runs.figures_of,
+        figures_of=lambda row, scenario: runs.figures_of(scenario),
         profile_of=lambda row: engine_of({"backend": "vllm", "backend_version": row.get("vllm")}),
         measured=lambda row: _open(row, row),
         predicted=_open_predicted,
@@ -195,7 +205,7 @@ SOURCES = {
         metrics=public.MEASURED,
         traffic_of=_public_traffic,
         scenario_of=public.scenario_of,
-        figures_of=public.figures_of,
+        figures_of=lambda row, scenario: public.figures_of(scenario),
         profile_of=lambda row: public.profile_of(dict(row)),
         measured=lambda row: _public(row, row),
         predicted=_public,
@@ -203,8 +213,24 @@ SOURCES = {
         left_out=("model", "gpu"),
         checked=public.checked,
     ),
+    "lora": Source(
+        file=str(Path(lora.__file__).with_name("data") / "lora_rows.csv"),
+        columns=lora.COLUMNS,
+        positive=lora.POSITIVE,
+        metrics=lora.METRICS,
+        traffic_of=lambda row: "lora",
+        scenario_of=lora.scenario_of,
+        figures_of=lora.kept,
+        profile_of=lambda row: str(row["engine"]),
+        measured=_kept,
+        predicted=lambda row, figures: _kept(figures),
+        fitted=(),
+        left_out=("model", "gpu"),
+        checked=lora.unused,
+        family_of=lambda row, scenario: str(row["backend"]),  # a share hardly depends on the host's profile
+    ),
 }
-"""Tables, as `kind=` names them: of the folder, and the public rows that the project ships with."""
+"""Tables, as `kind=` names them: of the folder, and the published rows that the project ships with."""
 
 
 def read_cases(folder: Path, where: str | None = None) -> list[Case]:
@@ -245,14 +271,14 @@ def _cases(table: str, row: dict[str, Any]) -> Iterator[Case]:
         scenario = source.scenario_of(row, Calibrated())
     except (NotSimulatedError, ValueError):
         return
-    measured_on = scenario.calibration.measured_on
-    if scenario.engine.family is None or measured_on is None:
+    measured_on, family = scenario.calibration.measured_on, source.family_of(row, scenario)
+    if family is None or measured_on is None:
         return
     yield Case(
         table=table,
         row=row,
         profile=preset("engine", source.profile_of(row)),
-        family=scenario.engine.family,
+        family=family,
         model=scenario.model.name,
         gpu=preset("hardware", row["gpu"]),
         device=scenario.hardware.name,

@@ -33,7 +33,7 @@ from hwmodels.trust.table import (
     Level,
 )
 
-FITTED_ROWS = {"silicon": 5, "experiments": 1, "public": 0}
+FITTED_ROWS = {"silicon": 5, "experiments": 1, "public": 0, "lora": 0}
 """By table, the number of rows of each cell (a profile, a model, a GPU) that constants are fitted to."""
 
 PREDICTED_ROWS = 20

@@ -50,7 +50,7 @@ class Task:
                 scenario = replace(scenario, seed=zlib.crc32(f"{case.key} {self.number}".encode()))
             return {
                 "id": self.name,
-                **source.figures_of(with_values(scenario, self.values)),
+                **source.figures_of(case.row, with_values(scenario, self.values)),
                 "status": "ok",
             }
         except (NotSimulatedError, ValueError) as error:

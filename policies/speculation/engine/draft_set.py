@@ -37,7 +37,7 @@ class SlotClock:
 class DraftSet(DecodeSet):
     """The decoding sequences, with their counts by slot.
 
-    reads_late: whether the tokens of a step are read when the next one is planned (async_engine.py). Then the
+    reads_late: whether the tokens of a step are read when the next one is planned (see drafting.py). Then the
     scheduler counts all rows of the step in flight as computed tokens.
     """
 

@@ -66,7 +66,7 @@ class DraftPlan:
     """The draft tokens of a plan, per sequence that decodes, and the numbers of those for the next pass.
 
     seqs: sequences that decode, in the order of admission. slots, num_computed, base: their slots, computed
-    tokens, and computed tokens as the scheduler counts them (async_engine.py). end: computed tokens with
+    tokens, and computed tokens as the scheduler counts them (see drafting.py). end: computed tokens with
     which each ends. num_drafts: draft tokens of each, in whole levels; depth: most of them that can be
     accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
     then those that complete their prefill. next_levels: levels of the longest of these drafts, which are made
@@ -104,7 +104,7 @@ class DraftPlan:
         self.next_drafts = num_drafts
         self.next_levels = 0
         self.are_alike = False
-        # What `SpeculativeCore.num_iterations_of` finds, if the plan is repeated, by iteration.
+        # What `Drafting.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
         """KV blocks that repeated iterations take, summed; the first has its blocks."""
         self.num_blocks: Ints = NO_BLOCKS

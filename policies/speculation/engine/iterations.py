@@ -13,7 +13,7 @@ from policies.speculation.engine.step import DraftStep
 def iterations_to_event(
     drafts: DraftPlan, accepted: Ints, decodes: DraftSet, step: DraftStep, pool: BlockPool
 ) -> tuple[int, Ints]:
-    """Returns what `SpeculativeCore.num_iterations_of` does, and notes totals and blocks in the drafts."""
+    """Returns what `Drafting.num_iterations_of` does, and notes totals and blocks in the drafts."""
     if len(accepted) == 1:
         return 1, drafts.num_new_blocks
     drafts.totals = totals = decodes.totals(drafts, accepted)

@@ -290,12 +290,6 @@ class DraftStep(StepMaker):
             plan.horizon = max(plan.horizon // (1 + int(drafts.depth.max(initial=0))), 1)
         plan.horizon = min(plan.horizon, MAX_HORIZON) if is_fixed else 1
 
-    def drafts_in_flight(self, all_decode: bool) -> DraftPlan:
-        """Returns the draft tokens of a step in flight in which all sequences decode, or none."""
-        self._clear()
-        self._all_decode = all_decode
-        return self._drafts()
-
     def _drafts(self) -> DraftPlan:
         """Returns the draft tokens of the sequences that decode in this step."""
         decodes = self._drafting

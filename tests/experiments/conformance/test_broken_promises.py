@@ -61,21 +61,6 @@ class Overconfident(Filling):
         super().fill(view, step, now)
 
 
-class Disorderly(Filling):
-    """Declares that it admits in order, and admits the last that came first."""
-
-    max_unasked_decodes = 0
-    fills_in_order = True
-
-    def fill(self, view, step, now):
-        step.budget(16)
-        step.decode_all()
-        for seq in view.prefilling:
-            step.prefill(seq, step.tokens_left)
-        for seq in reversed(list(view.waiting)):
-            step.admit(seq, step.tokens_left)
-
-
 class Greedy(Filling):
     def fill(self, view, step, now):
         super().fill(view, replace_budget(step), now)
@@ -283,7 +268,6 @@ BROKEN = [
     (Looking(), "run_is_reproducible"),
     (Forgetful(), "leap_equals_step"),
     (Overconfident(), "unasked_decodes_equal_fill"),
-    (Disorderly(), "lane_equals_engine"),
     (Greedy(), "budget_respected"),
     (Starving(), "every_request_ends"),
     (Leaking(), "no_leaked_blocks"),

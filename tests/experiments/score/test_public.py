@@ -1,5 +1,6 @@
 """Measured rows of public sources: `windtunnel score kind=public`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,34 @@ def test_the_compared_statistic_is_the_mean_or_else_the_median():
     figures = public.figures_of(public.scenario_of(ROW, Spec()))
     assert (mean, median) == (figures["ttft_mean_ms"], figures["ttft_p50_ms"])
     assert mean != median
+
+
+def test_the_server_of_tensorrt_llm_runs_whole_prompts_and_its_benchmark_is_tuned():
+    row = {**ROW, "backend": "trtllm", "backend_version": "1.2.0", "max_num_batched_tokens": 4096}
+    served, in_process = (
+        public.scenario_of(each, Spec()).batching for each in (row, {**row, "client": public.IN_PROCESS})
+    )
+    assert (served.enable_chunked_context, in_process.enable_chunked_context) == (False, True)
+    assert served.capacity_scheduler_policy == "guaranteed_no_evict"
+    assert served.max_num_batched_tokens == in_process.max_num_batched_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("version", "stages", "profile"),
+    [("0.8.3", 2, "vllm_v0"), ("0.8.3", 1, "vllm_sync"), ("0.10.2", 2, "vllm_sync"), ("0.7.3", 2, "vllm_v0")],
+)
+def test_pipelines_of_vllm_0_8_run_on_v0(version, stages, profile):
+    assert public.profile_of({**ROW, "backend_version": version, "pp_size": stages}) == profile
+
+
+def test_prompts_of_vllm_v0_cost_the_launches_of_modules_that_are_not_compiled():
+    """A short prompt on 8 H200 waits for launches: 80 layers of about 10 kernels at 54 us are over 40 ms."""
+    row = {**ROW, "backend_version": "0.7.3", "model": "llama-3-70b", "gpu": "h200_sxm", "tp_size": 8}
+    row |= {"gpus": 8, "concurrency": 1, "num_requests": 2, "isl": 256, "osl": 4, "client": public.IN_PROCESS}
+    scenario = public.scenario_of(row, Calibrated())
+    compiled = replace(scenario, engine=replace(scenario.engine, compilation=None))
+    eager_ms, compiled_ms = (public.figures_of(each)["ttft_mean_ms"] for each in (scenario, compiled))
+    assert eager_ms > 40 > 30 > compiled_ms
 
 
 def test_all_tokens_are_compared_with_all_tokens():

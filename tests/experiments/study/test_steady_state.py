@@ -15,6 +15,7 @@ def requests(count, lasts_s, *, e2e_s=1.0, ttft_s=None, sessions=None):
     table = pd.DataFrame({"arrival_s": arrival_s, "ttft_s": ttft_s, "tpot_s": RNG.normal(0.01, 1e-3, count)})
     table["e2e_s"], table["finished_s"], table["status"] = e2e_s, arrival_s + e2e_s, "finished"
     table["session_id"] = range(count) if sessions is None else sessions
+    table["prompt_tokens"], table["cached_tokens"] = 100, 40
     return table
 
 
@@ -56,3 +57,30 @@ def test_of_sessions_only_the_time_counts_in_which_as_many_end_as_begin():
     assert "less than a session and 10 times the p90 of E2E" in found.reason
     assert steady_part(table, 1.0, has_sessions=True) == (1.0, 1.0)
     assert steady_part(table, 500.0, has_sessions=True).start_s == pytest.approx(91, abs=1)
+
+
+def test_late_turns_with_long_prompts_count_by_their_tokens():
+    """Two turns, after 1 and 101 s: of 2 % of the tokens the second one does not matter, of 3 % it does."""
+    table = requests(2, 100.0, sessions=[0, 0])
+    table["prompt_tokens"], table["cached_tokens"] = [98, 502], [0, 500]
+    assert steady_part(table, 500.0, has_sessions=True).start_s == 1.0
+    table["cached_tokens"] = [0, 499]
+    assert steady_part(table, 500.0, has_sessions=True).start_s == 101.0
+
+
+def test_the_load_of_sessions_is_whole_where_a_steady_state_begins():
+    """Poisson sessions of exponential length, a request a second: the rate is lower before, not after."""
+    begin_s = np.sort(RNG.uniform(0.0, 1000.0, 5000))
+    turns = 1 + RNG.exponential(100.0, 5000).astype(int)
+    arrival_s = np.concatenate(
+        [begin + np.arange(number) for begin, number in zip(begin_s, turns, strict=True)]
+    )
+    table = requests(len(arrival_s), 1.0, sessions=np.repeat(np.arange(5000), turns))
+    table["arrival_s"], table["finished_s"] = arrival_s, arrival_s + 1.0
+    part = steady_part(table, 1000.0, has_sessions=True)
+    assert part.start_s == pytest.approx(100 * np.log(50), rel=0.1)
+    rate = part.holds(arrival_s).sum() / (part.end_s - part.start_s)
+    nominal = len(arrival_s) / 1000.0
+    assert rate == pytest.approx(nominal, rel=0.03)
+    early = ((arrival_s > 130.0) & (arrival_s < 230.0)).sum() / 100.0
+    assert early < 0.9 * nominal

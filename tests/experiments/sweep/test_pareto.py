@@ -1,4 +1,6 @@
-"""The page of a sweep has the Pareto front of both throughputs, and short labels for mappings."""
+"""The page of a sweep: the front of both throughputs, short labels for mappings, and what seeds tell."""
+
+import math
 
 import pandas as pd
 
@@ -39,3 +41,14 @@ def test_mappings_are_labelled_by_what_differs():
     axis = GridAxis(key="lengths", values=tuple(PAIRS))
     assert [axis.label(pair) for pair in PAIRS] == ["512", "2048"]
     assert GridAxis(key="batching", values=("chunked", "static")).label("static") == "static"
+
+
+def test_seeds_that_give_the_same_run_have_no_interval():
+    """As those of a trace do; where a figure is equal by chance, others differ."""
+    points = [({"tp": tp, "seed": seed}, 50 + (tp == 2) * seed, 900) for tp in (1, 2, 4) for seed in range(3)]
+    found = grid(points, ["tp", "seed"])
+    assert all(math.isnan(found.cells[1,][key].low) for key in (USER, GPU))
+    assert found.cells[2,][USER].low < 51 < found.cells[2,][USER].high
+    assert found.cells[2,][GPU].low == 900
+    assert any(note.startswith("All seeds give the same run of 2 of 3 config") for note in found.caveats)
+    assert not any("same run" in note for note in grid(points[3:6], ["tp", "seed"]).caveats)

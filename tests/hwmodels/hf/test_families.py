@@ -12,6 +12,7 @@ from hwmodels.model.model_spec import (
     LinearAttention,
     MixtureOfExperts,
 )
+from hwmodels.speculation.draft import LayerDraft
 from tests.hwmodels.hf.published import (
     DEEPSEEK_V3,
     GEMMA_2_9B,
@@ -177,6 +178,9 @@ def test_qwen3_next_mixes_linear_and_gated_attention():
     assert (full.attention.output_gate, full.attention.qk_norm) == (True, True)
     assert full.mlp.shared_gate
     assert model.kv_bytes_per_token() == 12 * 2 * 2 * 256 * 2
+    assert model.num_mtp_modules == 1  # which vLLM runs and no config.json names
+    of_module = LayerDraft(kind="mtp", start_s=0.0, step_s=0.0).layers(model).blocks[0]
+    assert (of_module.attention, of_module.mlp) == (full.attention, full.mlp)
 
 
 def test_qwen_moe_keeps_some_layers_dense():

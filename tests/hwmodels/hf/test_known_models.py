@@ -62,3 +62,23 @@ def test_the_table_names_a_repository_for_every_model():
 def test_kv_bytes_are_those_counted_by_hand(name, kv_bytes):
     [row] = [row for row in ROWS if row["model"] == name]
     assert from_hf_fields(json.loads(row["fields"]), name).kv_bytes_per_token() == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "parameters"),
+    [
+        # 0.33 B a module, as its report states: a window, whose values are narrower, and a dense MLP.
+        ("MiMo-V2-Flash", 3, 4096 * (64 * (192 + 128) + 8 * (192 + 128)) + 3 * 4096 * 16384),
+        # MLA and a dense MLP.
+        (
+            "LongCat-Flash",
+            1,
+            6144 * (1536 + 576) + 1536 * 64 * 192 + 512 * 64 * 256 + 64 * 128 * 6144 + 3 * 6144 * 12288,
+        ),
+    ],
+)
+def test_modules_for_multi_token_prediction_that_no_config_names_have_no_experts(name, number, parameters):
+    model = from_hf_fields(json.loads(next(row["fields"] for row in ROWS if row["model"] == name)), name)
+    assert model.num_mtp_modules == number
+    matrices = model.mtp_block.layer_matrices(model.hidden_size)
+    assert sum(matrix.elements for matrix in matrices) == pytest.approx(parameters, rel=1e-3)

@@ -55,7 +55,7 @@ def test_shipped_table_is_valid_and_has_every_level():
         (
             "traffic",
             "half-open",
-            r"line 2: traffic=half-open: must be one of closed, open, burst; write the",
+            r"line 2: traffic=half-open: must be one of closed, open, burst, lora; write the",
         ),
         ("figure", "ITL", r"figure=ITL: must be one of TTFT, TPOT, E2E, throughput, throughput ratio"),
         ("architecture", "ssm", r"architecture=ssm: must be one of dense, moe"),

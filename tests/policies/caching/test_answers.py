@@ -8,11 +8,11 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import KvMemory
-from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
+from tests.policies.cores import async_core
 
 A, B = 0, 1
 PROMPT = Prompt(4, (Segment(5, 4),))
@@ -38,7 +38,7 @@ def run(core, num_steps):
     return {seq.request_id: seq.num_found for seq in plan.admitted}
 
 
-@pytest.mark.parametrize(("kind", "num_decodes"), [(EngineCore, 3), (AsyncEngineCore, 4)])
+@pytest.mark.parametrize(("kind", "num_decodes"), [(EngineCore, 3), (async_core, 4)])
 def test_a_prompt_finds_what_a_running_sequence_has_generated(kind, num_decodes):
     """The fourth generated token is computed by the step that admits B; asynchronously, it is unknown."""
     for num_steps, found in [(num_decodes, 4), (num_decodes + 1, 8)]:
@@ -57,7 +57,7 @@ def test_an_answer_with_another_content_is_not_found():
     assert run(core, 1) == {B: 4}
 
 
-@pytest.mark.parametrize("kind", [EngineCore, AsyncEngineCore])
+@pytest.mark.parametrize("kind", [EngineCore, async_core])
 def test_a_preempted_sequence_resumes_on_the_blocks_of_its_twin(kind):
     """59 blocks of 2 hold two sequences of 58 tokens; then B is preempted, and all but its end is A's."""
     core = make_engine(kind, num_blocks=59, batching=Chunked(max_num_batched_tokens=6), block_size=2)
@@ -127,7 +127,7 @@ def test_a_preempted_sequence_with_branches_has_no_unread_token():
                 step.admit(seq, 100)
 
     preempted = []
-    core = make_engine(AsyncEngineCore)
+    core = make_engine(async_core)
     core.add(Request(A, 0.0, PROMPT, branching=Branching(2)), stop_after=50)
     run(core, 3)
     core.batching = PreemptsOnce()

@@ -59,7 +59,7 @@ class Others(OurEngine):
         super().__init__(replace(settings, groups=settings.groups or (FULL,)))
 
     def step(self):
-        return self.steps(self.core._now, 1)[0]
+        return self.steps(self.core.now, 1)[0]
 
 
 def test_a_window_holds_the_blocks_that_it_reaches():

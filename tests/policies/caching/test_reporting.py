@@ -10,11 +10,11 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
-from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
+from tests.policies.cores import async_core
 
 CACHES = {
     "prefix": PrefixCaching(block_size=4),
@@ -116,7 +116,7 @@ asked = st.lists(st.tuples(pieces, st.integers(1, 20), st.none() | st.integers(0
 
 
 @pytest.mark.parametrize("caching", CACHES.values(), ids=CACHES)
-@pytest.mark.parametrize("kind", [EngineCore, AsyncEngineCore])
+@pytest.mark.parametrize("kind", [EngineCore, async_core])
 @given(asks=asked, num_blocks=st.integers(26, 60))
 def test_an_index_of_what_is_reported_finds_what_the_cache_finds(caching, kind, asks, num_blocks):
     requests = quoted(asks)

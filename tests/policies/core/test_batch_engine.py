@@ -8,14 +8,14 @@ from policies.batching.dynamic import Dynamic
 from policies.batching.static import Static
 from policies.caching.paged import Paged
 from policies.caching.settings import KvMemory
-from policies.core.batch_engine import BatchEngineCore
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
+from tests.policies.cores import batch_core
 
 
-def make_engine(num_blocks=64, batching=None, kind=BatchEngineCore):
+def make_engine(num_blocks=64, batching=None, kind=batch_core):
     return kind(
         batching=batching or Static(batch_size=3, until_last=True),
         scheduling=Fcfs(),

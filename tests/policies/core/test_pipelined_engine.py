@@ -12,14 +12,14 @@ from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.settings import KvMemory
-from policies.core.pipelined_engine import PipelinedEngineCore
+from policies.core.engine import EngineCore
 from policies.core.plan import Cause, StepOutcome
 from policies.core.request import Branching, Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 
 
 def engine(max_batches=3, *, batching=None, caching=None, num_blocks=100, max_num_seqs=8, **given):
-    return PipelinedEngineCore(
+    return EngineCore(
         max_batches=max_batches,
         batching=batching or Chunked(max_num_batched_tokens=10),
         scheduling=Fcfs(),
@@ -43,9 +43,9 @@ class Line:
     def fill(self):
         """Plans until no more may be in flight; returns the tokens of the new batches, by request id."""
         found = []
-        while not self.core.is_full and (plan := self.core.plan(self.now)) is not None:
+        while not self.core.batches.is_full and (plan := self.core.plan(self.now)) is not None:
             found.append(plan.tokens_by_request)
-            self.core.depart(plan)
+            self.core.batches.depart(plan)
             self.batches.append(plan)
             self.core.check_integrity()
         return found
@@ -63,7 +63,7 @@ def test_chunks_of_one_prompt_are_in_flight_together():
     line = Line(engine())
     seq = line.add(0, 25, 2)
     assert line.fill() == [{0: 10}, {0: 10}, {0: 5}]
-    assert line.core.is_full
+    assert line.core.batches.is_full
     assert [line.end(), line.end()] == [([], []), ([], [])]
     assert line.fill() == []  # nothing to schedule: the prompt is computed, its token is on its way
     assert line.end() == ([0], [])

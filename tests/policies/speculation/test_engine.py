@@ -23,15 +23,14 @@ from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation import SlotRules
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree
+from tests.policies.cores import async_speculative_core, speculative_core
 
 NO_RULES = SlotRules()
 FIXED = Fixed()
-CORES = (SpeculativeCore, AsyncSpeculativeCore)
+CORES = (speculative_core, async_speculative_core)
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def test_a_pass_gives_up_to_all_draft_tokens_and_one_more(make):
 
 
 def test_slots_of_rejected_tokens_are_kept_and_used_again():
-    core = engine(SpeculativeCore, pool=BlockPool(100, 4))
+    core = engine(speculative_core, pool=BlockPool(100, 4))
     core.add(Request(0, 0.0, Prompt(4)), 50)
     core.commit(core.plan(0.0), StepOutcome(accepted=np.zeros((1, 0), np.int64)), 0.0)
     used = []
@@ -177,7 +176,7 @@ def test_slots_of_rejected_tokens_are_kept_and_used_again():
 
 
 def test_asynchronous_scheduling_counts_all_draft_tokens_of_the_step_in_flight():
-    core = engine(AsyncSpeculativeCore, pool=BlockPool(100, 4))
+    core = engine(async_speculative_core, pool=BlockPool(100, 4))
     core.add(Request(0, 0.0, Prompt(4)), 50)
     core.commit(core.plan(0.0), StepOutcome(accepted=np.zeros((1, 0), np.int64)), 0.0)
     used = []
@@ -198,14 +197,14 @@ def test_a_policy_sees_what_a_step_leaves_of_the_budget_and_of_the_blocks(make):
 
 
 def test_a_request_with_branches_is_refused():
-    core = engine(SpeculativeCore)
+    core = engine(speculative_core)
     with pytest.raises(RejectedError, match="choose speculation=none"):
         core.add(Request(0, 0.0, Prompt(4), branching=Branching(2)))
 
 
 @pytest.mark.parametrize("accepted", [None, np.zeros((2, 1), np.int64), np.array([[5]]), np.array([[-1]])])
 def test_wrong_acceptances_are_refused(accepted):
-    core = engine(SpeculativeCore)
+    core = engine(speculative_core)
     core.add(Request(0, 0.0, Prompt(4)), 50)
     core.commit(core.plan(0.0), StepOutcome(accepted=np.zeros((1, 0), np.int64)), 0.0)
     with pytest.raises(ValueError, match="accepted"):
@@ -216,7 +215,7 @@ def test_wrong_acceptances_are_refused(accepted):
 @pytest.mark.parametrize(("drops", "num_cached"), [(False, 8), (True, 4)])
 def test_the_last_block_of_a_hit_is_computed_again(caching, drops, num_cached):
     pool = caching.pool(KvMemory(100, 1.0, max_model_len=1000))
-    core = engine(SpeculativeCore, proposer=Any4(rules=SlotRules(drops_last_block=drops)), pool=pool)
+    core = engine(speculative_core, proposer=Any4(rules=SlotRules(drops_last_block=drops)), pool=pool)
     for request_id in range(2):
         core.add(Request(request_id, 0.0, Prompt(10, (Segment(7, 10),))), 1)
         plan = core.plan(0.0)

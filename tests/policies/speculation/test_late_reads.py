@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from policies.caching.pool import BlockPool
 from policies.caching.prefix_pool import PrefixPool
+from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.request import Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence, SequenceState
@@ -24,10 +25,10 @@ from policies.speculation import SlotRules
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.backoff import Backoff
 from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.slo_aware import SloAware
+from tests.policies.cores import async_speculative_core
 from tests.policies.speculation.test_engine import Any4
 
 MAX_ASKED = 6
@@ -56,10 +57,10 @@ class World:
         """Accepted draft tokens of a pass, by request id and output tokens before it."""
         return np.minimum(np.random.default_rng(self.seed).geometric(0.4, (20, 200)) - 1, 5).tolist()
 
-    def core(self) -> AsyncSpeculativeCore:
+    def core(self) -> EngineCore:
         given = dict(self.settings)
         pool, num_blocks, block_size = given.pop("pool")
-        return AsyncSpeculativeCore(block_pool=pool(num_blocks, block_size), **given)
+        return async_speculative_core(block_pool=pool(num_blocks, block_size), **given)
 
     def accepted(self, plan: StepPlan, ended: set[Sequence], num_certain: int = 0) -> np.ndarray:
         """Returns the accepted draft tokens of a plan, up to the stop token of each sequence.
@@ -223,7 +224,7 @@ class Late(Early):
             num_known = min(seq.num_known + num, seq.max_num_tokens)
             if num_known - seq.num_prompt_tokens >= self.world.lengths[seq.request_id]:
                 stopped.append(seq)
-        self.end(self.core.read(plan, accepted, stopped))
+        self.end(self.core.drafts.read(plan, accepted, stopped))
 
 
 @given(worlds())
@@ -236,9 +237,9 @@ def test_plans_are_equal_if_acceptances_are_read_late(world):
     assert late.ended == early.ended
 
 
-def make_core() -> AsyncSpeculativeCore:
+def make_core() -> EngineCore:
     """Returns an engine with one sequence that has its first token, and a prompt of 6 tokens."""
-    core = AsyncSpeculativeCore(
+    core = async_speculative_core(
         speculation=Speculation(proposer=Any4(), draft_length=Fixed()),
         batching=Chunked(max_num_batched_tokens=64),
         scheduling=Fcfs(),
@@ -259,7 +260,7 @@ def test_the_certain_token_counts_at_once_and_the_others_when_they_are_read():
     assert seq.num_output_tokens == 2
     second = core.plan(0.0)
     assert second.drafts.num_computed.tolist() == [7]
-    assert core.read(first, np.array([[3]])) == []
+    assert core.drafts.read(first, np.array([[3]])) == []
     assert seq.num_output_tokens == 5
     assert second.drafts.num_computed.tolist() == [10]
     assert second.num_decode_context_tokens == 11
@@ -271,12 +272,12 @@ def test_the_end_at_a_limit_is_found_when_the_tokens_are_read():
     first = core.plan(0.0)
     core.commit(first, StepOutcome(), 0.0)
     second = core.plan(0.0)
-    core.read(first, np.array([[4]]))
+    core.drafts.read(first, np.array([[4]]))
     assert core.commit(second, StepOutcome(), 0.0) == ([], [seq]), "its last token is certain"
     assert seq.finish_reason is FinishReason.length
     third = core.plan(0.0)
     assert third is None
-    assert core.read(second, np.array([[4]])) == []
+    assert core.drafts.read(second, np.array([[4]])) == []
     assert core.block_pool.num_free == 100
 
 
@@ -287,7 +288,7 @@ def test_a_burst_over_the_limit_ends_the_sequence_with_the_next_commit():
     for num_accepted, ended in ((2, []), (4, [seq])):
         core.commit(plan, StepOutcome(), 0.0)
         following = core.plan(0.0)
-        assert core.read(plan, np.array([[num_accepted]])) == ended
+        assert core.drafts.read(plan, np.array([[num_accepted]])) == ended
         plan = following
     assert seq.num_output_tokens == 7
     assert seq.state is SequenceState.decoding, "for one more pass, whose tokens are discarded"
@@ -303,9 +304,9 @@ def test_the_next_commit_is_refused_until_the_acceptances_are_read():
     with pytest.raises(ValueError, match="read must be called first"):
         core.commit(second, StepOutcome(), 0.0)
     with pytest.raises(ValueError, match="the plan that was committed last"):
-        core.read(second, np.array([[0]]))
+        core.drafts.read(second, np.array([[0]]))
     with pytest.raises(ValueError, match="from 0 to the depth"):
-        core.read(first, np.array([[5]]))
+        core.drafts.read(first, np.array([[5]]))
 
 
 def test_a_commit_of_several_iterations_needs_acceptances():

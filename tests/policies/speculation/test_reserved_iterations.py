@@ -14,16 +14,16 @@ from policies.caching.pool import BlockPool
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.caching.settings import KvMemory
+from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation import SlotRules
 from policies.speculation.adaptive import Adaptive
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.engine.drafts import Speculation
 from policies.speculation.fixed import Fixed
 from policies.speculation.tree import TokenTree
+from tests.policies.cores import async_speculative_core, speculative_core
 from tests.policies.speculation.test_engine import Any4
 from tests.policies.speculation.test_late_reads import pass_seconds
 
@@ -59,7 +59,7 @@ class Runner:
                 continue
             until = requests[0][0] - core.num_iterations if requests else self.max_iterations
             limit = max(min(self.max_iterations, until), 1)
-            num_iterations = core.max_iterations_of(plan, limit)
+            num_iterations = core.drafts.max_iterations_of(plan, limit)
             if num_iterations > 1:
                 core.reserve(plan, num_iterations)
             self.check_ids(plan)
@@ -76,7 +76,7 @@ class Runner:
         core = self.core
         owned: list[int] = []
         for seq in plan.drafts.seqs:
-            num_blocks = int(core.drafting.blocks_S[seq.slot])
+            num_blocks = int(core.drafts.decodes.blocks_S[seq.slot])
             ids = core.block_ids(seq, num_blocks * core.block_pool.block_size)
             assert len(ids) == num_blocks
             owned += set(ids) - set(owned) if core.block_pool.finds_kv else ids
@@ -118,7 +118,7 @@ def worlds(draw: Any) -> dict[str, Any]:
         max_tokens = draw(st.integers(1, 120))
         requests.append((draw(st.integers(0, 60)), Request(request_id, 0.0, prompt, max_tokens)))
     num_blocks = draw(st.integers(200 // block_size + 20, 500 // block_size + 40))
-    make = draw(st.sampled_from([SpeculativeCore, AsyncSpeculativeCore]))
+    make = draw(st.sampled_from([speculative_core, async_speculative_core]))
     return {
         "engine": (make, draw(st.sampled_from(CACHINGS)), num_blocks, block_size),
         "speculation": Speculation(proposer=proposer, draft_length=length, estimate=pass_seconds),
@@ -139,9 +139,9 @@ def test_reserved_iterations_equal_single_steps(world):
     assert several.states == single.states
 
 
-def make_core(**settings: Any) -> SpeculativeCore:
+def make_core(**settings: Any) -> EngineCore:
     """Returns an engine with one sequence that decodes."""
-    core = SpeculativeCore(
+    core = speculative_core(
         speculation=Speculation(proposer=Any4(), draft_length=Fixed()),
         batching=Chunked(max_num_batched_tokens=64),
         scheduling=Fcfs(),
@@ -157,17 +157,17 @@ def make_core(**settings: Any) -> SpeculativeCore:
 
 def test_as_many_iterations_as_are_safe_if_all_drafts_are_accepted():
     core = make_core()
-    assert core.max_iterations_of(core.plan(0.0), 6) == 6
+    assert core.drafts.max_iterations_of(core.plan(0.0), 6) == 6
     core = make_core(max_tokens=15)
-    assert core.max_iterations_of(core.plan(0.0), 6) == 3, "2 of 15 tokens, and 5 in each pass"
+    assert core.drafts.max_iterations_of(core.plan(0.0), 6) == 3, "2 of 15 tokens, and 5 in each pass"
     core = make_core(num_blocks=6)
-    assert core.max_iterations_of(core.plan(0.0), 6) == 3, "9 of 24 slots, and 5 in each pass"
+    assert core.drafts.max_iterations_of(core.plan(0.0), 6) == 3, "9 of 24 slots, and 5 in each pass"
 
 
 def test_blocks_that_were_not_needed_are_free_after_the_commit():
     core = make_core()
     plan = core.plan(0.0)
-    assert core.max_iterations_of(plan, 3) == 3
+    assert core.drafts.max_iterations_of(plan, 3) == 3
     core.reserve(plan, 3)
     (seq,) = plan.drafts.seqs
     assert core.block_pool.num_used == len(core.block_ids(seq, 9 + 15)) == 6

@@ -59,7 +59,7 @@ def check(llm, expected, params=GREEDY, *, is_perfect=False):
     num_accepted = sum(each.num_accepted_tokens for each in counts)
     assert num_drafted
     if is_perfect:
-        depth = num_places(llm.engine.core.speculation.proposer)
+        depth = num_places(llm.engine.core.drafts.speculation.proposer)
         assert num_accepted >= 0.95 * depth * sum(each.num_drafts for each in counts)
     llm.engine.core.block_pool.check_integrity([])
 

@@ -9,9 +9,8 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from policies.core.endings import LateEnds
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.engine.async_core import AsyncSpeculativeCore
-from policies.speculation.engine.core import SpeculativeCore
 from policies.speculation.proposers.draft_model import DraftModel
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
@@ -68,7 +67,7 @@ def test_overlapping_changes_no_token(overlapped, setting, rate, way):
     plain = plain_outputs(WAYS[way], **SETTINGS[setting])
     llm = overlapped(texts_of(prompts(), plain), rate, **SETTINGS[setting])
     drafted = llm.generate(prompts(), WAYS[way])
-    assert isinstance(llm.engine.core, AsyncSpeculativeCore)
+    assert isinstance(llm.engine.core._ends, LateEnds)
     assert tokens_of(plain) == tokens_of(drafted)
     if rate == 1.0 and setting == "paged":
         assert all(output.drafts.num_accepted_tokens >= 14 for output in drafted)
@@ -128,4 +127,4 @@ def test_an_aborted_request_ends_while_its_pass_is_in_flight(overlapped):
 
 
 def test_a_proposer_of_the_host_does_not_overlap():
-    assert isinstance(make(overlap=True, speculative_config=NGRAM).engine.core, SpeculativeCore)
+    assert make(overlap=True, speculative_config=NGRAM).engine.core._ends is None

@@ -1,6 +1,5 @@
 """A streamed run hands on the records of a plain run, bit for bit, whenever it is cut."""
 
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from experiments.conformance import worlds
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
-from policies.core.engine import EngineCore
 from sim.cluster import simulation
 from sim.cluster.settings import SimSettings
 from sim.cluster.streamed import StreamedSimulation
@@ -123,12 +121,6 @@ CUTS = {"leap": st.booleans(), "every": st.integers(1, 12), "group_rows": st.int
 @examples(6, 1000)
 def test_rows_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
-
-
-@given(world=draw_worlds(), **CUTS)
-@examples(6, 1000)
-def test_rows_of_lanes_are_those_of_a_plain_run(world, leap, every, group_rows):
-    assert_same(replace(world, engine=EngineCore), leap, every, group_rows)
 
 
 @given(world=draw_clusters() | draw_crashes(), **CUTS)

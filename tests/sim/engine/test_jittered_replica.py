@@ -12,7 +12,6 @@ from experiments.conformance.same_run import assert_leap_equals_step
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.levels.rooflines import Calibrated
 from sim import simulate
-from sim.engine.lane_replica import LaneReplica
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters, draw_crashes
 
@@ -76,16 +75,6 @@ def test_replicas_and_seeds_have_factors_of_their_own(run):
     assert first != second
     assert durations_s() != durations_s(seed=1)
     assert durations_s() == durations_s()
-
-
-def test_only_runs_with_jitter_leave_the_lane(run, monkeypatch):
-    made = []
-    init = LaneReplica.__init__
-    monkeypatch.setattr(LaneReplica, "__init__", lambda self, *given: (made.append(1), init(self, *given))[1])
-    run(**noisy(independent_cv=0.2))
-    assert not made
-    run()
-    assert made
 
 
 def test_figures_follow_the_longer_iterations():

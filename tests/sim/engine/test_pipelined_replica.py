@@ -12,7 +12,7 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.toys import ToyModel
 from hwmodels.iterations.stages import Pass
 from policies.batching.chunked import Chunked
-from policies.core.pipelined_engine import PipelinedEngineCore
+from policies.core.engine import EngineCore
 from sim import simulate
 from tests.worlds.clusters import Cluster, cluster_of, draw_clusters, draw_crashes
 
@@ -39,7 +39,7 @@ class Pipelined(Cluster):
 
     @property
     def make(self):
-        return partial(PipelinedEngineCore, max_batches=self.stages, max_batch_seqs=self.max_batch_seqs)
+        return partial(EngineCore, max_batches=self.stages, max_batch_seqs=self.max_batch_seqs)
 
     def _pool(self, cores, *, core=None, **settings):
         given = {"plans_ahead": False, "batches_in_flight": self.stages}

@@ -15,7 +15,7 @@ from experiments.conformance.worlds import Ask
 from policies.batching.chunked import Chunked
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.paged import Paged
-from policies.speculation.engine.core import SpeculativeCore
+from policies.core.engine import EngineCore
 from sim.metrics.token_times import token_times
 from sim.speculation.acceptance.iid import Iid
 from tests.worlds.clusters import draw_clusters, draw_crashes
@@ -56,7 +56,7 @@ def test_every_token_is_found_over_replicas_kv_transfers_and_crashes(world):
 @given(st.data(), st.booleans())
 def test_every_token_of_a_burst_is_found(data, leap):
     world = data.draw(draw_speculating(draw_worlds(), more_blocks=8))
-    world = replace(world, batching=Chunked(), caching=Paged(block_size=4), engine=SpeculativeCore)
+    world = replace(world, batching=Chunked(), caching=Paged(block_size=4), engine=EngineCore)
     assert_rebuilt(world.simulate(leap=leap).records)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, ExpectedError, Level
+from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, LORA, ExpectedError, Level
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.scenario import build_scenario
@@ -113,6 +113,29 @@ def test_burst_has_the_errors_of_bursts_and_of_closed_loops_if_no_burst_was_comp
     scenario = scenario_of(*words)
     found = expected_errors_json(scenario, scenario.workload)["figures"]
     assert {name: row["traffic"] for name, row in found.items()} == {"TTFT": "burst", "TPOT": "burst"}
+
+
+LORA_ROW = ExpectedError("lora", LORA, "vllm", ALL_GPUS, "dense", Level.measured, 12, 6, 15.0, 40.0)
+
+
+def test_adapters_have_the_errors_of_runs_with_and_without_them(monkeypatch):
+    words = ("workload=lora", "adapters=fixed_slots", "workload.num=2")
+    assert "Never compared: LoRA adapters" in note(*words)
+    others = (LORA_ROW._replace(engine="sglang"), LORA_ROW._replace(engine=ALL_ENGINES))
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *others))
+    assert "Never compared: LoRA adapters" in note(*words)
+    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *others, LORA_ROW))
+    assert note(*words).endswith(
+        "; throughput kept with LoRA 15 / 40 % (measured on other GPUs than H100 SXM: 12 comparisons with "
+        "and without adapters in 6 groups of dense models with vLLM)."
+    )
+    scenario = scenario_of(*words)
+    found = expected_errors_json(scenario, scenario.workload)
+    assert found["figures"][LORA]["p90_percent"] == 40.0
+    assert not found["never_compared"]
+    assert LORA not in note("workload=poisson")
+    moe = scenario_of(*words, "model=mixtral_8x7b", "tensor_parallel_size=2")
+    assert "LoRA adapters" in never_compared(moe)
 
 
 def test_few_groups_and_other_engines_are_named(monkeypatch):

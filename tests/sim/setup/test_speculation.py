@@ -5,8 +5,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hwmodels.speculation.draft import HostDraft
-from policies.core.async_engine import AsyncEngineCore
-from policies.core.engine import EngineCore
+from policies.core.endings import LateEnds
 from policies.speculation.proposers.ngram import Ngram
 from sim.api import simulate
 from sim.settings.compose import ConfigSource
@@ -282,7 +281,7 @@ def test_the_engine_is_synchronous_if_drafts_need_the_tokens_first(choice, overl
     scenario = build(f"speculation={choice}")
     assert scenario.engine.host.overlapped
     assert scenario.host.overlapped is scenario.replica.host.overlapped is overlaps
-    assert isinstance(scenario.core(100), AsyncEngineCore if overlaps else EngineCore)
+    assert isinstance(scenario.core(100)._ends, LateEnds) == overlaps
     notes = " ".join(pool_notes(scenario, scenario.iteration_model(), None, scenario.workload))
     assert (f"speculation={choice}: is not run with asynchronous scheduling" in notes) is not overlaps
 

@@ -15,6 +15,7 @@ from sim.workload.arrivals import ClosedLoop, Constant
 from sim.workload.distributions import Fixed
 from sim.workload.mooncake import MooncakeJsonl
 from sim.workload.prefix_sessions import PrefixSessions
+from tests.sim.workload.test_conversation import run
 
 TRACE = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces" / "mooncake_conversation.jsonl.gz"
 
@@ -119,8 +120,33 @@ def test_the_traffic_resembles_the_trace():
     assert found_share(made) == pytest.approx(found_share(real), abs=0.04)
 
 
+def test_a_closed_loop_begins_a_session_when_another_has_ended():
+    """Its turns keep their gaps, their contents and their lengths; max_requests cuts the last session."""
+    loop = ClosedLoop(num_users=2, think_time_s=Fixed(value=1.0))
+    workload = make(arrivals=loop, max_requests=8, duration_s=1000.0, running_s=500.0)
+    sent = [one.request for one in run(workload.source(seed=0, max_model_len=1000))]
+    by_session = [[one for one in sent if one.session_id == session] for session in range(3)]
+    assert [[one.arrival_s - own[0].arrival_s for one in own] for own in by_session] == [
+        [0.0, 4.0, 8.0],
+        [0.0, 4.0, 8.0],
+        [0.0, 4.0],
+    ]
+    assert [own[0].arrival_s for own in by_session] == [0.0, 0.0, 8.0 + 1.0 + 1.0]  # answer, pause
+    assert [one.prompt.num_tokens for one in by_session[0]] == [150, 170, 190]
+    for own in by_session:
+        for earlier, later in pairwise(one.prompt.segments for one in own):
+            assert later[:-1] == earlier
+
+
+def test_a_closed_loop_begins_no_session_after_its_duration():
+    loop = ClosedLoop(num_users=1, think_time_s=Fixed(value=1.0))
+    workload = make(arrivals=loop, max_requests=100, duration_s=25.0)
+    sent = [one.request for one in run(workload.source(seed=0, max_model_len=1000))]
+    assert [one.arrival_s for one in sent][::3] == [0.0, 10.0, 20.0]
+
+
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="arrivals: must be an open-loop process"):
+    with pytest.raises(ValueError, match="max_requests=null: must be set with arrivals by a closed loop"):
         make(arrivals=ClosedLoop(num_users=1, think_time_s=Fixed(value=1.0)))
     with pytest.raises(ValueError, match=r"turns.value=0: must be >= 1"):
         make(turns=Fixed(value=0))

@@ -48,12 +48,12 @@ def check_world(scenario: Scenario) -> Run:
     if any(pool.caching.has_groups for pool in scenario.pools_by_name.values()):
         return usual  # engines that check themselves have one block table per sequence
     general = _checked("run of engines that check themselves", lambda: run(scenario, records_decisions=True))
-    _checked("lane equals general engine", lambda: assert_same(usual, general))
+    _checked("equal to the records of engines that check themselves", lambda: assert_same(usual, general))
     slow = _checked(
         "run in steps of engines that check themselves",
         lambda: run(scenario, leap=False, records_decisions=True),
     )
-    _checked("lane equals general engine in steps", lambda: assert_same(stepped, slow))
+    _checked("equal to them in steps", lambda: assert_same(stepped, slow))
     _checked("same decisions in leaps and steps", lambda: assert_same_decisions(general, slow))
     return usual
 

@@ -1,4 +1,4 @@
-"""Runs a world in several ways: in leaps or steps, in a lane or with a general engine that checks itself."""
+"""Runs a world in several ways: in leaps or steps, or with engines that check themselves."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from experiments.conformance.recording_core import (
-    AsyncSpeculativeRecordingCore,
-    Recorded,
-    RecordingCore,
-    SpeculativeRecordingCore,
-)
+from experiments.conformance.recording_core import RecordingCore
 from policies.core.request import Request
-from policies.speculation.engine import async_core as overlapped
-from policies.speculation.engine import core as speculative
 from sim.cluster.simulation import Simulation
 from sim.metrics.result import RunResult
 from sim.records.run import RunRecords
@@ -73,7 +65,7 @@ class Run(NamedTuple):
     result: RunResult
     source: NotedSource
     simulation: Simulation
-    cores: list[Recorded]
+    cores: list[RecordingCore]
     """All engines that record, with those that were lost in crashes."""
 
     @property
@@ -84,27 +76,21 @@ class Run(NamedTuple):
 def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = False) -> Run:
     """Runs a world in one part. records_decisions: with engines that record decisions and check them."""
     made: list[Simulation] = []
-    cores: list[Recorded] = []
+    cores: list[RecordingCore] = []
 
     def simulation(**settings: Any) -> Simulation:
         made.append(Simulation(**settings))
         return made[-1]
 
-    def core(make: type[Recorded], **settings: Any) -> Recorded:
-        cores.append(make(**settings))
+    def core(**settings: Any) -> RecordingCore:
+        cores.append(RecordingCore(**settings))
         return cores[-1]
 
     scenario = replace(scenario, sim=replace(scenario.sim, leap=leap, shards=None))
     source = NotedSource(scenario.source())
     with patch.object(setup_scenario, "Simulation", simulation), _limited():
         if records_decisions:
-            with (
-                patch.object(setup_pool, "EngineCore", partial(core, RecordingCore)),
-                patch.object(speculative, "SpeculativeCore", partial(core, SpeculativeRecordingCore)),
-                patch.object(
-                    overlapped, "AsyncSpeculativeCore", partial(core, AsyncSpeculativeRecordingCore)
-                ),
-            ):
+            with patch.object(setup_pool, "EngineCore", core):
                 result = scenario.run(source, _Reports())
         else:
             result = scenario.run(source, _Reports())

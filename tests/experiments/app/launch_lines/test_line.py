@@ -67,6 +67,20 @@ def settings(command, *beside):
         (f"{SGLANG} --ep-size 2 --tp 2", {"tensor_parallel_size": "2"}),
         (f"{SGLANG} --chunked-prefill-size -1 --cuda-graph-max-bs 64",
          {"batching.enable_chunked_prefill": "false", "engine.cuda_graphs.max_capture_size": "64"}),
+        (f"{LLAMA} --enable-lora --lora-modules a=/a b=/b",
+         {"adapters": "fixed_slots", "adapters.max_loras": "1", "adapters.max_lora_rank": "16",
+          "adapters.max_cpu_loras": "1"}),
+        (f"{LLAMA} -tp 2 --enable-lora --max-loras 4 --max-lora-rank 64 --max-cpu-loras 9"
+         " --fully-sharded-loras --lora-target-modules qkv_proj o_proj gate_up_proj down_proj",
+         {"adapters.max_loras": "4", "adapters.max_lora_rank": "64", "adapters.max_cpu_loras": "9",
+          "engine.kernels.lora.fully_sharded_loras": "true"}),
+        (f"{LLAMA} --enable-lora --compilation-config '{{\"cudagraph_specialize_lora\": false}}'",
+         {"engine.kernels.lora.cudagraph_specialize_lora": "false"}),
+        (f"{SGLANG} --lora-paths a=/a --max-loras-per-batch 4 --lora-backend triton",
+         {"adapters.max_loras": "4", "adapters.max_lora_rank": "null", "adapters.max_cpu_loras": "null",
+          "engine.kernels.lora.backend": "sglang_triton"}),
+        (f"{SGLANG} --enable-lora --max-lora-rank 32 --max-loaded-loras 20",
+         {"adapters.max_loras": "8", "adapters.max_lora_rank": "32", "adapters.max_cpu_loras": "20"}),
         ("trtllm-serve openai/gpt-oss-120b --tp_size 4 --max_batch_size 256",
          {"engine": "tensorrt_llm", "batching": "inflight", "batching.enable_chunked_context": "false",
           "caching": "prefix", "engine.max_num_seqs": "256", "tensor_parallel_size": "4"}),
@@ -107,6 +121,37 @@ def test_the_yaml_file_of_trtllm_wins_over_its_flags(tmp_path):
         translated(command_in(command), [CONFIG_DIR])
 
 
+def test_the_adapters_of_trtllm_are_in_its_yaml_file(tmp_path):
+    file = tmp_path / "lora.yml"
+    command = f"trtllm-serve Qwen/Qwen3-32B --config {file}"
+    file.write_text("lora_config: {lora_dir: [/a], max_loras: 4, max_cpu_loras: 6}\n")
+    found = settings(command)
+    names = ("max_loras", "max_lora_rank", "max_cpu_loras")
+    assert [found[f"adapters.{name}"] for name in names] == ["4", "64", "6"]
+    for text, message in (
+        ("lora_config: {lora_dir: [/a]}", "give max_loras in it"),
+        ("lora_config: {max_loras: 4, lora_target_modules: [attn_q]}", "priced on all of q, k, v, o"),
+        ("lora_config: {max_loras: many}", "max_loras many: must be a whole number >= 1"),
+        ("lora_config: {max_lora: 4}", "lora_config: max_lora: trtllm-serve has no such key"),
+        ("peft_cache_config: {host_cache_size: 1000}", "that of lora_config.max_loras slots"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            settings(command)
+
+
+def test_adapter_flags_without_adapters_have_no_effect():
+    found = translated(command_in(f"{LLAMA} --max-loras 4 --no-enable-lora"), [CONFIG_DIR])
+    assert "adapters" not in found.settings
+    assert set(found.without_effect) == {"--max-loras", "--no-enable-lora"}
+
+
+def test_roofline_has_an_adapter_of_each_slot_in_every_batch():
+    found = with_launch_line(["--from", f"{LLAMA} --enable-lora --max-loras 4"], "roofline")
+    assert "lora={_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 4}" in found
+    assert not any(word.startswith("adapters") for word in found)
+
+
 def test_a_config_file_of_vllm_gives_flags_and_the_command_wins(tmp_path):
     (tmp_path / "c.yaml").write_text("model: Qwen/Qwen3-8B\nmax-model-len: 16k\ntensor_parallel_size: 2\n")
     found = settings(f"vllm serve --config {tmp_path}/c.yaml -tp 4")
@@ -137,7 +182,13 @@ def test_a_local_folder_is_a_checkpoint(tmp_path):
         (f"{LLAMA} --quantization torchao", "the checkpoint states its format"),
         (f"{LLAMA} --quantization nosuch", "this method is not modelled; "),
         (f"{LLAMA} --runner pooling", "only generation is modelled"),
-        (f"{LLAMA} --enable-lora", "LoRA is set by the group adapters"),
+        (f"{LLAMA} --enable-lora --max-lora-rank 24", "--enable-lora (rank 24): the ranks of slots"),
+        (f"{LLAMA} --enable-lora --max-loras 4 --max-cpu-loras 2", "--enable-lora (host 2): host memory"),
+        ("vllm serve Qwen/Qwen3-30B-A3B --enable-lora", "adapters of routed experts are not modelled"),
+        (f"{LLAMA} --enable-lora --lora-target-modules q_proj", "priced on all of q, k, v, o, gate, up and"),
+        (f'{SGLANG} --lora-paths \'{{"lora_name": "a", "pinned": true}}\'', "adapters.pinned beside"),
+        (f"{SGLANG} --enable-lora --lora-backend torch_native", "--lora-backend torch_native: the kernels"),
+        (f"{SGLANG} --enable-lora --lora-eviction-policy fifo", "--lora-eviction-policy fifo"),
         (f"{LLAMA} --hf-overrides '{{\"num_experts\": 4}}'", "num_experts may change the costs"),
         (f"VLLM_USE_V1=0 {LLAMA}", "the v0 engine is another one"),
         (f"VLLM_PP_LAYER_PARTITION=a,20 {LLAMA} -pp 2", "VLLM_PP_LAYER_PARTITION=a,20: must be the layers"),

@@ -351,8 +351,22 @@ def data(tmp_path, monkeypatch):
         for number, part in enumerate(("fit", "test"))
     ]
     public = cases_module.SOURCES["public"]._replace(file="public.csv")
+    pairs = [
+        {
+            **dict.fromkeys(cases_module.lora.COLUMNS),
+            **{"id": f"l{number}", "source": "blog", "backend": "vllm", "engine": "vllm", "kernels": "vllm"},
+            **{"model": "llama-3.1-8b", "weights": "bf16", "gpu": "h100_sxm", "tp_size": 1},
+            **{"num_requests": 3, "isl": 50, "osl": 5, "max_loras": 1, "max_lora_rank": 16, "adapters": 1},
+            **{"requests": "adapters", "baseline": "none", "compared": "tokens_per_s"},
+            **{"without": 100.0, "with_adapters": 70.0, "used": used},
+        }
+        for number, used in enumerate(("true", "false"))
+    ]
     monkeypatch.setitem(cases_module.SOURCES, "public", public)
-    for table, source in (("silicon", rows), ("experiments", [run]), ("public", blog)):
+    pairs_of = cases_module.SOURCES["lora"]._replace(file="lora.csv")
+    monkeypatch.setitem(cases_module.SOURCES, "lora", pairs_of)
+    tables = {"silicon": rows, "experiments": [run], "public": blog, "lora": pairs}
+    for table, source in tables.items():
         path = tmp_path / "data" / cases_module.SOURCES[table].file
         path.parent.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(source).to_csv(path, index=False)
@@ -386,7 +400,10 @@ def test_one_command_writes_the_table_and_resumes(data, tmp_path, capsys, monkey
         ("open", "*", "measured"),
         ("burst", "H100 SXM", "measured"),
         ("burst", "*", "measured"),
+        ("lora", "H100 SXM", "measured"),
+        ("lora", "*", "measured"),
     }
+    assert {row.rows for row in rows if row.traffic == "lora"} == {1}  # not the one that set a constant
     [one] = [r for r in rows if (r.figure, r.engine, r.gpu, r.level) == ("TPOT", "vllm", "*", Level.measured)]
     assert (one.rows, one.groups) == (5, 3)  # the row that is not core is left out
     text = capsys.readouterr().out

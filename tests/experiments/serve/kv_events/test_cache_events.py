@@ -18,10 +18,10 @@ from policies.caching.content import PRIVATE_PLACES
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.caching.tiered import GIB, Tiered, TieredPool
-from policies.core.async_engine import AsyncEngineCore
 from policies.core.engine import EngineCore
 from policies.core.request import Prompt, Request, Segment
 from tests.policies.caching.test_reporting import asked, make_engine, quoted, steps
+from tests.policies.cores import async_core
 from tests.worlds.kv_events import KnownBlocks, decoded
 
 CACHES = {
@@ -45,7 +45,7 @@ def num_in_tier(tier):
 
 
 @pytest.mark.parametrize("caching", CACHES.values(), ids=CACHES)
-@pytest.mark.parametrize("kind", [EngineCore, AsyncEngineCore])
+@pytest.mark.parametrize("kind", [EngineCore, async_core])
 @given(asks=asked, num_blocks=st.integers(26, 40))
 def test_an_index_of_the_events_has_what_the_cache_has(caching, kind, asks, num_blocks):
     requests = quoted(asks)

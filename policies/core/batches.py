@@ -1,9 +1,9 @@
-"""The engine of a pipeline: batches are planned while others are still on their way through its stages.
+"""The batches of a pipeline: they are planned while others are still on their way through its stages.
 
     plan a    plan b    plan c         commit a    plan d     ...
     a: 1 3    b: 2      c: chunk of 4              d: 1 3 and whatever waits
 
-Up to max_batches plans are in batch, and they are committed in their order. A sequence that awaits a token
+Up to max_batches plans are in flight, and they are committed in their order. A sequence that awaits a token
 is in one batch only: no later plan decodes it, preempts it or counts it as decoding until that batch is
 committed, so groups of sequences go round the pipeline. The chunks of one prompt need no token: they follow
 each other in as many batches as there are, because a planned chunk counts as computed. This is what vLLM's
@@ -19,11 +19,13 @@ While a request has branches, only one batch is in flight.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from policies.core.engine import EngineCore
 from policies.core.plan import Chunk, Progress, StepOutcome, StepPlan
 from policies.core.sequence import COMPUTING, DECODING, PREFILLING, Sequence
+
+if TYPE_CHECKING:
+    from policies.core.engine import EngineCore
 
 
 class _Batch(NamedTuple):
@@ -34,50 +36,47 @@ class _Batch(NamedTuple):
     chunks: list[tuple[Chunk, int]]
 
 
-class PipelinedEngineCore(EngineCore):
-    """An `EngineCore` with several plans in flight. The other arguments are those of `EngineCore`.
+class Batches:
+    """The plans of an engine that are in flight, the oldest first.
 
     Every plan must be followed by `depart`, when it is run; then the next may be asked for, until `is_full`.
     """
 
-    def __init__(self, *, max_batches: int, max_batch_seqs: int | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, core: EngineCore, max_batches: int) -> None:
+        self._core = core
         self._max_batches = max_batches
-        self._batches: deque[_Batch] = deque()
-        self._step.max_batch_seqs = max_batch_seqs
-
-    def _attach(self) -> None:
-        super()._attach()
-        self._max_unasked = 0  # every plan is asked for: none repeats the one before
+        self.in_flight: deque[_Batch] = deque()
 
     @property
     def is_full(self) -> bool:
         """True if no batch may be planned before one is committed."""
-        return len(self._batches) >= (1 if self.may_branch else self._max_batches)
+        return len(self.in_flight) >= (1 if self._core.may_branch else self._max_batches)
 
     @property
-    def num_tokens_held(self) -> int:
-        """Number of tokens with stored KV; those that are on their way are not stored yet."""
-        held = self._state.running_set.num_tokens_held
-        for batch in self._batches:
-            held -= sum(_is_here(seq, admission) for seq, admission in batch.decodes)
-            held -= sum(
+    def num_tokens_under_way(self) -> int:
+        """Number of tokens that count as computed and are not stored yet."""
+        num_tokens = 0
+        for batch in self.in_flight:
+            num_tokens += sum(_is_here(seq, admission) for seq, admission in batch.decodes)
+            num_tokens += sum(
                 chunk.num_tokens for chunk, admission in batch.chunks if _is_here(chunk.seq, admission)
             )
-        return held
+        return num_tokens
 
     def plan(self, now: float) -> StepPlan | None:
-        """Returns the next batch, as `EngineCore.plan` does; None while `is_full`."""
+        """Returns the next batch; None while `is_full`."""
         if self.is_full:
             return None
-        plan = super().plan(now)
+        core = self._core
+        plan = core.plan_step(now)
         if plan is not None:
             plan.horizon = 1
-            plan.index = self.num_iterations + len(self._batches)
+            plan.index = core.num_iterations + len(self.in_flight)
         return plan
 
     def depart(self, plan: StepPlan) -> None:
-        """Puts the plan that was returned last in batch, as it is run now."""
+        """Puts the plan that was returned last in flight, as it is run now."""
+        running_set = self._core.running_set
         idle = set(plan.idle)
         decodes = [seq for seq in plan.decoding if seq not in idle]
         plan.decoding, plan.idle = decodes, ()
@@ -86,31 +85,27 @@ class PipelinedEngineCore(EngineCore):
             [(seq, seq.admission) for seq in decodes],
             [(chunk, chunk.seq.admission) for chunk in plan.chunks],
         )
-        self._in_flight = None
-        self._batches.append(batch)
+        self._core.at_rest()
+        self.in_flight.append(batch)
         for seq in decodes:
-            self.running_set.depart(seq)
+            running_set.depart(seq)
         for chunk in plan.chunks:
             chunk.seq.stored_computed = chunk.num_cached + chunk.num_tokens
             if chunk.completes:
-                self.running_set.depart(chunk.seq)
+                running_set.depart(chunk.seq)
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of the plan that has been in flight longest, as `EngineCore.commit` does.
 
         Sequences that were aborted or preempted on the way are not touched.
         """
-        if not self._batches or plan is not self._batches[0].plan or outcome.iterations != 1:
+        core = self._core
+        if not self.in_flight or plan is not self.in_flight[0].plan or outcome.iterations != 1:
             raise ValueError("commit: must be of one iteration of the plan that is in flight longest")
-        if not now >= self._now:
-            self._refuse_past(now)
-        batch = self._batches.popleft()
-        pool = self.block_pool
-        self._now = pool.now = self._state.last_end_s = now
-        for on_commit in self._on_commit:
-            on_commit(plan, 1, now)
-        self.num_iterations = pool.num_iterations = self.num_iterations + 1
-        running_set = self.running_set
+        core.check_time(now)
+        batch = self.in_flight.popleft()
+        core.on_committed(plan, now)
+        running_set, branched = core.running_set, core.branched
         finished = [
             seq
             for seq, admission in batch.decodes
@@ -119,38 +114,31 @@ class PipelinedEngineCore(EngineCore):
         finished += [
             seq
             for seq in plan.branched
-            if seq.state is DECODING and self.branched.produce(seq, outcome.parents.get(seq.request_id))
+            if seq.state is DECODING and branched.produce(seq, outcome.parents.get(seq.request_id))
         ]
-        prefilled = self._commit_batch(batch, outcome, finished)
+        prefilled = self._commit_chunks(batch, outcome, finished)
         if outcome.ended:
-            self._note_ends(outcome.ended, finished)
+            core.note_ends(outcome.ended, finished)
         if finished:
-            self._finish(finished)
+            core.end_finished(finished)
         return prefilled, finished
 
-    def _commit_batch(self, batch: _Batch, outcome: StepOutcome, finished: list[Sequence]) -> list[Sequence]:
-        """Records the chunks of a batch as `_commit_chunks` does; returns the complete prefills."""
+    def _commit_chunks(self, batch: _Batch, outcome: StepOutcome, finished: list[Sequence]) -> list[Sequence]:
+        """Records the chunks of a batch, and adds ends to `finished`; returns the complete prefills."""
+        core = self._core
         prefilled = []
         for chunk, admission in batch.chunks:
             seq = chunk.seq
             if not _is_here(seq, admission):
                 continue
-            if self._state.notes_chunks:
-                self.block_pool.computed(seq, chunk.num_cached + chunk.num_tokens)
+            core.note_chunk(seq, chunk.num_cached + chunk.num_tokens)
             if not chunk.completes:
                 continue
-            self.running_set.prefill_again(seq)
+            core.running_set.prefill_again(seq)
             prefilled.append(seq)
-            if self._end_prefill(seq, outcome):
+            if core.end_prefill(seq, outcome):
                 finished.append(seq)
         return prefilled
-
-    def _may_compute_nothing(self) -> bool:
-        """Returns whether a step without tokens is no error: what remains may be on its way."""
-        return bool(self._batches) or super()._may_compute_nothing()
-
-    def _num_readable(self, seq: Sequence) -> int:
-        return self._step.num_readable(seq, None)
 
 
 def _is_here(seq: Sequence, admission: int) -> bool:

@@ -1,0 +1,240 @@
+"""When a sequence with a complete output leaves the engine: at once, one step late, or with its batch.
+
+`Ends.at_once` needs nothing: `EngineCore.commit` frees slot and blocks of what has ended.
+
+`Ends.one_step_late` is asynchronous scheduling. Step n + 1 is planned while step n runs, so which sequences
+end with step n is known only to the plan after it:
+
+    ends in step n     by step n      in step n + 1          at the plan of step n + 2
+    by max_tokens      gets a token   holds slot and blocks  is gone
+    by a stop token    gets a token   gets another token,    is gone
+                                      which is discarded
+
+The scheduler counts tokens, so it knows beforehand that a sequence reaches max_tokens, but it learns only
+from the token itself that it was a stop token. This is the rule of vLLM's AsyncScheduler (vllm 0.32). A
+simulator knows the end of a sequence beforehand. Then `commit` returns the sequence as finished after step n,
+and the engine keeps it for step n + 1. An engine with kernels reads the tokens of step n after it has planned
+step n + 1, and reports such sequences with the outcome of step n + 1.
+
+`Ends.with_batch` is the end of a static batch: members hold slot, KV and output until the last one ends.
+
+    member    decodes ......... ends            batch ends
+    state     decoding          ending          ended: slot and blocks are free, `commit` returns it
+
+A member whose memory is needed earlier is preempted as others are: if it has ended, only its slot and blocks
+are freed, and its output is still complete with the batch. A member cannot be aborted once it runs, as a
+`generate` loop cannot drop one: `EngineCore.find` does not return it.
+
+In both, sequences with branches end at once, as vLLM serves each branch as a request of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.sequence import DECODING, ENDED, ENDING, WAITING, FinishReason, Sequence
+
+if TYPE_CHECKING:
+    from policies.core.engine import EngineCore
+
+
+class Ends(Enum):
+    """When a sequence with a complete output leaves the engine."""
+
+    at_once = "at_once"
+    one_step_late = "one_step_late"
+    with_batch = "with_batch"
+
+
+class LateEnds:
+    """Complete sequences that hold slot and blocks for one more step: `Ends.one_step_late`."""
+
+    is_batch = False
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        core.running_set.reads_late = True
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Returns the next step of an engine with complete sequences."""
+        core = self._core
+        ending = core.running_set.ending
+        core.num_held = num_held = sum(seq.state is ENDING for seq in ending.values())
+        if num_held == core.num_in_engine:  # a step that computes nothing
+            self.free()
+            return core.plan_once(now)
+        plan = core.plan_once(now)
+        if plan is None:
+            self.free()
+            if not core.step.has_freed:
+                plan = core.plan_once(now)
+        else:
+            plan.horizon = 1  # then slots and blocks become free
+        return plan
+
+    def may_compute_nothing(self) -> bool:
+        """Returns whether a step without tokens is no error of the policies.
+
+        A step that has freed slots is no error. It sets `wake_s` to now, so that the caller reads the tokens
+        of the step before, and plans again.
+        """
+        core = self._core
+        if core.step.has_freed:
+            core.wake_s = core.now
+            return True
+        return bool(core.running_set.ending)
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan, if sequences had ended before it.
+
+        First it frees the sequences that have ended with the step before. outcome.ended: sequences with a
+        stop token in the step before, which loses its tokens of this step; sequences with branches that have
+        all stopped in this step.
+        """
+        core = self._core
+        late = [seq for seq in outcome.ended if seq.request.branching is None]
+        if not (late or core.running_set.ending):
+            return core.apply(plan, outcome, now)
+        core.check_commit(plan, outcome.iterations, now)
+        self.free(plan, late)
+        if late:
+            at_once = tuple(seq for seq in outcome.ended if seq.request.branching is not None)
+            outcome = outcome._replace(ended=at_once)
+        prefilled, finished = core.apply(plan, outcome, now)
+        return prefilled, [*late, *finished]
+
+    def hold(self, finished: Iterable[Sequence]) -> None:
+        """Keeps sequences with a complete output for one more step."""
+        core = self._core
+        for seq in finished:
+            if seq.request.branching is not None:
+                core.finish(seq, seq._end_reason)
+            else:
+                seq.finish_reason = seq._end_reason
+                core.running_set.end_late(seq)
+
+    def unfinished(self, sequences: Collection[Sequence]) -> Collection[Sequence]:
+        """Returns those of all sequences in the engine that have no complete output."""
+        return [seq for seq in sequences if seq.finish_reason is None]
+
+    def num_unfinished(self, num_sequences: int) -> int:
+        """Returns the number of sequences without a complete output."""
+        return num_sequences - len(self._core.running_set.ending)
+
+    def hides(self, seq: Sequence) -> bool:
+        """Returns whether the engine is asked for a request in vain: its output is complete."""
+        return seq.request_id in self._core.running_set.ending
+
+    def free(self, plan: StepPlan | None = None, late: Iterable[Sequence] = ()) -> None:
+        """Frees the sequences that have ended with the step before, in the order of their admission.
+
+        plan: the step in flight. late: those of which the engine has just learnt it.
+        """
+        core = self._core
+        core.num_held = 0
+        ending = core.running_set.ending
+        for seq in late:
+            if seq.state is WAITING:
+                raise ValueError(f"{seq!r} cannot have ended: it was not run")
+            if seq.state is not ENDED:
+                seq.finish_reason = FinishReason.stop
+                ending[seq.request_id] = seq
+        for seq in ending.values():
+            if seq.request.answer_id is not None:
+                core.block_pool.offer_generated(seq)  # their last tokens are read after those of the plan
+        if core.drafts is not None:
+            core.drafts.note_read(True)
+        idle = () if plan is None else plan.idle
+        num_planned = max(1, core.num_reserved) if plan is not None and plan.num_decodes else 0
+        members = ending.values()
+        for seq in sorted(members, key=lambda seq: seq.admission) if len(members) > 1 else list(members):
+            seq.num_unread = 0
+            is_decoding = seq.state is DECODING and seq not in idle
+            assert seq.finish_reason is not None
+            if is_decoding:
+                core.num_discarded += num_planned
+            elif seq.state is DECODING:
+                seq.stored_computed = seq.num_computed  # idle in this step: its newest token has been read
+            core.finish(seq, seq.finish_reason, num_planned if is_decoding else 0)
+        if core.drafts is not None:
+            core.drafts.note_read(False)
+        if plan is not None and plan.idle:
+            plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
+
+
+class BatchEnds:
+    """Outputs that are complete together, when the last member of their batch ends: `Ends.with_batch`."""
+
+    is_batch = True
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._complete: list[Sequence] = []  # outputs that are held back, in the order in which they ended
+        self._due: list[Sequence] = []  # those of batches that have ended without a commit
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Returns the next step of an engine with complete members."""
+        core = self._core
+        core.num_held = len(core.running_set.ending)
+        plan = core.plan_once(now)
+        if plan is None and core.running_set.ending:  # the last members were preempted: the batch is over
+            self._end_batch()
+            plan = core.plan_once(now)
+        return plan
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan; returns complete sequences when their batch has ended."""
+        core = self._core
+        prefilled, finished = core.apply(plan, outcome, now)
+        if len(core.running_set.ending) == len(core.running):
+            self._end_batch()
+        finished = [*self._due, *finished]
+        self._due = []
+        return prefilled, finished
+
+    def may_compute_nothing(self) -> bool:
+        """Returns whether a step without tokens is no error of the policies: the batch may be over."""
+        return bool(self._core.running_set.ending)
+
+    def hold(self, finished: list[Sequence]) -> None:
+        """Holds back the sequences that have ended, except those with branches, which stay in `finished`."""
+        core = self._core
+        held = [seq for seq in finished if seq.request.branching is None]
+        for seq in finished:
+            if seq.request.branching is None:
+                seq.finish_reason = seq._end_reason
+                core.running_set.hold(seq)
+            else:
+                core.finish(seq, seq._end_reason)
+        self._complete += held
+        finished[:] = [seq for seq in finished if seq.request.branching is not None]
+
+    def unfinished(self, sequences: Collection[Sequence]) -> Collection[Sequence]:
+        """Returns the sequences whose output has not been returned."""
+        freed = [seq for seq in (*self._due, *self._complete) if seq.state is ENDED]
+        return [*sequences, *freed]
+
+    def num_unfinished(self, num_sequences: int) -> int:
+        """Returns the number of sequences whose output has not been returned."""
+        return num_sequences + len(self.unfinished(()))
+
+    def hides(self, seq: Sequence) -> bool:
+        """Returns whether the engine is asked for a request in vain: it runs, so it cannot be aborted."""
+        return seq.state is not WAITING
+
+    def free(self, plan: StepPlan | None = None, late: Iterable[Sequence] = ()) -> None:
+        """Frees the members of a batch that has ended."""
+        self._end_batch()
+
+    def _end_batch(self) -> None:
+        """Frees the members of a batch that has ended; the next commit returns them."""
+        core = self._core
+        for seq in list(core.running_set.ending.values()):
+            assert seq.finish_reason is not None
+            core.finish(seq, seq.finish_reason)
+        core.num_held = 0
+        self._due += self._complete
+        self._complete = []

@@ -1,0 +1,333 @@
+"""The verification of draft tokens, as a part of an engine: `EngineCore.drafts`.
+
+A decode is then a pass over 1 + K tokens, of which 1 to K + 1 stay. The executor says in
+`StepOutcome.accepted` how many draft tokens were right. A plan that holds for several iterations ends with
+the first of them in which a sequence ends or KV blocks run out, which depends on what is accepted:
+`Drafting.num_iterations_of` finds it.
+
+With asynchronous scheduling (`Ends.one_step_late`) a step is planned before the tokens of the step before
+are known. All draft tokens of the step in flight count as computed until they have been read, as in vLLM.
+What a step has accepted, and which sequences have ended with it, does not reach the next plan. So an executor
+may say it late, and the plans are the same:
+
+    simulator     plan 1 | commit 1 with acceptances | plan 2 | commit 2 with acceptances | plan 3
+    real engine   plan 1 | commit 1 without | plan 2 | read 1 | commit 2 without | plan 3 | read 2 ...
+
+A commit without acceptances (`StepOutcome.accepted` is None) gives each decoding sequence the one token that
+is certain and ends those that reach their limit with it; `Drafting.read` gives the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.batching import Batching
+from policies.caching.pool import BlockPool
+from policies.core.limits import RejectedError
+from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.request import Request
+from policies.core.sequence import DECODING, ENDING, WAITING, FinishReason, Sequence
+from policies.core.state import EngineState
+from policies.speculation.engine.draft_set import DraftSet
+from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation, check_accepted
+from policies.speculation.engine.iterations import Reservation, iterations_to_event
+from policies.speculation.engine.running import DraftRunningSet
+from policies.speculation.engine.step import DraftStep
+from policies.speculation.engine.watch import DraftWatch
+
+if TYPE_CHECKING:
+    from policies.core.engine import EngineCore
+
+
+class Drafting:
+    """Plans, commits and reads the draft tokens of one engine; `attach` must follow."""
+
+    decodes: DraftSet
+    """The decoding sequences."""
+    watch: DraftWatch
+    """Chooses the numbers of draft tokens, and counts what is accepted."""
+    _core: EngineCore
+    _step: DraftStep
+    _reservation: Reservation  # valid while iterations are reserved
+
+    def __init__(self, speculation: Speculation, pool: BlockPool) -> None:
+        self.speculation = replace(speculation, draft_length=deepcopy(speculation.draft_length))
+        rules = speculation.proposer.rules
+        pool.drops_last_block = rules.drops_last_block
+        pool.num_reprefillable_tokens = max(rules.prefill_lookahead - 1, 0)
+        self._pool = pool
+        self._reads_late = False
+        self._late: StepPlan | None = None  # committed; its acceptances are not known yet
+
+    # The parts of an engine.
+
+    def new_running_set(self, pool: BlockPool, max_num_seqs: int, max_model_len: int) -> DraftRunningSet:
+        """Returns an empty running set whose sequences have draft tokens."""
+        running_set = DraftRunningSet(pool, max_num_seqs, max_model_len)
+        self.decodes = running_set.drafting
+        return running_set
+
+    def new_step(self, state: EngineState, batching: Batching) -> DraftStep:
+        """Returns the builder of steps with draft tokens."""
+        max_inputs = getattr(batching, "max_num_batched_tokens", 0)
+        self._step = DraftStep(state, self.speculation, self.decodes, max_inputs)
+        return self._step
+
+    def attach(self, core: EngineCore, reads_late: bool) -> None:
+        """Joins an engine that has been made. reads_late: whether it plans ahead of what it reads."""
+        self._core = core
+        self._reads_late = self.decodes.reads_late = reads_late
+        self.watch = DraftWatch(self.speculation, core.view, self.decodes, reads_late=reads_late)
+
+    @property
+    def max_tokens_per_pass(self) -> int:
+        """Maximum number of tokens that a decode gets in an iteration."""
+        return 1 + Shapes(self.speculation.proposer).max_depth
+
+    @staticmethod
+    def check(request: Request) -> None:
+        """Raises RejectedError for a request with branches."""
+        if request.branching is not None:
+            raise RejectedError(
+                f"{request.branching.width} branches: an engine that speculates serves one answer per "
+                "request; choose speculation=none, or send each branch as a request"
+            )
+
+    # Steps.
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Returns the next step, as `EngineCore.plan` does; its `drafts` are the draft tokens to verify.
+
+        If it returns None after a commit without acceptances, these must be read before the next call.
+        """
+        if self._late is not None:
+            return self._plan_and_decide(now)
+        decodes = self.decodes
+        decodes.hide()
+        plan = self._plan_and_decide(now)
+        decodes.show(plan)
+        if plan is None:
+            self.watch.read()
+        return plan
+
+    def _plan_and_decide(self, now: float) -> StepPlan | None:
+        """Returns the next step, with the numbers of draft tokens of the pass after it."""
+        core = self._core
+        plan = core.plan_step(now)
+        if plan is not None:
+            try:
+                self.watch.decide(plan, drafts_of(plan), now, self._step.tokens_left)
+            except Exception:
+                core.cancel(plan)  # no plan is in flight after a failed call
+                raise
+        return plan
+
+    def plan_unasked(self, max_unasked: int, is_undisturbed: bool) -> StepPlan | None:
+        """Returns a step that decodes all sequences, while nothing changes; None: policies must be called.
+
+        is_undisturbed: whether the plan need not list changes since the last one.
+        """
+        core, decodes, step = self._core, self.decodes, self._step
+        if decodes.size + core.num_held != core.num_in_engine or not decodes.size:
+            return None
+        num_tokens = decodes.size + int(np.add.reduce(decodes.drafts_S[decodes.slots]))
+        if num_tokens > max_unasked or not is_undisturbed:
+            return None
+        step.begin()
+        step.budget(max_unasked)
+        if not step.decode_together():
+            return None
+        step.repeat()
+        return step.end()
+
+    def make_room(self) -> None:
+        """Reads the tokens of the step before, after a step that computes nothing.
+
+        Then its rejected draft tokens no longer count as computed, and sequences may turn out to have ended.
+        """
+        decodes = self.decodes
+        if (decodes.base_S > decodes.computed_S)[decodes.slots].any():
+            self._step.has_read = True
+            if self._late is None:  # else the caller reads them now
+                decodes.show(None)
+                self.watch.read()
+                self._offer_read()
+                decodes.rest()
+
+    # Commits.
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan, as `EngineCore.commit` does.
+
+        outcome.accepted: accepted draft tokens [iterations, sequences of plan.drafts]. None, with
+        asynchronous scheduling: `read` will say after the next call of `plan` what one iteration has
+        accepted; the proposer must have drafted as many tokens as it was asked for. Then the sequences are
+        returned that are certain to have ended.
+        """
+        core, drafts = self._core, drafts_of(plan)
+        if self._late is not None:
+            raise ValueError(
+                "commit: read must be called first for the step before, which had no acceptances"
+            )
+        if self._reads_late:
+            self._offer_read()
+            if outcome.accepted is None:
+                if outcome.iterations != 1 or outcome.proposed is not None:
+                    raise ValueError(
+                        f"commit of {outcome.iterations} iterations without acceptances: must be of 1, and "
+                        "without outcome.proposed"
+                    )
+                outcome = outcome._replace(accepted=np.zeros((1, len(drafts.seqs)), np.int64))
+                self._late = plan
+        check_accepted(drafts, outcome.accepted, outcome.iterations)
+        if core.num_reserved:
+            core.check_commit(plan, outcome.iterations, now)
+            self._reservation.settle(drafts, outcome.accepted)
+        if self._late is None:
+            self.watch.record(drafts, outcome)
+        if not plan.num_decodes:
+            self.decodes.rest()
+        progress = core.commit_step(plan, outcome, now)
+        self._set_next(drafts, outcome)
+        self.watch.committed(progress, now)
+        if self._late is not None:
+            self.decodes.unread = None
+        return progress
+
+    def _set_next(self, drafts: DraftPlan, outcome: StepOutcome) -> None:
+        """Sets the draft tokens of the next pass of each sequence that got a token."""
+        num_next = drafts.next_drafts if outcome.proposed is None else outcome.proposed
+        decodes, num_decodes = self.decodes, len(drafts.seqs)
+        decodes.drafts_S[drafts.slots] = num_next[:num_decodes]
+        for seq, num in zip(drafts.next_seqs[num_decodes:], num_next[num_decodes:].tolist(), strict=True):
+            if seq.state is DECODING:
+                decodes.drafts_S[seq.slot] = num
+                if decodes.reads_late:
+                    decodes.base_S[seq.slot] += drafts.padded.get(seq.request_id, 0)
+
+    def advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
+        """Advances the decoding sequences of a plan; returns the sequences that end."""
+        drafts, accepted = drafts_of(plan), outcome.accepted
+        is_member = self.decodes.is_member_S[drafts.slots]
+        if np.count_nonzero(is_member) < len(is_member):  # others had ended before this step
+            kept = np.flatnonzero(is_member)
+            return self.decodes.advance_by(drafts.part(kept), accepted[:, kept])
+        return self.decodes.advance_by(drafts, accepted)
+
+    def read(self, plan: StepPlan, accepted: Ints, stopped: Iterable[Sequence] = ()) -> list[Sequence]:
+        """Applies the acceptances of a plan that was committed without; returns the sequences that ended.
+
+        Must be called after the next call of `plan`, and before the plan that it may have returned is
+        committed. accepted: accepted draft tokens [1, sequences of plan.drafts], up to the stop token of a
+        sequence that stops. stopped: sequences with a stop token in this step. Sequences that have ended
+        before are ignored. A sequence that the next plan has preempted ends at once, and leaves that plan's
+        list; others hold slot and blocks until the next commit. What the commit of this plan has returned is
+        not returned again.
+        """
+        if plan is not self._late:
+            raise ValueError("read: must be of the plan that was committed last, without acceptances")
+        core, drafts, decodes = self._core, drafts_of(plan), self.decodes
+        check_accepted(drafts, accepted, 1)
+        self._late = None
+        self.watch.read(drafts, accepted)
+        certain = drafts.num_computed + 1
+        after = certain + accepted[0]
+        ends = np.flatnonzero((after >= drafts.end) & (certain < drafts.end)).tolist()
+        decodes.add_kept(drafts, np.minimum(after, drafts.end) - certain)
+        finished = [drafts.seqs[index] for index in ends if drafts.seqs[index].finish_reason is None]
+        for seq in stopped:
+            if seq.finish_reason is None:
+                seq._end_reason = FinishReason.stop
+                if seq not in finished:
+                    finished.append(seq)
+        self._end_read(finished)
+        self.watch.ended(finished)
+        if core.in_flight is not None:
+            decodes.update(core.in_flight)
+            return finished
+        self._offer_read()
+        decodes.rest()
+        core.free_ending()
+        return finished
+
+    def _end_read(self, finished: list[Sequence]) -> None:
+        """Ends sequences that turn out to have ended with the step before."""
+        core = self._core
+        for seq in finished:
+            if seq.state is WAITING:
+                core.withdraw(seq, seq._end_reason)
+            elif seq.state is not DECODING:  # a policy has paused it
+                seq.finish_reason = seq._end_reason
+                core.running_set.ending[seq.request_id] = seq
+        core.end_finished([seq for seq in finished if seq.state is DECODING])
+
+    def note_read(self, has_read: bool) -> None:
+        """Says whether the tokens of the step in flight have been read, while sequences leave."""
+        self.decodes.is_read = has_read and self._reads_late
+
+    def _offer_read(self) -> None:
+        """Offers the tokens of the step before to the cache: now they are read."""
+        pool = self._pool
+        if pool.needs_offers:
+            for seq in self._core.running.values():
+                if seq.state is DECODING or seq.state is ENDING:
+                    pool.offer_known(seq, seq.num_computed - pool.num_reprefillable_tokens)
+
+    # Several iterations of one plan.
+
+    def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
+        """Returns the iterations until the first event, and the KV blocks that each takes after the first.
+
+        accepted: draft tokens that would be accepted [iterations, sequences]. The last iteration is the first
+        in which a sequence ends, or the one before blocks run out or the model's context may be full.
+        """
+        return iterations_to_event(drafts_of(plan), accepted, self.decodes, self._step, self._pool)
+
+    def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
+        """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
+        drafts = drafts_of(plan)
+        if num_iterations > 1:
+            self._pool.take(int(drafts.num_new_blocks[num_iterations - 1]))
+            self.decodes.blocks_S[drafts.slots] = drafts.num_blocks[num_iterations - 1]
+
+    def blocks_of_repeats(self, plan: StepPlan, num_repeats: int) -> int:
+        """Returns the blocks of further iterations, which `num_iterations_of` has found."""
+        return int(drafts_of(plan).num_new_blocks[num_repeats])
+
+    def max_iterations_of(self, plan: StepPlan, limit: int) -> int:
+        """Returns how many iterations of a plan, up to limit, may run before what they accept is read.
+
+        Whatever they accept, they have no event before the last one and need no block with content. It is 1
+        before `read`.
+        """
+        if self._late is not None:
+            return 1
+        pool = self._pool
+        worst = np.tile(drafts_of(plan).depth, (min(limit, plan.horizon), 1))
+        num_iterations, num_blocks = self.num_iterations_of(plan, worst)
+        while num_iterations > 1 and num_blocks[num_iterations - 1] > pool.num_free_without_content:
+            num_iterations -= 1
+        return num_iterations
+
+    def reserve(self, plan: StepPlan, num_iterations: int) -> None:
+        """Takes the KV blocks of num_iterations iterations of the plan in flight before they are run.
+
+        They are those of the worst case, in which every draft token is accepted: `decodes.blocks_S` counts
+        them. The commit, of exactly num_iterations, frees those that were not needed. num_iterations: from
+        `max_iterations_of`.
+        """
+        if num_iterations > 1:
+            self._core.num_reserved = num_iterations
+            self._reservation = Reservation(drafts_of(plan), self.decodes, self._step, self._pool)
+            self.take_blocks_of(plan, num_iterations)
+
+
+def drafts_of(plan: StepPlan) -> DraftPlan:
+    """Returns the draft tokens of a plan of an engine that speculates."""
+    assert isinstance(plan.drafts, DraftPlan)
+    return plan.drafts
