@@ -1,4 +1,4 @@
-"""What an engine does with draft tokens: it reads which were accepted, and has the host draft."""
+"""The draft tokens of an engine: it reads which were accepted, and has the host draft."""
 
 from __future__ import annotations
 
