@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from policies.adapters import registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.caching.settings import KvMemory, pool_of
-from policies.core.endings import Ends
-from policies.core.engine import EngineCore
 from realengine.clock import Clock, WallClock
 from realengine.engine import Engine
 from realengine.model.backend import choose_device
@@ -28,7 +26,7 @@ from realengine.runner.work import Work
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings, on_gpu_by_default
 from realengine.sleep import SleepMode
-from realengine.speculation.drafting import speculating_core
+from realengine.speculation.drafting import core_of
 
 
 class Built(NamedTuple):
@@ -114,26 +112,21 @@ def _assembled(
     overlap = on_gpu_by_default(settings.overlap, executor.device)
     clock = clock or WallClock()
     vocab_size = model.architecture.vocab_size
-    policies: dict[str, Any] = {
-        "batching": settings.batching,
-        "scheduling": settings.scheduling,
-        "block_pool": pool,
-        "max_num_seqs": settings.max_num_seqs,
-        "max_model_len": max_model_len,
-        "predictor": settings.predictor,
-        "num_swap_blocks": memory.num_swap_blocks,
-        "names_blocks": True,
-        "residents": _residents(model, settings, executor.adapters, pool),
-    }
-    drafting = None
-    if settings.speculation is None:
-        core = EngineCore(ends=Ends.one_step_late if overlap else Ends.at_once, **policies)
-    else:
-        overlap = overlap and settings.max_iterations == 1
-        core, drafting = speculating_core(
-            settings.speculation, clock, overlap=overlap, vocab_size=vocab_size, **policies
-        )
-        overlap = drafting.reads_late
+    core, drafting = core_of(
+        settings.speculation,
+        clock,
+        overlap=overlap and (settings.speculation is None or settings.max_iterations == 1),
+        vocab_size=vocab_size,
+        batching=settings.batching,
+        scheduling=settings.scheduling,
+        block_pool=pool,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        predictor=settings.predictor,
+        num_swap_blocks=memory.num_swap_blocks,
+        names_blocks=True,
+        residents=_residents(model, settings, executor.adapters, pool),
+    )
 
     def new_runner(executor: Executor) -> Runner:
         run = execute or executor.run
@@ -153,7 +146,7 @@ def _assembled(
         vocab_size=vocab_size,
         eos_token_ids=frozenset(model.architecture.eos_token_ids),
         tokenizer=model.tokenizer,
-        overlap=overlap,
+        overlap=overlap if drafting is None else drafting.reads_late,
         max_iterations=settings.max_iterations,
         clock=clock,
         drafting=drafting,

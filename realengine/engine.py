@@ -32,7 +32,7 @@ from realengine.serving.forms import Forms
 from realengine.serving.intake import Intake
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import Tokenizer
-from realengine.speculation.drafting import Drafting
+from realengine.speculation.drafting import EngineDrafts
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
         overlap: bool = False,
         max_iterations: int = 1,
         clock: Clock | None = None,
-        drafting: Drafting | None = None,
+        drafting: EngineDrafts | None = None,
     ) -> None:
         if max_iterations < 1:
             raise ValueError(f"max_iterations={max_iterations}: must be >= 1")
@@ -313,7 +313,7 @@ class Engine:
             self._read_late(self._drafting, stopped)
         return changed
 
-    def _read_late(self, drafting: Drafting, stopped: dict[Sequence, Answer]) -> None:
+    def _read_late(self, drafting: EngineDrafts, stopped: dict[Sequence, Answer]) -> None:
         """Tells the core, which has committed the launch, what it accepted and which sequences ended."""
         self._ended = []
         plan, accepted, at_limit = drafting.read_late(stopped)

@@ -28,7 +28,7 @@ NO_UPDATES = np.empty((0, 2), np.int64)
 
 
 class DraftRows(NamedTuple):
-    """What an engine that speculates packs beside the rows of a step."""
+    """The drafts of a step's rows, in an engine that speculates."""
 
     depth_D: Ints
     """The most draft tokens that each decoding sequence can accept."""

@@ -1,4 +1,4 @@
-"""What an engine does with draft tokens: it reads which were accepted, and has the host draft."""
+"""The draft tokens of an engine: it reads which were accepted, and has the host draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
-from policies.speculation.engine import drafting as policy
+from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import DraftPlan, Speculation
 from realengine.clock import Clock
 from realengine.runner.graphs import Drawn, Graphs
@@ -30,8 +30,8 @@ from realengine.speculation.settings import SpeculationSettings
 Answers = Mapping[Sequence, Answer]
 
 
-class Drafting:
-    """The draft tokens of an engine with a core that speculates.
+class EngineDrafts:
+    """The draft tokens of an engine whose core has the part that verifies them.
 
     host: drafts on the host, between two steps; None: the device drafts. timeout_s: seconds after which a
     call of a user's drafter ends its request; None: it is one of ours, which needs no guard. pass_times: is
@@ -50,7 +50,7 @@ class Drafting:
         vocab_size: int,
     ) -> None:
         assert core.drafts is not None
-        self._drafts = core.drafts
+        self._of_core = core.drafts
         self.draft_length = core.drafts.speculation.draft_length
         self.pass_times = pass_times
         self.reads_late = reads_late
@@ -71,7 +71,7 @@ class Drafting:
 
     def max_iterations(self, plan: StepPlan, limit: int) -> int:
         """Returns the number of passes that may run in one launch, whatever they accept."""
-        return self._drafts.max_iterations_of(plan, limit)
+        return self._of_core.max_iterations_of(plan, limit)
 
     def read(self, launch: Launch, columns: list[list[int]], answers: Answers) -> None:
         """Counts the draft tokens of a launch, and cuts the tokens of its rows to the limits of requests."""
@@ -110,7 +110,7 @@ class Drafting:
             if seq in seqs:
                 index = seqs.index(seq)
                 accepted[index] = len(answer.outputs[0].tokens) - self._num_before[index] - 1
-        return plan, accepted, self._drafts.read(plan, accepted[None], list(stopped))
+        return plan, accepted, self._of_core.read(plan, accepted[None], list(stopped))
 
     def outcome(self, plan: StepPlan, outcome: StepOutcome, answers: Answers, runner: Runner) -> StepOutcome:
         """Returns the outcome of a plan with what it accepted, and what the host drafts for the next pass."""
@@ -157,15 +157,17 @@ class Drafting:
                 self._host.forget(seq.request_id, answer.outputs[0].tokens)
 
 
-def speculating_core(
-    settings: SpeculationSettings, clock: Clock, *, overlap: bool, vocab_size: int, **others: Any
-) -> tuple[EngineCore, Drafting]:
-    """Returns a core, and the engine's part in its draft tokens.
+def core_of(
+    settings: SpeculationSettings | None, clock: Clock, *, overlap: bool, vocab_size: int, **others: Any
+) -> tuple[EngineCore, EngineDrafts | None]:
+    """Returns a core, and the engine's part in its draft tokens; None: it does not speculate.
 
     clock: the engine's, which measures passes for draft-length policies that need their cost. overlap:
-    whether the engine launches a pass before it reads the one before, if the proposer allows it. others: as
+    whether the engine launches a step before it reads the one before, if the proposer allows it. others: as
     of EngineCore.
     """
+    if settings is None:
+        return EngineCore(ends=Ends.one_step_late if overlap else Ends.at_once, **others), None
     host = settings.host or drafter_of(settings.proposer)
     measures = settings.draft_length.needs_cost and settings.estimate is None
     pass_times = PassTimes(settings.proposer, clock.now) if measures else None
@@ -176,18 +178,14 @@ def speculating_core(
         tpot_s=settings.tpot_s,
     )
     reads_late = overlap and host is None and settings.proposer.rules.overlaps
-    core = EngineCore(
-        ends=Ends.one_step_late if reads_late else Ends.at_once,
-        new_drafts=partial(policy.Drafting, speculation),
-        **others,
-    )
-    timeout_s = None if settings.host is None else settings.host_timeout_s
-    drafting = Drafting(
+    ends = Ends.one_step_late if reads_late else Ends.at_once
+    core = EngineCore(ends=ends, new_drafts=partial(Drafting, speculation), **others)
+    drafts = EngineDrafts(
         core,
         host=host,
-        timeout_s=timeout_s,
+        timeout_s=None if settings.host is None else settings.host_timeout_s,
         pass_times=pass_times,
         reads_late=reads_late,
         vocab_size=vocab_size,
     )
-    return core, drafting
+    return core, drafts

@@ -34,7 +34,7 @@ from realengine.speculation.tree_rows import TreeShape
 
 
 class DeviceDrafts(NamedTuple):
-    """How an executor drafts. drafter: drafts on the device; None: the host drafts."""
+    """The drafts of an executor. drafter: makes them on the device; None: the host drafts."""
 
     proposer: Proposer
     drafter: Drafter | None = None

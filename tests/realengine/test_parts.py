@@ -1,4 +1,4 @@
-"""Features join the engine as parts: one loop, runner, executor and class of graphs serve all of them."""
+"""Features join the engine as parts: all of them have one loop, runner, executor and class of graphs."""
 
 import pytest
 

@@ -34,7 +34,7 @@ from realengine.runner.graphs import Drawn
 from realengine.runner.runner import Runner
 from realengine.runner.work import ON_DEVICE, StepWords, Work
 from realengine.serving.sampling_params import SamplingParams
-from realengine.speculation.drafting import speculating_core
+from realengine.speculation.drafting import core_of
 from realengine.speculation.settings import SpeculationSettings
 
 RUNS = ((1, 32, 4), (1, 2048, 8), (4, 32, 8), (4, 2048, 2), (12, 32, 2), (12, 2048, 8), (24, 32, 4))
@@ -139,7 +139,8 @@ def engine_of_texts(
     """
     settings, of_clock = SpeculationSettings(proposer=proposer), ThreadTimeClock()
     sizes = core_settings(len(texts), max(map(len, texts)), block_size)
-    core, drafting = speculating_core(settings, of_clock, overlap=False, vocab_size=VOCABULARY, **sizes)
+    core, drafting = core_of(settings, of_clock, overlap=False, vocab_size=VOCABULARY, **sizes)
+    assert drafting is not None
     passes = Passes(core, texts, num_prompt_tokens)
     execute = clock.around(passes.execute)
     runner = Runner(core, execute, drafts=drafting.packer(execute, None))

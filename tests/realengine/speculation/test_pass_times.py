@@ -153,7 +153,7 @@ def test_an_engine_measures_its_passes_for_a_policy_that_weighs_costs(method, ov
         model = Architecture.from_hf(CONFIGS["llama"])
         config = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
     llm = make(overlap=overlap, speculative_config=config | {"draft_length": Adaptive()})
-    times = llm.engine.runner.pass_times
+    times = llm.engine._drafting.pass_times
     assert len(times.fits) == 1, "a warm-up was measured"
     assert times(1, 100, 3) > 0
     drafted = llm.generate(prompts(), GREEDY)
