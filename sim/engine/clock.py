@@ -127,7 +127,13 @@ class Clock(Environment):
         heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
-        """Does what SimPy's method does, with the phases of SimPy's two priorities."""
+        """Does what SimPy's method does, with the phases of SimPy's two priorities.
+
+        The end of a process of the simulator for which nothing waits is no event.
+        """
+        if type(event) is Begun and not event.callbacks:
+            event.callbacks = None  # type: ignore[assignment]
+            return
         at_s, phase = self._now + delay, _PHASE_OF.get(priority, priority)
         heappush(self._queue, (at_s, phase, next(self._eid), event))  # type: ignore[misc]
 
