@@ -19,13 +19,11 @@ While a request has branches, only one batch is in flight.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from policies.core.parts import Engine
 from policies.core.plan import Chunk, Progress, StepOutcome, StepPlan
 from policies.core.sequence import COMPUTING, DECODING, PREFILLING, Sequence
-
-if TYPE_CHECKING:
-    from policies.core.engine import EngineCore
 
 
 class _Batch(NamedTuple):
@@ -42,7 +40,7 @@ class Batches:
     Every plan must be followed by `depart`, when it is run; then the next may be asked for, until `is_full`.
     """
 
-    def __init__(self, core: EngineCore, max_batches: int) -> None:
+    def __init__(self, core: Engine, max_batches: int) -> None:
         self._core = core
         self._max_batches = max_batches
         self.in_flight: deque[_Batch] = deque()

@@ -32,13 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from policies.core.parts import Engine
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import DECODING, ENDED, ENDING, WAITING, FinishReason, Sequence
-
-if TYPE_CHECKING:
-    from policies.core.engine import EngineCore
 
 
 class Ends(Enum):
@@ -54,7 +51,7 @@ class LateEnds:
 
     is_batch = False
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: Engine) -> None:
         self._core = core
         core.running_set.reads_late = True
 
@@ -182,7 +179,7 @@ class BatchEnds:
 
     is_batch = True
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: Engine) -> None:
         self._core = core
         self._complete: list[Sequence] = []  # outputs that are held back, in the order in which they ended
         self._due: list[Sequence] = []  # those of batches that have ended without a commit

@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from policies.batching import Batching
 from policies.caching.pool import BlockPool
 from policies.core.limits import RejectedError
+from policies.core.parts import Engine
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import DECODING, ENDING, WAITING, FinishReason, Sequence
@@ -40,9 +40,6 @@ from policies.speculation.engine.running import DraftRunningSet
 from policies.speculation.engine.step import DraftStep
 from policies.speculation.engine.watch import DraftWatch
 
-if TYPE_CHECKING:
-    from policies.core.engine import EngineCore
-
 
 class Drafting:
     """Plans, commits and reads the draft tokens of one engine; `attach` must follow."""
@@ -51,7 +48,7 @@ class Drafting:
     """The decoding sequences."""
     watch: DraftWatch
     """Chooses the numbers of draft tokens, and counts what is accepted."""
-    _core: EngineCore
+    _core: Engine
     _step: DraftStep
     _reservation: Reservation  # valid while iterations are reserved
 
@@ -78,7 +75,7 @@ class Drafting:
         self._step = DraftStep(state, self.speculation, self.decodes, max_inputs)
         return self._step
 
-    def attach(self, core: EngineCore, reads_late: bool) -> None:
+    def attach(self, core: Engine, reads_late: bool) -> None:
         """Joins an engine that has been made. reads_late: whether it plans ahead of what it reads."""
         self._core = core
         self._reads_late = self.decodes.reads_late = reads_late
