@@ -86,7 +86,8 @@ class PrefixPool(BlockPool):
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
         limit = (seq.stored_known - 1) // self.block_size
-        if self._answers is not None and self._answers.offer_for(held.path, limit):
+        answers = self._answers
+        if answers is not None and answers.writers and answers.offer_for(held.path, limit):
             self.awaits_answer = True
         held.found, num_found = self._runs.find(held.path, limit)
         if num_found and self.drops_last_block:
@@ -257,7 +258,12 @@ class PrefixPool(BlockPool):
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
         """Gives the first num_full blocks of a sequence their contents, after equal ones of others."""
-        if self._answers is not None and self._answers.offer_before(seq):
+        held: Holding = seq.kv
+        if held.is_private:  # no other sequence generates or finds its blocks
+            held.fill_privately(num_full)
+            return
+        answers = self._answers
+        if answers is not None and answers.writers and answers.offer_before(seq):
             self.awaits_answer = True
         self._offer_now(seq, num_full)
 
@@ -267,9 +273,7 @@ class PrefixPool(BlockPool):
         num_new = num_full - held.num_with_content
         if num_new <= 0:
             return
-        if held.is_private or (
-            held.num_private and num_full <= held.path[-1][1]
-        ):  # the new blocks are private, too
+        if held.is_private or (held.num_private and num_full <= held.path[-1][1]):  # so are the new blocks
             held.num_private += num_new
             held.num_with_content = num_full
             return

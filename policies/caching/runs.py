@@ -68,6 +68,11 @@ class Holding:
         self.num_with_content = 0  # blocks with content: those in runs and the private ones
         self.tail_ids: list[int] = []  # ids of the blocks after them, as far as assigned
 
+    def fill_privately(self, num_blocks: int) -> None:
+        """Gives the first num_blocks blocks their contents, as far as they have none, if all are private."""
+        if num_blocks > self.num_with_content:
+            self.num_private = self.num_with_content = num_blocks
+
     def add(self, run: Run, owner: int) -> None:
         """Adds a run to the blocks of the owner."""
         run.owners[owner] = self

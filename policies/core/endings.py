@@ -49,8 +49,6 @@ class Ends(Enum):
 class LateEnds:
     """Complete sequences that hold slot and blocks for one more step: `Ends.one_step_late`."""
 
-    is_batch = False
-
     def __init__(self, core: Engine) -> None:
         self._core = core
         core.running_set.reads_late = True
@@ -59,7 +57,11 @@ class LateEnds:
         """Returns the next step of an engine with complete sequences."""
         core = self._core
         ending = core.running_set.ending
-        core.num_held = num_held = sum(seq.state is ENDING for seq in ending.values())
+        num_held = 0
+        for seq in ending.values():
+            if seq.state is ENDING:
+                num_held += 1
+        core.num_held = num_held
         if num_held == core.num_in_engine:  # a step that computes nothing
             self.free()
             return core.plan_once(now)
@@ -91,16 +93,15 @@ class LateEnds:
         stop token in the step before, which loses its tokens of this step; sequences with branches that have
         all stopped in this step.
         """
-        core = self._core
-        late = [seq for seq in outcome.ended if seq.request.branching is None]
-        if not (late or core.running_set.ending):
-            return core.apply(plan, outcome, now)
+        core, ended = self._core, outcome.ended
         core.check_commit(plan, outcome.iterations, now)
+        if not ended:
+            self.free(plan)
+            return core.apply(plan, outcome, now)
+        late = [seq for seq in ended if seq.request.branching is None]
         self.free(plan, late)
-        if late:
-            at_once = tuple(seq for seq in outcome.ended if seq.request.branching is not None)
-            outcome = outcome._replace(ended=at_once)
-        prefilled, finished = core.apply(plan, outcome, now)
+        at_once = tuple(seq for seq in ended if seq.request.branching is not None)
+        prefilled, finished = core.apply(plan, outcome._replace(ended=at_once), now)
         return prefilled, [*late, *finished]
 
     def hold(self, finished: Iterable[Sequence]) -> None:
@@ -176,8 +177,6 @@ def _admission(seq: Sequence) -> int:
 
 class BatchEnds:
     """Outputs that are complete together, when the last member of their batch ends: `Ends.with_batch`."""
-
-    is_batch = True
 
     def __init__(self, core: Engine) -> None:
         self._core = core

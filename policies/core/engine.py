@@ -131,6 +131,7 @@ class EngineCore:
         """Time of the last call of `plan` or `commit`, s."""
         self._waits = WaitWatch()
         self._ends: LateEnds | BatchEnds | None = None
+        self._ends_with_batch = ends is Ends.with_batch
         if ends is Ends.one_step_late:
             self._ends = LateEnds(self)
             self._max_attempts = 1  # the tokens of the step before are read before the next attempt
@@ -533,8 +534,12 @@ class EngineCore:
         arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises WrongDecisionError if
         the policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
-        outer = self._outer
-        return self.plan_step(now) if outer is None else outer.plan(now)
+        if self._outer is not None:
+            return self._outer.plan(now)
+        if self.ending and self._ends is not None:
+            return self._ends.plan(now)
+        self.num_held = 0
+        return self.plan_once(now)
 
     def plan_step(self, now: float) -> StepPlan | None:
         """Returns the next step as `plan` does, without drafts and other plans in flight."""
@@ -664,14 +669,16 @@ class EngineCore:
 
         Returns the sequences that completed their prefill, and those that ended.
         """
-        outer = self._outer
-        return self.commit_step(plan, outcome, now) if outer is None else outer.commit(plan, outcome, now)
+        if self._outer is not None:
+            return self._outer.commit(plan, outcome, now)
+        if self._ends is not None and (self.ending or self._ends_with_batch or outcome.ended):
+            return self._ends.commit(plan, outcome, now)
+        return self.apply(plan, outcome, now)
 
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
-        ends = self._ends
-        if ends is not None and (self.ending or ends.is_batch or outcome.ended):
-            return ends.commit(plan, outcome, now)
+        if self._ends is not None and (self.ending or self._ends_with_batch or outcome.ended):
+            return self._ends.commit(plan, outcome, now)
         return self.apply(plan, outcome, now)
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
@@ -692,8 +699,11 @@ class EngineCore:
                 on_commit(plan, num_iterations, now)
         if self.num_reserved:
             self.num_reserved = 0
-        elif num_iterations > 1:
-            self._take_repeats(plan, num_iterations - 1)
+        elif num_iterations > 1 and self.drafts is None:  # `Drafting.num_iterations_of` has taken its blocks
+            if plan.num_decodes:
+                pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
+            if plan.chunks:
+                self._grow_chunks(plan.chunks, num_iterations - 1)
         self.num_iterations = pool.num_iterations = self.num_iterations + num_iterations
         if not plan.num_decodes:
             finished: list[Sequence] = []
@@ -782,15 +792,6 @@ class EngineCore:
             if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
                 finished.append(seq)
         return finished
-
-    def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
-        """Takes the KV blocks of all iterations except the first."""
-        if self.drafts is not None:
-            return  # `Drafting.num_iterations_of` has taken them
-        if plan.num_decodes:
-            self.block_pool.take(self.decodes.blocks_due_after(1, num_repeats))
-        if plan.chunks:
-            self._grow_chunks(plan.chunks, num_repeats)
 
     def _commit_chunks(
         self, plan: StepPlan, outcome: StepOutcome, finished: list[Sequence]

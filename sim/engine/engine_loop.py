@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 from simpy import Event
 
@@ -40,6 +40,9 @@ MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of th
 
 class EngineLoop(LoadCounts):
     """Drives an EngineCore on the simulated clock; requests reach it and leave it."""
+
+    keeps_model_times: ClassVar[bool] = True
+    """Whether iterations take as long as the hardware model says, unless there is a slowdown."""
 
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         self.index = index
@@ -149,15 +152,19 @@ class EngineLoop(LoadCounts):
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
-        next_s, horizon = self.intake.next_s, plan.horizon
-        shape = shape_of(plan, 0) if plan.chunks else None
+        horizon, num_decodes = plan.horizon, plan.num_decodes
         if horizon > 1:
-            horizon = 1 if delay_s or next_s <= now else min(horizon, self._max_leap)
-        ends = self._ends_s(plan, shape, horizon, now + delay_s)
+            horizon = 1 if delay_s or self.intake.next_s <= now else min(horizon, self._max_leap)
+        shape = shape_of(plan, 0) if plan.chunks else None
+        is_modelled = self.keeps_model_times and self._slowdown == 1
+        if is_modelled and shape is None and plan.num_widening == num_decodes and plan.adapters is None:
+            ends = self._decode_ends(now + delay_s, num_decodes, plan.num_decode_context_tokens, horizon)
+        else:
+            ends = self._ends_s(plan, shape, horizon, now + delay_s)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
         self.step = step = RunningStep(plan, shape, now, ends)
-        if horizon > 1 and next_s < ends[-1]:
+        if horizon > 1 and self.intake.next_s < ends[-1]:
             num_iterations = self.intake.num_iterations_before(step)
             if num_iterations < step.num_iterations:
                 step.cut(num_iterations)
@@ -168,10 +175,7 @@ class EngineLoop(LoadCounts):
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
         """Returns the end time of each iteration of a plan, with the present slowdown."""
-        slowdown, num_decodes = self._slowdown, plan.num_decodes
-        if shape is None and slowdown == 1 and plan.num_widening == num_decodes and plan.adapters is None:
-            return self._decode_ends(start_s, num_decodes, plan.num_decode_context_tokens, num_iterations)
-        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, slowdown)
+        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
 
     def _go_idle(self, now: float) -> None:
         """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""
