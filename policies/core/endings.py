@@ -136,25 +136,24 @@ class LateEnds:
         ending = core.running_set.ending
         if late:
             _note_stops(late, ending)
-        for seq in ending.values():
+        members = list(ending.values())
+        for seq in members:
             if seq.request.answer_id is not None:
                 core.block_pool.offer_generated(seq)  # their last tokens are read after those of the plan
         if core.drafts is not None:
             core.drafts.note_read(True)
-        idle = () if plan is None else plan.idle
-        num_planned = max(1, core.num_reserved) if plan is not None and plan.num_decodes else 0
-        members = list(ending.values())
         if len(members) > 1:
             members.sort(key=_admission)
         for seq in members:
-            seq.num_unread = 0
-            is_decoding = seq.state is DECODING and seq not in idle
+            seq.num_unread = num_lost = 0
             assert seq.finish_reason is not None
-            if is_decoding:
-                core.num_discarded += num_planned
-            elif seq.state is DECODING:
-                seq.stored_computed = seq.num_computed  # idle in this step: its newest token has been read
-            core.finish(seq, seq.finish_reason, num_planned if is_decoding else 0)
+            if seq.state is DECODING and plan is not None:
+                if seq in plan.idle:
+                    seq.stored_computed = seq.num_computed  # its newest token has been read
+                elif plan.num_decodes:
+                    num_lost = max(1, core.num_reserved)
+                    core.num_discarded += num_lost
+            core.finish(seq, seq.finish_reason, num_lost)
         if core.drafts is not None:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:

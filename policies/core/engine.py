@@ -558,11 +558,11 @@ class EngineCore:
         self.now = pool.now = now
         if pool.expires_s <= now:
             pool.expire()
-        plan = None
+        plan, num_decodes = None, self.decodes.size
         if self.drafts is not None:
             plan = self.drafts.plan_unasked(self._max_unasked, not (self._lost or self._arrived))
-        elif self.decodes.size + self.num_held == len(self._sequences):
-            plan = self._plan_unasked()
+        elif num_decodes and num_decodes + self.num_held == len(self._sequences):
+            plan = self._plan_unasked(num_decodes)
         if plan is None:
             self.wake_s, self.waits_for = inf, None
             if self._sequences:
@@ -634,11 +634,10 @@ class EngineCore:
             return True
         return self._state.is_transferring
 
-    def _plan_unasked(self) -> StepPlan | None:
+    def _plan_unasked(self, num_decodes: int) -> StepPlan | None:
         """Returns a step that decodes all sequences, each of which decodes; None: policies must be called."""
         decodes, pool = self.decodes, self.block_pool
-        num_decodes = decodes.size
-        if not 0 < num_decodes <= self._max_unasked or decodes.at_limit or self._lost or self._arrived:
+        if num_decodes > self._max_unasked or decodes.at_limit or self._lost or self._arrived:
             return None
         num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
         if num_blocks > pool.num_free:
@@ -686,7 +685,8 @@ class EngineCore:
         num_iterations, ended = outcome.iterations, outcome.ended
         if (
             plan is not self._in_flight
-            or not 1 <= num_iterations <= plan.horizon
+            or num_iterations < 1
+            or num_iterations > plan.horizon
             or self.num_reserved
             or not now >= self.now
         ):

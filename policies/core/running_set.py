@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet, num_prompt_block_tokens
 from policies.core.decode_set import DecodeSet
-from policies.core.growth import AT_LIMIT
+from policies.core.growth import AT_LIMIT, PAGED
 from policies.core.plan import StepPlan
 from policies.core.sequence import (
     COMPUTING,
@@ -52,6 +52,7 @@ class RunningSet:
         """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
+        self._asks_for_growth = type(pool).growth is not BlockPool.growth
         self._num_admissions = 0
 
     @property
@@ -142,8 +143,7 @@ class RunningSet:
         if seq.stored_known == seq._end_known:
             return True
         del self.prefilling[seq.request_id]
-        growth = self._pool.growth(seq)
-        self.decodes.join(seq, AT_LIMIT if growth is None else growth)
+        self._join(seq)
         return False
 
     def fork(self, seq: Sequence) -> None:
@@ -318,7 +318,7 @@ class RunningSet:
 
     def _join(self, seq: Sequence) -> None:
         """Adds a sequence to the decode set; without room for its KV it is at its limit there."""
-        growth = self._pool.growth(seq)
+        growth = self._pool.growth(seq) if self._asks_for_growth else PAGED
         self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 
     def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:

@@ -154,12 +154,14 @@ class Clock(Environment):
     def stop(self) -> None:
         """Makes `run_some` return before the next event."""
         self.is_stopped = True
+        self._num_left = 0
 
     def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
         """Processes up to max_events events that are due by until_s; returns false if it stops earlier."""
         self._num_left, self._until_s, self._interrupt = max_events, until_s, interrupt
-        self.run()
-        return not self._num_left
+        if not self.is_stopped:
+            self.run()
+        return not (self._num_left or self.is_stopped)
 
     def step(self) -> None:
         """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over.
@@ -167,17 +169,15 @@ class Clock(Environment):
         It does what SimPy's method does, in one call in place of three.
         """
         queue = self._queue
-        if not self._num_left or self.is_stopped or self._interrupt.noted:
+        if not queue or queue[0][0] > self._until_s or not self._num_left or self._interrupt.noted:
             raise StopSimulation(None)
-        if not queue or queue[0][0] > self._until_s:
-            raise StopSimulation(None)
+        self._num_left -= 1
         self._now, _, _, event = heappop(queue)
         callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
         for callback in callbacks:
             callback(event)
         if not event._ok and not hasattr(event, "_defused"):
             raise event._value
-        self._num_left -= 1
 
 
 def _is_own(event: Event) -> bool:
