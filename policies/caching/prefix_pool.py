@@ -260,7 +260,8 @@ class PrefixPool(BlockPool):
         """Gives the first num_full blocks of a sequence their contents, after equal ones of others."""
         held: Holding = seq.kv
         if held.is_private:  # no other sequence generates or finds its blocks
-            held.fill_privately(num_full)
+            if num_full > held.num_with_content:
+                held.num_private = held.num_with_content = num_full
             return
         answers = self._answers
         if answers is not None and answers.writers and answers.offer_before(seq):

@@ -62,16 +62,11 @@ class Holding:
         self.path = path
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: (run, blocks) of the last lookup
         self.runs: list[Run] = []
-        self.is_private = False  # whether all its blocks are private
+        self.is_private = False  # whether all its blocks are private: num_private == num_with_content
         # Blocks at the path's last place that are in no run, because only this request can find them.
         self.num_private = 0
         self.num_with_content = 0  # blocks with content: those in runs and the private ones
         self.tail_ids: list[int] = []  # ids of the blocks after them, as far as assigned
-
-    def fill_privately(self, num_blocks: int) -> None:
-        """Gives the first num_blocks blocks their contents, as far as they have none, if all are private."""
-        if num_blocks > self.num_with_content:
-            self.num_private = self.num_with_content = num_blocks
 
     def add(self, run: Run, owner: int) -> None:
         """Adds a run to the blocks of the owner."""

@@ -146,6 +146,7 @@ class EngineCore:
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
+        self._decode_plan.is_unasked = True
         self._attach()
         if self.drafts is not None:
             state.max_tokens_per_pass = self.drafts.max_tokens_per_pass
@@ -651,7 +652,8 @@ class EngineCore:
         plan.num_decode_context_tokens = decodes.num_context_tokens + num_widening
         plan.horizon = horizon = decodes.iterations_to_first_event()
         plan.until_s = pool.expires_s
-        if num_decodes * (horizon // pool.block_size + 1) > pool.num_free_without_copy:
+        num_blocks = num_decodes * (horizon // pool.block_size + 1)  # at most
+        if num_blocks > pool.num_free or (pool.copies and num_blocks > pool.num_free_without_copy):
             plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
 

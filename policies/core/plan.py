@@ -158,6 +158,7 @@ class StepPlan:
         "num_decodes",
         "num_widening",
         "preempted",
+        "is_unasked",
         "until_s",
         "waits_for",
     )
@@ -194,6 +195,7 @@ class StepPlan:
         self.num_copied_tokens = 0  # tokens that copy-on-write copies before the step; see `BranchSet.copies`
         self.adapters: AdapterUse | None = None  # computation with LoRA adapters, if any
         self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # new loads: name, slot
+        self.is_unasked = False  # all sequences decode, none waits, and no policy was asked
         self.drafts: Drafts | None = None  # draft tokens that the step verifies; None: no speculation
 
     @property

@@ -106,6 +106,8 @@ class Clock(Environment):
 
     def __init__(self) -> None:
         Environment.__init__(self, 0.0)
+        self.events = self._queue
+        """The events to come, as a heap of (time in s, phase, number, event); only the clock changes it."""
         self.is_stopped = False
         self._num_left = 0
         self._until_s = 0.0
@@ -145,11 +147,6 @@ class Clock(Environment):
         """Drops the events that are not of the simulator, so that no process of the user's goes on."""
         self._queue[:] = [entry for entry in self._queue if _is_own(entry[3])]
         heapify(self._queue)
-
-    def is_quiet(self) -> bool:
-        """Returns whether no other event is due at the current time."""
-        queue = self._queue
-        return not queue or queue[0][0] > self._now
 
     def stop(self) -> None:
         """Makes `run_some` return before the next event."""

@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from simpy import Event
 
 from hwmodels.iterations.iteration import IterationShape
 from policies.core.limits import StopAfter
-from policies.core.plan import StepPlan
+from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
@@ -35,32 +35,34 @@ from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
 from sim.records.requests import Status
 
+NO_TRANSFERS: Final[list[Transfer]] = []
 MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted
 
 
 class EngineLoop(LoadCounts):
     """Drives an EngineCore on the simulated clock; requests reach it and leave it."""
 
-    keeps_model_times: ClassVar[bool] = True
-    """Whether iterations take as long as the hardware model says, unless there is a slowdown."""
+    has_own_times: ClassVar[bool] = False
+    """Whether iterations take longer or shorter than the hardware model says for their plans."""
 
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         self.index = index
         self.pool = pool
         self.price_usd_per_hour = pool.price_usd_per_hour
         self.core = core = pool.core()
-        self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
         self.frontend = pool.frontend_queue()
         self.recorder = self._new_recorder(context)
         self.copies = Copies(pool.links(), self._load)
         self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
         self._clock = context.clock
+        self._events_due = context.clock.events
         self._on_end = context.on_end
         self._decode_ends = pool.model.decode_ends
         self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
+        self._scales_times = self.has_own_times
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
@@ -95,10 +97,11 @@ class EngineLoop(LoadCounts):
         self._finish_step()
         if self._aborts or self._at_boundary:
             self._end_requests()
-        if self._clock.is_quiet():
-            self._begin_step(self._clock.now)
-        else:  # other events are due at this time: plan after them
-            self._plan_at(self._clock.now)
+        now, queue = self._clock.now, self._events_due
+        if queue and queue[0][0] <= now:  # other events are due at this time: plan after them
+            self._plan_at(now)
+        else:
+            self._begin_step(now)
 
     def _on_plan(self, event: Event) -> None:
         """Plans at a time at which no step ends."""
@@ -133,9 +136,12 @@ class EngineLoop(LoadCounts):
             intake.enter_at(now, self._is_idle)
             if self._aborts:
                 self._end_requests()
-        plan = self.core.plan(now)
-        transfers = self._take_transfers()
-        delay_s = self.copies.begin(transfers, now) if transfers else 0.0
+        core = self.core
+        plan = core.plan(now)
+        transfers, delay_s = NO_TRANSFERS, 0.0
+        if core.transfers.wanted or core.block_pool.stores:
+            transfers = core.transfers.take()
+            delay_s = self.copies.begin(transfers, now)
         if listeners.planned:
             for notify in listeners.planned:
                 notify(plan, now)
@@ -152,15 +158,16 @@ class EngineLoop(LoadCounts):
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
-        horizon, num_decodes = plan.horizon, plan.num_decodes
+        horizon, num_decodes, shape = plan.horizon, plan.num_decodes, None
         if horizon > 1:
             horizon = 1 if delay_s or self.intake.next_s <= now else min(horizon, self._max_leap)
-        shape = shape_of(plan, 0) if plan.chunks else None
-        is_modelled = self.keeps_model_times and self._slowdown == 1
-        if is_modelled and shape is None and plan.num_widening == num_decodes and plan.adapters is None:
-            ends = self._decode_ends(now + delay_s, num_decodes, plan.num_decode_context_tokens, horizon)
-        else:
+        if plan.chunks:
+            shape = shape_of(plan, 0)
             ends = self._ends_s(plan, shape, horizon, now + delay_s)
+        elif self._scales_times or plan.num_widening != num_decodes or plan.adapters is not None:
+            ends = self._ends_s(plan, None, horizon, now + delay_s)
+        else:
+            ends = self._decode_ends(now + delay_s, num_decodes, plan.num_decode_context_tokens, horizon)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
         self.step = step = RunningStep(plan, shape, now, ends)

@@ -15,7 +15,7 @@ from sim.workload.streams import stream
 class JitteredReplica(Replica):
     """A replica with jitter; the factor of an iteration belongs to its number in the replica."""
 
-    keeps_model_times = False
+    has_own_times = True
 
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext, jitter: Jitter) -> None:
         Replica.__init__(self, index, pool, context)

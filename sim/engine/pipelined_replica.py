@@ -88,7 +88,7 @@ class PipelinedReplica(Replica):
     def _begin_batch(self, now: float) -> bool:
         """Plans one batch and starts it; returns whether there was anything to compute."""
         plan = self.core.plan(now)
-        transfers = self._take_transfers()
+        transfers = self.core.take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
         for notify in self._listeners.planned:
             notify(plan, now)
