@@ -49,6 +49,8 @@ class Ends(Enum):
 class LateEnds:
     """Complete sequences that hold slot and blocks for one more step: `Ends.one_step_late`."""
 
+    is_batch = False
+
     def __init__(self, core: Engine) -> None:
         self._core = core
         core.running_set.reads_late = True
@@ -94,7 +96,6 @@ class LateEnds:
         all stopped in this step.
         """
         core, ended = self._core, outcome.ended
-        core.check_commit(plan, outcome.iterations, now)
         if not ended:
             self.free(plan)
             return core.apply(plan, outcome, now)
@@ -176,6 +177,8 @@ def _admission(seq: Sequence) -> int:
 
 class BatchEnds:
     """Outputs that are complete together, when the last member of their batch ends: `Ends.with_batch`."""
+
+    is_batch = True
 
     def __init__(self, core: Engine) -> None:
         self._core = core

@@ -131,7 +131,6 @@ class EngineCore:
         """Time of the last call of `plan` or `commit`, s."""
         self._waits = WaitWatch()
         self._ends: LateEnds | BatchEnds | None = None
-        self._ends_with_batch = ends is Ends.with_batch
         if ends is Ends.one_step_late:
             self._ends = LateEnds(self)
             self._max_attempts = 1  # the tokens of the step before are read before the next attempt
@@ -672,19 +671,7 @@ class EngineCore:
         """
         if self._outer is not None:
             return self._outer.commit(plan, outcome, now)
-        if self._ends is not None and (self.ending or self._ends_with_batch or outcome.ended):
-            return self._ends.commit(plan, outcome, now)
-        return self.apply(plan, outcome, now)
-
-    def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
-        if self._ends is not None and (self.ending or self._ends_with_batch or outcome.ended):
-            return self._ends.commit(plan, outcome, now)
-        return self.apply(plan, outcome, now)
-
-    def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan after earlier sequences have left."""
-        num_iterations, ended = outcome.iterations, outcome.ended
+        num_iterations = outcome.iterations
         if (
             plan is not self._in_flight
             or num_iterations < 1
@@ -693,7 +680,20 @@ class EngineCore:
             or not now >= self.now
         ):
             self.check_commit(plan, num_iterations, now)
-        pool = self.block_pool
+        if self._ends is not None and (self.ending or self._ends.is_batch or outcome.ended):
+            return self._ends.commit(plan, outcome, now)
+        return self.apply(plan, outcome, now)
+
+    def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
+        self.check_commit(plan, outcome.iterations, now)
+        if self._ends is not None and (self.ending or self._ends.is_batch or outcome.ended):
+            return self._ends.commit(plan, outcome, now)
+        return self.apply(plan, outcome, now)
+
+    def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan that `check_commit` allows, after earlier sequences have left."""
+        num_iterations, pool = outcome.iterations, self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
         if self._on_commit:
@@ -714,8 +714,8 @@ class EngineCore:
         else:
             finished = self.decodes.advance(num_iterations, plan.idle)
         prefilled = self._commit_chunks(plan, outcome, finished) if plan.chunks else []
-        if ended:
-            self.note_ends(ended, finished)
+        if outcome.ended:
+            self.note_ends(outcome.ended, finished)
         if finished:
             self.end_finished(finished)
         if self._loaded_in_flight or self._adapters_in_flight:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from enum import IntEnum
+from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
@@ -109,6 +110,10 @@ class Chunk(NamedTuple):
     completes: bool
 
 
+NEW_CHUNK: Final[Callable[..., Chunk]] = partial(tuple.__new__, Chunk)
+"""Returns a chunk; given its fields as one tuple, this runs no Python code."""
+
+
 class AdapterUse(NamedTuple):
     """The LoRA computation of one iteration; ranks are padded as in the kernels."""
 
@@ -152,13 +157,13 @@ class StepPlan:
         "horizon",
         "idle",
         "index",
+        "is_unasked",
         "num_branches",
         "num_copied_tokens",
         "num_decode_context_tokens",
         "num_decodes",
         "num_widening",
         "preempted",
-        "is_unasked",
         "until_s",
         "waits_for",
     )

@@ -100,8 +100,11 @@ class Recorder:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""
         core, plan, tokens = self._core, step.plan, self.tokens
         outcome, num_separate_gaps = _OUTCOMES[step.num_iterations], 0
-        if tokens.apart or plan.idle or self._paused or self._has_batches:
-            num_separate_gaps = self._log_gaps(step)
+        if self._has_batches:  # each sequence has gaps of its own
+            tokens.log_all_gaps(plan, step.end_s, self.iterations)
+            num_separate_gaps = plan.num_decodes - plan.num_branches
+        elif tokens.apart or plan.idle or self._paused:
+            num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], self.iterations)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
             parents = tokens.advance_branches(plan, step.end_s, self.iterations)
@@ -116,17 +119,6 @@ class Recorder:
             for chunk in plan.chunks:
                 num_prefills[chunk.seq.request_id] += step.num_iterations
         return outcome
-
-    def _log_gaps(self, step: RunningStep) -> int:
-        """Logs the gaps that differ from those of the other sequences; returns their number.
-
-        Each sequence of an engine with several batches in flight has gaps of its own.
-        """
-        plan = step.plan
-        if not self._has_batches:
-            return self.tokens.log_gaps(plan, step.ends_s[0], self.iterations)
-        self.tokens.log_all_gaps(plan, step.end_s, self.iterations)
-        return plan.num_decodes - plan.num_branches
 
     def prefilled(self, seq: Sequence, now: float) -> None:
         """Records the token that a prefill, or a recomputation, has produced."""
