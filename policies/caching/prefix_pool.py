@@ -168,7 +168,9 @@ class PrefixPool(BlockPool):
             num_full = max(num_final, min(num_full * block_size, seq.num_found)) // block_size
         if self._answers is not None and seq.request.answer_id is not None:
             self._answers.end(seq, num_full)
-        if num_full > held.num_with_content:
+        if held.is_private:
+            held.num_private = held.num_with_content = num_full
+        elif num_full > held.num_with_content:
             self._offer(seq, num_full)
         elif num_full < held.num_with_content:  # blocks were offered for tokens that will not be computed
             self._runs.withdraw(held, num_full)
