@@ -145,9 +145,8 @@ class EngineLoop(LoadCounts):
         if listeners.planned:
             for notify in listeners.planned:
                 notify(plan, now)
-        recorder = self.recorder
-        if plan is None or transfers or not recorder.is_as_before(plan):
-            recorder.planned(plan, transfers, now)
+        if plan is None or transfers or not (plan.is_unasked and self.recorder.events.is_quiet):
+            self.recorder.planned(plan, transfers, now)
         if plan is None:
             self._go_idle(now)
         else:

@@ -92,7 +92,7 @@ class PipelinedReplica(Replica):
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
         for notify in self._listeners.planned:
             notify(plan, now)
-        if transfers or (not self._batches if plan is None else not self.recorder.is_as_before(plan)):
+        if transfers or plan is not None or not self._batches:
             self.recorder.planned(plan, transfers, now)
         if plan is not None:
             self._start_step(plan, now, delay_s)

@@ -67,20 +67,23 @@ class Recorder:
         self._paused = core.paused
         self._has_batches = core.batches is not None
 
-    def is_as_before(self, plan: StepPlan) -> bool:
+    def _is_as_before(self, plan: StepPlan) -> bool:
         """Returns whether a plan without transfers changes nothing that is recorded at plans."""
         events = self.events
-        if plan.is_unasked and events.is_quiet:
-            return True
         if plan.admitted or events.new or plan.waits_for is not events.cause or plan.preempted:
             return False
         core = self._core
         return not (self._paused or events.paused or (core.residents is not None and core.loading))
 
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
-        """Records a plan and its transfers, unless `is_as_before`; None: there is nothing to compute."""
-        core, events = self._core, self.events
-        events.planned(core, plan, transfers, now)
+        """Records a plan and its transfers; None: there is nothing to compute.
+
+        Need not be called for a plan that `is_unasked`, without transfers, while the events are quiet.
+        """
+        if plan is not None and not transfers and self._is_as_before(plan):
+            return
+        core = self._core
+        self.events.planned(core, plan, transfers, now)
         if plan is None:
             for seq in core.lost:
                 self.tokens.preempted(seq)
