@@ -16,7 +16,7 @@ from typing import Final
 
 from simpy import Environment, Event, Process
 from simpy.core import StopSimulation
-from simpy.events import NORMAL, URGENT, EventPriority, Interruption, ProcessGenerator
+from simpy.events import NORMAL, PENDING, URGENT, EventPriority, Interruption, ProcessGenerator
 
 from sim.engine.interrupt import Interrupt
 
@@ -85,10 +85,10 @@ class Begun(Process):
 
     def _resume(self, event: Event) -> None:
         env = self.env
-        active = env.active_process
+        active = env._active_proc
         Process._resume(self, event)
         env._active_proc = active
-        if not (self.is_alive or self._ok):
+        if self._value is not PENDING and not self._ok:
             raise self._value
 
 
