@@ -36,6 +36,9 @@ from dataclasses import dataclass, fields
 from math import ceil
 from typing import Any
 
+import numpy as np
+from numpy import ndarray
+
 from hwmodels.checks import check_finite
 from hwmodels.devices.device import Device
 from hwmodels.exact import larger, smaller
@@ -324,11 +327,14 @@ class PrefillAttention:
 
     def seconds(self, num_seqs: Any, new_tokens: Any, pairs: Any, context_tokens: Any) -> Any:
         """Returns seconds of num_seqs chunks; new tokens, causal pairs, cached + new tokens are sums."""
-        some = smaller(num_seqs, 1.0)  # 0 chunks: 0 seconds
+        are_many = ndarray in (type(num_seqs), type(new_tokens), type(pairs), type(context_tokens))
+        smallest: Any = np.minimum if are_many else min
+        largest: Any = np.maximum if are_many else max
+        some = smallest(num_seqs, 1.0)  # 0 chunks: 0 seconds
         if not self._skips_masked:
             pairs = new_tokens * context_tokens / (num_seqs + 1.0 - some)
         # Keys of the last tile: the context, or with a window twice what a query sees on average.
-        last_keys = smaller(context_tokens / (num_seqs + 1.0 - some), 2.0 * pairs / larger(new_tokens, 1.0))
+        last_keys = smallest(context_tokens / (num_seqs + 1.0 - some), 2.0 * pairs / largest(new_tokens, 1.0))
         chain_s = self._key_s * last_keys
         work_s = (
             self._seq_s * num_seqs
@@ -336,4 +342,4 @@ class PrefillAttention:
             + self._context_s * context_tokens
             + self.pair_s * pairs
         )
-        return self._start_s * some + larger(work_s + 0.5 * chain_s, chain_s)
+        return self._start_s * some + largest(work_s + 0.5 * chain_s, chain_s)

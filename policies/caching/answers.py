@@ -29,24 +29,25 @@ class Answers:
         self.num_readable: Callable[[Sequence], int] = _num_computed
         self._offer_now = offer
         self._block_size = block_size
-        self._writers: dict[int, dict[int, Sequence]] = {}
+        self.writers: dict[int, dict[int, Sequence]] = {}
+        """By place of an answer: the running sequences that generate it, by request id."""
         self.num_shared = 0
         """Number of answers that several sequences generate."""
 
     def begin(self, seq: Sequence) -> None:
         """Adds an admitted sequence with a content id for its answer, unless it has several."""
         if seq.request.branching is None:
-            writers = self._writers.setdefault(seq.kv.path[-1][0], {})
+            writers = self.writers.setdefault(seq.kv.path[-1][0], {})
             writers[seq.request_id] = seq
             self.num_shared += len(writers) == 2
 
     def is_shared(self, seq: Sequence) -> bool:
         """Returns whether other running sequences generate the answer of a sequence, too."""
-        return len(self._writers.get(seq.kv.path[-1][0], ())) > 1
+        return len(self.writers.get(seq.kv.path[-1][0], ())) > 1
 
     def offer(self, seq: Sequence) -> None:
         """Offers what a sequence and those with an equal answer have generated, if there are any."""
-        writers = self._writers[seq.kv.path[-1][0]] if seq.request.branching is None else {}
+        writers = self.writers[seq.kv.path[-1][0]] if seq.request.branching is None else {}
         if len(writers) > 1:
             self._offer_all(writers)
 
@@ -55,9 +56,9 @@ class Answers:
         if seq.request.branching is not None:
             return
         place: int = seq.kv.path[-1][0]
-        writers = self._writers[place]
+        writers = self.writers[place]
         if len(writers) == 1:
-            del self._writers[place]
+            del self.writers[place]
             return
         self._offer_all(writers, seq, num_full)
         del writers[seq.request_id]
@@ -74,7 +75,7 @@ class Answers:
         """
         may_grow = False
         for place, end in path:
-            writers = self._writers.get(place)
+            writers = self.writers.get(place)
             if writers is not None:
                 upto = min(end, num_blocks)
                 if self._lags(writers, upto):
@@ -93,7 +94,7 @@ class Answers:
         num_known = seq.stored_known // self._block_size
         for place, end in seq.kv.path:
             if end > seq.kv.num_with_content:
-                writers = self._writers.get(place)
+                writers = self.writers.get(place)
                 if writers is not None and (len(writers) > 1 or seq.request_id not in writers):
                     self._offer_all(writers, seq)
                     is_shared = True

@@ -230,6 +230,8 @@ class GroupPool(BlockPool):
     def num_free_without_content(self) -> int:
         return self.num_free - len(self._unowned)
 
+    copies = True
+
     @property
     def num_free_without_copy(self) -> int:
         """Number of free blocks per group: a plan that decodes takes one in every group."""

@@ -44,6 +44,8 @@ class BlockPool:
     """Whether sequences may share the blocks of their common tokens."""
     slides: ClassVar[bool] = False
     """Whether `slide` may free blocks of a sequence while it runs."""
+    copies: ClassVar[bool] = False
+    """Whether some free blocks are taken with a copy to another tier, or in several tables at once."""
     num_tables: int = 1
     """Number of block tables of a sequence: the blocks that it needs for block_size tokens."""
     num_first_tokens: int = 0

@@ -86,7 +86,8 @@ class PrefixPool(BlockPool):
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
         limit = (seq.stored_known - 1) // self.block_size
-        if self._answers is not None and self._answers.offer_for(held.path, limit):
+        answers = self._answers
+        if answers is not None and answers.writers and answers.offer_for(held.path, limit):
             self.awaits_answer = True
         held.found, num_found = self._runs.find(held.path, limit)
         if num_found and self.drops_last_block:
@@ -167,7 +168,9 @@ class PrefixPool(BlockPool):
             num_full = max(num_final, min(num_full * block_size, seq.num_found)) // block_size
         if self._answers is not None and seq.request.answer_id is not None:
             self._answers.end(seq, num_full)
-        if num_full > held.num_with_content:
+        if held.is_private:
+            held.num_private = held.num_with_content = num_full
+        elif num_full > held.num_with_content:
             self._offer(seq, num_full)
         elif num_full < held.num_with_content:  # blocks were offered for tokens that will not be computed
             self._runs.withdraw(held, num_full)
@@ -257,7 +260,13 @@ class PrefixPool(BlockPool):
 
     def _offer(self, seq: Sequence, num_full: int) -> None:
         """Gives the first num_full blocks of a sequence their contents, after equal ones of others."""
-        if self._answers is not None and self._answers.offer_before(seq):
+        held: Holding = seq.kv
+        if held.is_private:  # no other sequence generates or finds its blocks
+            if num_full > held.num_with_content:
+                held.num_private = held.num_with_content = num_full
+            return
+        answers = self._answers
+        if answers is not None and answers.writers and answers.offer_before(seq):
             self.awaits_answer = True
         self._offer_now(seq, num_full)
 
@@ -267,9 +276,7 @@ class PrefixPool(BlockPool):
         num_new = num_full - held.num_with_content
         if num_new <= 0:
             return
-        if held.is_private or (
-            held.num_private and num_full <= held.path[-1][1]
-        ):  # the new blocks are private, too
+        if held.is_private or (held.num_private and num_full <= held.path[-1][1]):  # so are the new blocks
             held.num_private += num_new
             held.num_with_content = num_full
             return

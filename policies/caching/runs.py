@@ -62,7 +62,7 @@ class Holding:
         self.path = path
         self.found: SequenceOf[tuple[Run, int]] = ()  # while it waits: (run, blocks) of the last lookup
         self.runs: list[Run] = []
-        self.is_private = False  # whether all its blocks are private
+        self.is_private = False  # whether all its blocks are private: num_private == num_with_content
         # Blocks at the path's last place that are in no run, because only this request can find them.
         self.num_private = 0
         self.num_with_content = 0  # blocks with content: those in runs and the private ones

@@ -135,6 +135,8 @@ class TieredPool(PrefixPool):
     def replans_chunks(self) -> bool:
         return True
 
+    copies = True
+
     @property
     def num_free_without_copy(self) -> int:
         """Number of free blocks that are taken without a copy to another tier.

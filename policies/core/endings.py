@@ -59,7 +59,11 @@ class LateEnds:
         """Returns the next step of an engine with complete sequences."""
         core = self._core
         ending = core.running_set.ending
-        core.num_held = num_held = sum(seq.state is ENDING for seq in ending.values())
+        num_held = 0
+        for seq in ending.values():
+            if seq.state is ENDING:
+                num_held += 1
+        core.num_held = num_held
         if num_held == core.num_in_engine:  # a step that computes nothing
             self.free()
             return core.plan_once(now)
@@ -91,16 +95,14 @@ class LateEnds:
         stop token in the step before, which loses its tokens of this step; sequences with branches that have
         all stopped in this step.
         """
-        core = self._core
-        late = [seq for seq in outcome.ended if seq.request.branching is None]
-        if not (late or core.running_set.ending):
+        core, ended = self._core, outcome.ended
+        if not ended:
+            self.free(plan)
             return core.apply(plan, outcome, now)
-        core.check_commit(plan, outcome.iterations, now)
+        late = [seq for seq in ended if seq.request.branching is None]
         self.free(plan, late)
-        if late:
-            at_once = tuple(seq for seq in outcome.ended if seq.request.branching is not None)
-            outcome = outcome._replace(ended=at_once)
-        prefilled, finished = core.apply(plan, outcome, now)
+        at_once = tuple(seq for seq in ended if seq.request.branching is not None)
+        prefilled, finished = core.apply(plan, outcome._replace(ended=at_once), now)
         return prefilled, [*late, *finished]
 
     def hold(self, finished: Iterable[Sequence]) -> None:
@@ -135,25 +137,24 @@ class LateEnds:
         ending = core.running_set.ending
         if late:
             _note_stops(late, ending)
-        for seq in ending.values():
+        members = list(ending.values())
+        for seq in members:
             if seq.request.answer_id is not None:
                 core.block_pool.offer_generated(seq)  # their last tokens are read after those of the plan
         if core.drafts is not None:
             core.drafts.note_read(True)
-        idle = () if plan is None else plan.idle
-        num_planned = max(1, core.num_reserved) if plan is not None and plan.num_decodes else 0
-        members = list(ending.values())
         if len(members) > 1:
             members.sort(key=_admission)
         for seq in members:
-            seq.num_unread = 0
-            is_decoding = seq.state is DECODING and seq not in idle
+            seq.num_unread = num_lost = 0
             assert seq.finish_reason is not None
-            if is_decoding:
-                core.num_discarded += num_planned
-            elif seq.state is DECODING:
-                seq.stored_computed = seq.num_computed  # idle in this step: its newest token has been read
-            core.finish(seq, seq.finish_reason, num_planned if is_decoding else 0)
+            if seq.state is DECODING and plan is not None:
+                if seq in plan.idle:
+                    seq.stored_computed = seq.num_computed  # its newest token has been read
+                elif plan.num_decodes:
+                    num_lost = max(1, core.num_reserved)
+                    core.num_discarded += num_lost
+            core.finish(seq, seq.finish_reason, num_lost)
         if core.drafts is not None:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:

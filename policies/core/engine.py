@@ -145,6 +145,7 @@ class EngineCore:
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
+        self._decode_plan.is_unasked = True
         self._attach()
         if self.drafts is not None:
             state.max_tokens_per_pass = self.drafts.max_tokens_per_pass
@@ -533,8 +534,12 @@ class EngineCore:
         arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises WrongDecisionError if
         the policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
-        outer = self._outer
-        return self.plan_step(now) if outer is None else outer.plan(now)
+        if self._outer is not None:
+            return self._outer.plan(now)
+        if self.ending and self._ends is not None:
+            return self._ends.plan(now)
+        self.num_held = 0
+        return self.plan_once(now)
 
     def plan_step(self, now: float) -> StepPlan | None:
         """Returns the next step as `plan` does, without drafts and other plans in flight."""
@@ -553,11 +558,11 @@ class EngineCore:
         self.now = pool.now = now
         if pool.expires_s <= now:
             pool.expire()
-        plan = None
+        plan, num_decodes = None, self.decodes.size
         if self.drafts is not None:
             plan = self.drafts.plan_unasked(self._max_unasked, not (self._lost or self._arrived))
-        elif self.decodes.size + self.num_held == len(self._sequences):
-            plan = self._plan_unasked()
+        elif num_decodes and num_decodes + self.num_held == len(self._sequences):
+            plan = self._plan_unasked(num_decodes)
         if plan is None:
             self.wake_s, self.waits_for = inf, None
             if self._sequences:
@@ -629,11 +634,10 @@ class EngineCore:
             return True
         return self._state.is_transferring
 
-    def _plan_unasked(self) -> StepPlan | None:
+    def _plan_unasked(self, num_decodes: int) -> StepPlan | None:
         """Returns a step that decodes all sequences, each of which decodes; None: policies must be called."""
         decodes, pool = self.decodes, self.block_pool
-        num_decodes = decodes.size
-        if not 0 < num_decodes <= self._max_unasked or decodes.at_limit or self._lost or self._arrived:
+        if num_decodes > self._max_unasked or decodes.at_limit or self._lost or self._arrived:
             return None
         num_blocks = decodes.blocks_due_by_phase[decodes.clock % decodes.block_size]
         if num_blocks > pool.num_free:
@@ -647,7 +651,8 @@ class EngineCore:
         plan.num_decode_context_tokens = decodes.num_context_tokens + num_widening
         plan.horizon = horizon = decodes.iterations_to_first_event()
         plan.until_s = pool.expires_s
-        if num_decodes * (horizon // pool.block_size + 1) > pool.num_free_without_copy:
+        num_blocks = num_decodes * (horizon // pool.block_size + 1)  # at most
+        if num_blocks > pool.num_free or (pool.copies and num_blocks > pool.num_free_without_copy):
             plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
 
@@ -664,27 +669,31 @@ class EngineCore:
 
         Returns the sequences that completed their prefill, and those that ended.
         """
-        outer = self._outer
-        return self.commit_step(plan, outcome, now) if outer is None else outer.commit(plan, outcome, now)
-
-    def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
-        ends = self._ends
-        if ends is not None and (self.ending or ends.is_batch or outcome.ended):
-            return ends.commit(plan, outcome, now)
-        return self.apply(plan, outcome, now)
-
-    def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
-        """Applies the outcome of a plan after earlier sequences have left."""
-        num_iterations, ended = outcome.iterations, outcome.ended
+        if self._outer is not None:
+            return self._outer.commit(plan, outcome, now)
+        num_iterations = outcome.iterations
         if (
             plan is not self._in_flight
-            or not 1 <= num_iterations <= plan.horizon
+            or num_iterations < 1
+            or num_iterations > plan.horizon
             or self.num_reserved
             or not now >= self.now
         ):
             self.check_commit(plan, num_iterations, now)
-        pool = self.block_pool
+        if self._ends is not None and (self.ending or self._ends.is_batch or outcome.ended):
+            return self._ends.commit(plan, outcome, now)
+        return self.apply(plan, outcome, now)
+
+    def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
+        self.check_commit(plan, outcome.iterations, now)
+        if self._ends is not None and (self.ending or self._ends.is_batch or outcome.ended):
+            return self._ends.commit(plan, outcome, now)
+        return self.apply(plan, outcome, now)
+
+    def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a plan that `check_commit` allows, after earlier sequences have left."""
+        num_iterations, pool = outcome.iterations, self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
         if self._on_commit:
@@ -692,8 +701,11 @@ class EngineCore:
                 on_commit(plan, num_iterations, now)
         if self.num_reserved:
             self.num_reserved = 0
-        elif num_iterations > 1:
-            self._take_repeats(plan, num_iterations - 1)
+        elif num_iterations > 1 and self.drafts is None:  # `Drafting.num_iterations_of` has taken its blocks
+            if plan.num_decodes:
+                pool.take(self.decodes.blocks_due_after(1, num_iterations - 1))
+            if plan.chunks:
+                self._grow_chunks(plan.chunks, num_iterations - 1)
         self.num_iterations = pool.num_iterations = self.num_iterations + num_iterations
         if not plan.num_decodes:
             finished: list[Sequence] = []
@@ -702,8 +714,8 @@ class EngineCore:
         else:
             finished = self.decodes.advance(num_iterations, plan.idle)
         prefilled = self._commit_chunks(plan, outcome, finished) if plan.chunks else []
-        if ended:
-            self.note_ends(ended, finished)
+        if outcome.ended:
+            self.note_ends(outcome.ended, finished)
         if finished:
             self.end_finished(finished)
         if self._loaded_in_flight or self._adapters_in_flight:
@@ -782,15 +794,6 @@ class EngineCore:
             if self.branched.produce(seq, outcome.parents.get(seq.request_id)):
                 finished.append(seq)
         return finished
-
-    def _take_repeats(self, plan: StepPlan, num_repeats: int) -> None:
-        """Takes the KV blocks of all iterations except the first."""
-        if self.drafts is not None:
-            return  # `Drafting.num_iterations_of` has taken them
-        if plan.num_decodes:
-            self.block_pool.take(self.decodes.blocks_due_after(1, num_repeats))
-        if plan.chunks:
-            self._grow_chunks(plan.chunks, num_repeats)
 
     def _commit_chunks(
         self, plan: StepPlan, outcome: StepOutcome, finished: list[Sequence]

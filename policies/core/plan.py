@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from enum import IntEnum
+from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
@@ -109,6 +110,10 @@ class Chunk(NamedTuple):
     completes: bool
 
 
+NEW_CHUNK: Final[Callable[..., Chunk]] = partial(tuple.__new__, Chunk)
+"""Returns a chunk; given its fields as one tuple, this runs no Python code."""
+
+
 class AdapterUse(NamedTuple):
     """The LoRA computation of one iteration; ranks are padded as in the kernels."""
 
@@ -152,6 +157,7 @@ class StepPlan:
         "horizon",
         "idle",
         "index",
+        "is_unasked",
         "num_branches",
         "num_copied_tokens",
         "num_decode_context_tokens",
@@ -194,6 +200,7 @@ class StepPlan:
         self.num_copied_tokens = 0  # tokens that copy-on-write copies before the step; see `BranchSet.copies`
         self.adapters: AdapterUse | None = None  # computation with LoRA adapters, if any
         self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # new loads: name, slot
+        self.is_unasked = False  # all sequences decode, none waits, and no policy was asked
         self.drafts: Drafts | None = None  # draft tokens that the step verifies; None: no speculation
 
     @property

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet, num_prompt_block_tokens
 from policies.core.decode_set import DecodeSet
-from policies.core.growth import AT_LIMIT
+from policies.core.growth import AT_LIMIT, PAGED
 from policies.core.plan import StepPlan
 from policies.core.sequence import (
     COMPUTING,
@@ -44,6 +44,7 @@ class RunningSet:
         self.leaving: dict[int, Sequence] = {}  # sequences with KV that another engine is copying
         self.ending: dict[int, Sequence] = {}  # complete ones, until the next commit
         self.computing: dict[int, Sequence] = {}  # those that await a token from a pipeline
+        self._beside_decodes = (self.prefilling, self.paused, self.leaving, self.ending, self.computing)
         self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running, pool.num_tables)
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
@@ -51,15 +52,18 @@ class RunningSet:
         """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
+        self._asks_for_growth = type(pool).growth is not BlockPool.growth
         self._num_admissions = 0
 
     @property
     def num_tokens_held(self) -> int:
         """Number of tokens with stored KV."""
         num_tokens = self.decodes.num_context_tokens
-        for others in (self.prefilling, self.paused, self.leaving, self.ending, self.computing):
-            if others:  # the ending ones that decode are members of the decode set
-                num_tokens += sum(seq.num_held for seq in others.values() if seq.state is not DECODING)
+        for others in self._beside_decodes:
+            if others:
+                for seq in others.values():
+                    if seq.state is not DECODING:  # those that end late are members of the decode set
+                        num_tokens += seq.stored_computed - seq.num_dropped
         if self.branched.members:
             num_tokens += self.branched.num_tokens_held
         return num_tokens
@@ -68,7 +72,11 @@ class RunningSet:
         """Counts the complete sequences that decode in a plan, for a token that is discarded."""
         if not plan.num_decodes:
             return 0
-        return sum(seq.state is DECODING and seq not in plan.idle for seq in self.ending.values())
+        num_surplus = 0
+        for seq in self.ending.values():
+            if seq.state is DECODING and seq not in plan.idle:
+                num_surplus += 1
+        return num_surplus
 
     def num_pooled(self, seq: Sequence) -> int:
         """Counts the tokens for which the pool counts blocks as the sequence's own."""
@@ -135,8 +143,7 @@ class RunningSet:
         if seq.stored_known == seq._end_known:
             return True
         del self.prefilling[seq.request_id]
-        growth = self._pool.growth(seq)
-        self.decodes.join(seq, AT_LIMIT if growth is None else growth)
+        self._join(seq)
         return False
 
     def fork(self, seq: Sequence) -> None:
@@ -240,16 +247,8 @@ class RunningSet:
                 self.decodes.leave(seq, state)
             else:
                 self.branched.leave(seq, state)
-        elif seq.state is PREFILLING:
-            del self.prefilling[seq.request_id]
-        elif seq.state is PAUSED:
-            del self.paused[seq.request_id]
-        elif seq.state is LEAVING:
-            del self.leaving[seq.request_id]
-        elif seq.state is COMPUTING:
-            del self.computing[seq.request_id]
         elif seq.state is not ENDING:
-            del self.loading[seq.request_id]
+            del self._members_of(seq.state)[seq.request_id]
         seq.state = state
         if self.ending:
             self.ending.pop(seq.request_id, None)
@@ -262,6 +261,16 @@ class RunningSet:
                 heappush(self.free_slots, slot)
             seq.more_slots = ()
         return num_branched
+
+    def _members_of(self, state: SequenceState) -> dict[int, Sequence]:
+        """Returns the set of the sequences in a state in which they neither decode nor have ended."""
+        if state is PREFILLING:
+            return self.prefilling
+        if state is PAUSED:
+            return self.paused
+        if state is LEAVING:
+            return self.leaving
+        return self.computing if state is COMPUTING else self.loading
 
     def release(self, seq: Sequence, num_branched: int | None, num_planned: int) -> None:
         """Frees the blocks of a sequence that has left.
@@ -309,7 +318,7 @@ class RunningSet:
 
     def _join(self, seq: Sequence) -> None:
         """Adds a sequence to the decode set; without room for its KV it is at its limit there."""
-        growth = self._pool.growth(seq)
+        growth = self._pool.growth(seq) if self._asks_for_growth else PAGED
         self.decodes.join(seq, AT_LIMIT if growth is None else growth)
 
     def _end_decoding(self, seq: Sequence, state: SequenceState) -> None:

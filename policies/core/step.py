@@ -11,7 +11,7 @@ from operator import index
 from typing import TypeGuard
 
 from policies.caching.branches import Branches
-from policies.core.plan import FOREVER, Cause, Chunk
+from policies.core.plan import FOREVER, NEW_CHUNK, Cause
 from policies.core.sequence import DECODING, PAUSED, PREFILLING, WAITING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.step_base import StepBase
@@ -282,6 +282,6 @@ class StepBuilder(StepBase):
         completes = num_then == seq.stored_known
         if completes:
             self._completes = True
-        self._chunks.append(Chunk(seq, num_computed, num_tokens, completes))
+        self._chunks.append(NEW_CHUNK((seq, num_computed, num_tokens, completes)))
         self.num_tokens += num_tokens
         self.tokens_left -= num_tokens

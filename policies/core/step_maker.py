@@ -58,7 +58,7 @@ class StepMaker(StepBuilder):
             self._until_s,
             self._chunks,
             self._admitted,
-            self.preempted,
+            self.preempted if self._preempted else (),
             idle,
             self.waits_for() if len(state.sequences) > len(state.running) else None,
         )

@@ -31,16 +31,17 @@ class Transfers:
         self.num_free_swap_blocks = num_free_swap_blocks
         self._pool = pool
         self._branched = branched
-        self._wanted: list[Transfer] = []
+        self.wanted: list[Transfer] = []
+        """The transfers since the last `take`, without block ids."""
         self._naming = Naming(pool, branched) if names_blocks else None
 
     def take(self) -> list[Transfer]:
         """Returns and removes all transfers, in order."""
         if self._naming is not None:
             return self._naming.take()
-        if not self._wanted and not self._pool.stores:
+        if not self.wanted and not self._pool.stores:
             return []
-        wanted, self._wanted = self._wanted, []
+        wanted, self.wanted = self.wanted, []
         if self._pool.stores:
             wanted[:0] = [Transfer(None, *store) for store in self._pool.stores]
             self._pool.stores = []
@@ -66,7 +67,7 @@ class Transfers:
             return
         loads = [(seq.swap_tier, seq.num_loading)] if seq.num_swapped else self._pool.loads(seq)
         assert sum(num_tokens for _, num_tokens in loads) == seq.num_loading
-        self._wanted += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
+        self.wanted += [Transfer(seq, source, "gpu", num_tokens) for source, num_tokens in loads]
         seq.num_transfers = len(loads)
 
     def is_loaded(self, seq: Sequence) -> bool:
@@ -83,7 +84,7 @@ class Transfers:
     def drop_loads(self, seq: Sequence) -> None:
         """Drops the loads of a sequence that the same step admitted and preempted; none was taken yet."""
         seq.num_loading = 0
-        self._wanted = [transfer for transfer in self._wanted if transfer.seq is not seq]
+        self.wanted = [transfer for transfer in self.wanted if transfer.seq is not seq]
         if self._naming is not None:
             self._naming.drop_loads(seq)
 
@@ -95,7 +96,7 @@ class Transfers:
         self.num_free_swap_blocks -= num_blocks
         seq.num_swapped = seq.stored_computed
         if self._naming is None:
-            self._wanted.append(Transfer(None, "gpu", "host", seq.stored_computed))
+            self.wanted.append(Transfer(None, "gpu", "host", seq.stored_computed))
         else:
             self._naming.store(seq, is_branched)
 

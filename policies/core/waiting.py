@@ -61,10 +61,14 @@ class WaitingQueue:
         """Removes a sequence. Raises KeyError if it is not here."""
         entry = self._entry_of.pop(seq.request_id)
         self._num_changes += 1
-        index, place = (0, 0) if self._blocks[0][0] is entry else self._find(entry)
-        block = self._blocks[index]
-        if place == len(block) or block[place] is not entry:
-            raise ValueError(f"rank={entry[0]} of request {entry[1]}: must have an order, so must not be nan")
+        index, place, block = 0, 0, self._blocks[0]
+        if block[0] is not entry:
+            index, place = self._find(entry)
+            block = self._blocks[index]
+            if place == len(block) or block[place] is not entry:
+                raise ValueError(
+                    f"rank={entry[0]} of request {entry[1]}: must have an order, so must not be nan"
+                )
         del block[place]
         if not block:
             del self._blocks[index]

@@ -16,7 +16,7 @@ from typing import Final
 
 from simpy import Environment, Event, Process
 from simpy.core import StopSimulation
-from simpy.events import NORMAL, URGENT, EventPriority, Interruption, ProcessGenerator
+from simpy.events import NORMAL, PENDING, URGENT, EventPriority, Interruption, ProcessGenerator
 
 from sim.engine.interrupt import Interrupt
 
@@ -85,10 +85,10 @@ class Begun(Process):
 
     def _resume(self, event: Event) -> None:
         env = self.env
-        active = env.active_process
+        active = env._active_proc
         Process._resume(self, event)
         env._active_proc = active
-        if not (self.is_alive or self._ok):
+        if self._value is not PENDING and not self._ok:
             raise self._value
 
 
@@ -106,6 +106,8 @@ class Clock(Environment):
 
     def __init__(self) -> None:
         Environment.__init__(self, 0.0)
+        self.events = self._queue
+        """The events to come, as a heap of (time in s, phase, number, event); only the clock changes it."""
         self.is_stopped = False
         self._num_left = 0
         self._until_s = 0.0
@@ -146,20 +148,17 @@ class Clock(Environment):
         self._queue[:] = [entry for entry in self._queue if _is_own(entry[3])]
         heapify(self._queue)
 
-    def is_quiet(self) -> bool:
-        """Returns whether no other event is due at the current time."""
-        queue = self._queue
-        return not queue or queue[0][0] > self._now
-
     def stop(self) -> None:
         """Makes `run_some` return before the next event."""
         self.is_stopped = True
+        self._num_left = 0
 
     def run_some(self, max_events: int, until_s: float, interrupt: Interrupt) -> bool:
         """Processes up to max_events events that are due by until_s; returns false if it stops earlier."""
         self._num_left, self._until_s, self._interrupt = max_events, until_s, interrupt
-        self.run()
-        return not self._num_left
+        if not self.is_stopped:
+            self.run()
+        return not (self._num_left or self.is_stopped)
 
     def step(self) -> None:
         """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over.
@@ -167,17 +166,15 @@ class Clock(Environment):
         It does what SimPy's method does, in one call in place of three.
         """
         queue = self._queue
-        if not self._num_left or self.is_stopped or self._interrupt.noted:
+        if not queue or queue[0][0] > self._until_s or not self._num_left or self._interrupt.noted:
             raise StopSimulation(None)
-        if not queue or queue[0][0] > self._until_s:
-            raise StopSimulation(None)
+        self._num_left -= 1
         self._now, _, _, event = heappop(queue)
         callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
         for callback in callbacks:
             callback(event)
         if not event._ok and not hasattr(event, "_defused"):
             raise event._value
-        self._num_left -= 1
 
 
 def _is_own(event: Event) -> bool:

@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from simpy import Event
 
 from hwmodels.iterations.iteration import IterationShape
 from policies.core.limits import StopAfter
-from policies.core.plan import StepPlan
+from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
@@ -35,29 +35,34 @@ from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
 from sim.records.requests import Status
 
+NO_TRANSFERS: Final[list[Transfer]] = []
 MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted
 
 
 class EngineLoop(LoadCounts):
     """Drives an EngineCore on the simulated clock; requests reach it and leave it."""
 
+    has_own_times: ClassVar[bool] = False
+    """Whether iterations take longer or shorter than the hardware model says for their plans."""
+
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         self.index = index
         self.pool = pool
         self.price_usd_per_hour = pool.price_usd_per_hour
         self.core = core = pool.core()
-        self._take_transfers = core.transfers.take
         LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
         self.frontend = pool.frontend_queue()
         self.recorder = self._new_recorder(context)
         self.copies = Copies(pool.links(), self._load)
         self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
         self._clock = context.clock
+        self._events_due = context.clock.events
         self._on_end = context.on_end
         self._decode_ends = pool.model.decode_ends
         self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
+        self._scales_times = self.has_own_times
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
@@ -92,10 +97,11 @@ class EngineLoop(LoadCounts):
         self._finish_step()
         if self._aborts or self._at_boundary:
             self._end_requests()
-        if self._clock.is_quiet():
-            self._begin_step(self._clock.now)
-        else:  # other events are due at this time: plan after them
-            self._plan_at(self._clock.now)
+        now, queue = self._clock.now, self._events_due
+        if queue and queue[0][0] <= now:  # other events are due at this time: plan after them
+            self._plan_at(now)
+        else:
+            self._begin_step(now)
 
     def _on_plan(self, event: Event) -> None:
         """Plans at a time at which no step ends."""
@@ -130,15 +136,17 @@ class EngineLoop(LoadCounts):
             intake.enter_at(now, self._is_idle)
             if self._aborts:
                 self._end_requests()
-        plan = self.core.plan(now)
-        transfers = self._take_transfers()
-        delay_s = self.copies.begin(transfers, now) if transfers else 0.0
+        core = self.core
+        plan = core.plan(now)
+        transfers, delay_s = NO_TRANSFERS, 0.0
+        if core.transfers.wanted or core.block_pool.stores:
+            transfers = core.transfers.take()
+            delay_s = self.copies.begin(transfers, now)
         if listeners.planned:
             for notify in listeners.planned:
                 notify(plan, now)
-        recorder = self.recorder
-        if plan is None or transfers or not recorder.is_as_before(plan):
-            recorder.planned(plan, transfers, now)
+        if plan is None or transfers or not (plan.is_unasked and self.recorder.events.is_quiet):
+            self.recorder.planned(plan, transfers, now)
         if plan is None:
             self._go_idle(now)
         else:
@@ -149,15 +157,20 @@ class EngineLoop(LoadCounts):
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
         """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
-        next_s, horizon = self.intake.next_s, plan.horizon
-        shape = shape_of(plan, 0) if plan.chunks else None
+        horizon, num_decodes, shape = plan.horizon, plan.num_decodes, None
         if horizon > 1:
-            horizon = 1 if delay_s or next_s <= now else min(horizon, self._max_leap)
-        ends = self._ends_s(plan, shape, horizon, now + delay_s)
+            horizon = 1 if delay_s or self.intake.next_s <= now else min(horizon, self._max_leap)
+        if plan.chunks:
+            shape = shape_of(plan, 0)
+            ends = self._ends_s(plan, shape, horizon, now + delay_s)
+        elif self._scales_times or plan.num_widening != num_decodes or plan.adapters is not None:
+            ends = self._ends_s(plan, None, horizon, now + delay_s)
+        else:
+            ends = self._decode_ends(now + delay_s, num_decodes, plan.num_decode_context_tokens, horizon)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
         self.step = step = RunningStep(plan, shape, now, ends)
-        if horizon > 1 and next_s < ends[-1]:
+        if horizon > 1 and self.intake.next_s < ends[-1]:
             num_iterations = self.intake.num_iterations_before(step)
             if num_iterations < step.num_iterations:
                 step.cut(num_iterations)
@@ -168,10 +181,7 @@ class EngineLoop(LoadCounts):
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
         """Returns the end time of each iteration of a plan, with the present slowdown."""
-        slowdown, num_decodes = self._slowdown, plan.num_decodes
-        if shape is None and slowdown == 1 and plan.num_widening == num_decodes and plan.adapters is None:
-            return self._decode_ends(start_s, num_decodes, plan.num_decode_context_tokens, num_iterations)
-        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, slowdown)
+        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
 
     def _go_idle(self, now: float) -> None:
         """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""

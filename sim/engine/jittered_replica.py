@@ -15,6 +15,8 @@ from sim.workload.streams import stream
 class JitteredReplica(Replica):
     """A replica with jitter; the factor of an iteration belongs to its number in the replica."""
 
+    has_own_times = True
+
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext, jitter: Jitter) -> None:
         Replica.__init__(self, index, pool, context)
         self._factors = JitterFactors(jitter, stream(context.seed, "jitter", index))

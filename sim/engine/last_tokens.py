@@ -81,12 +81,11 @@ class LastTokens:
         core = self._core
         if plan.num_decodes == plan.num_branches:
             return 0
-        not_decoding = chain(plan.idle, core.paused.values())
-        kept = {
-            seq: self.last_s(seq)
-            for seq in not_decoding
-            if seq.finish_reason is None and seq.request.branching is None
-        }
+        kept: dict[Sequence, float] = {}
+        if plan.idle or core.paused:
+            for seq in chain(plan.idle, core.paused.values()):
+                if seq.finish_reason is None and seq.request.branching is None:
+                    kept[seq] = self.last_s(seq)
         num_logged = 0
         for seq, emitted_s in self.apart.items():
             if seq.finish_reason is not None:

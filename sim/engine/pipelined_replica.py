@@ -88,11 +88,11 @@ class PipelinedReplica(Replica):
     def _begin_batch(self, now: float) -> bool:
         """Plans one batch and starts it; returns whether there was anything to compute."""
         plan = self.core.plan(now)
-        transfers = self._take_transfers()
+        transfers = self.core.take_transfers()
         delay_s = self.copies.begin(transfers, now) if transfers else 0.0
         for notify in self._listeners.planned:
             notify(plan, now)
-        if transfers or (not self._batches if plan is None else not self.recorder.is_as_before(plan)):
+        if transfers or plan is not None or not self._batches:
             self.recorder.planned(plan, transfers, now)
         if plan is not None:
             self._start_step(plan, now, delay_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isnan
+from typing import Final
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan, Transfer
@@ -17,8 +17,16 @@ from sim.records.iterations import IterationLog
 from sim.records.requests import FINISHED, RequestLog
 from sim.records.run import EngineRecord
 
-_OUTCOMES = {num_iterations: StepOutcome(num_iterations) for num_iterations in range(1, 33)}
-"""Outcomes of short steps, made once, as most steps are short."""
+
+class _Outcomes(dict[int, StepOutcome]):
+    """The outcomes of steps by their number of iterations, each made once."""
+
+    def __missing__(self, num_iterations: int) -> StepOutcome:
+        self[num_iterations] = outcome = StepOutcome(num_iterations)
+        return outcome
+
+
+_OUTCOMES: Final = _Outcomes()
 
 
 class Recorder:
@@ -59,7 +67,7 @@ class Recorder:
         self._paused = core.paused
         self._has_batches = core.batches is not None
 
-    def is_as_before(self, plan: StepPlan) -> bool:
+    def _is_as_before(self, plan: StepPlan) -> bool:
         """Returns whether a plan without transfers changes nothing that is recorded at plans."""
         events = self.events
         if plan.admitted or events.new or plan.waits_for is not events.cause or plan.preempted:
@@ -68,36 +76,45 @@ class Recorder:
         return not (self._paused or events.paused or (core.residents is not None and core.loading))
 
     def planned(self, plan: StepPlan | None, transfers: list[Transfer], now: float) -> None:
-        """Records a plan and its transfers, unless `is_as_before`; None: there is nothing to compute."""
-        core, events = self._core, self.events
-        events.planned(core, plan, transfers, now)
-        for seq in core.lost if plan is None else plan.preempted:
+        """Records a plan and its transfers; None: there is nothing to compute.
+
+        Need not be called for a plan that `is_unasked`, without transfers, while the events are quiet.
+        """
+        if plan is not None and not transfers and self._is_as_before(plan):
+            return
+        core = self._core
+        self.events.planned(core, plan, transfers, now)
+        if plan is None:
+            for seq in core.lost:
+                self.tokens.preempted(seq)
+            return
+        for seq in plan.preempted:
             self.tokens.preempted(seq)
-        if plan is not None:
-            for seq in plan.admitted:
-                self._scheduled(seq, now)
+        for seq in plan.admitted:
+            self._scheduled(seq, now)
 
     def _scheduled(self, seq: Sequence, now: float) -> None:
         """Records the admission of a sequence, which may have been preempted before."""
-        requests, request_id = self.requests, seq.request_id
-        if isnan(requests.scheduled_s[request_id]) or requests.lost_kv:
-            requests.schedule(seq, now)
+        self.requests.schedule(seq, now)
         if seq.state is DECODING and seq.request.branching is None:  # swapped in
-            self.tokens.emit(seq, requests.last_token_s[request_id])
+            self.tokens.emit(seq, self.requests.last_token_s[seq.request_id])
 
     def ran(self, step: RunningStep) -> StepOutcome:
         """Records iterations that have run; returns the outcome for the core, which commits them next."""
-        core, plan, tokens, iterations = self._core, step.plan, self.tokens, self.iterations
-        outcome = _OUTCOMES.get(step.num_iterations) or StepOutcome(step.num_iterations)
-        num_separate_gaps = 0
-        if tokens.apart or plan.idle or self._paused or self._has_batches:
-            num_separate_gaps = self._log_gaps(step)
+        core, plan, tokens = self._core, step.plan, self.tokens
+        outcome, num_separate_gaps = _OUTCOMES[step.num_iterations], 0
+        if self._has_batches:  # each sequence has gaps of its own
+            tokens.log_all_gaps(plan, step.end_s, self.iterations)
+            num_separate_gaps = plan.num_decodes - plan.num_branches
+        elif tokens.apart or plan.idle or self._paused:
+            num_separate_gaps = tokens.log_gaps(plan, step.ends_s[0], self.iterations)
         if core.may_branch:
             num_separate_gaps += plan.num_branches
-            outcome = outcome._replace(parents=tokens.advance_branches(plan, step.end_s, iterations))
+            parents = tokens.advance_branches(plan, step.end_s, self.iterations)
+            outcome = outcome._replace(parents=parents)
         if core.ending:
             num_separate_gaps += core.running_set.num_surplus(plan)
-        iterations.add(step, core, tokens.last_decode_s, num_separate_gaps)
+        self.iterations.add(step, core, tokens.last_decode_s, num_separate_gaps)
         if plan.num_decodes > plan.num_branches:
             tokens.last_decode_s = step.end_s
         if plan.chunks:
@@ -105,17 +122,6 @@ class Recorder:
             for chunk in plan.chunks:
                 num_prefills[chunk.seq.request_id] += step.num_iterations
         return outcome
-
-    def _log_gaps(self, step: RunningStep) -> int:
-        """Logs the gaps that differ from those of the other sequences; returns their number.
-
-        Each sequence of an engine with several batches in flight has gaps of its own.
-        """
-        plan = step.plan
-        if not self._has_batches:
-            return self.tokens.log_gaps(plan, step.ends_s[0], self.iterations)
-        self.tokens.log_all_gaps(plan, step.end_s, self.iterations)
-        return plan.num_decodes - plan.num_branches
 
     def prefilled(self, seq: Sequence, now: float) -> None:
         """Records the token that a prefill, or a recomputation, has produced."""

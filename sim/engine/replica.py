@@ -24,6 +24,7 @@ class Replica(EngineLoop):
         if factor != self._slowdown:
             self.before_external_event()
             self._slowdown = factor
+            self._scales_times = self.has_own_times or factor != 1
             self.replan()
 
     def crash(self) -> list[int]:
@@ -37,7 +38,6 @@ class Replica(EngineLoop):
         pending, before = self.intake.entries(), self.core
         self.core = self.pool.core()
         self.core.num_iterations = self.core.block_pool.num_iterations = before.num_iterations
-        self._take_transfers = self.core.transfers.take
         self.recorder.crashed(lost, pending, self.core, now)
         self._num_crashes += 1
         if self.frontend is not None:

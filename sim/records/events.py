@@ -49,6 +49,8 @@ class EventLog:
         self._total_s = [0.0] * len(Cause)
         self.cause: Cause | None = None  # of the wait of the queue, as of the latest plan
         self._since_s = 0.0
+        self.is_quiet = True
+        """Whether no sequence waits for its first plan, the queue waits for nothing, and none is paused."""
 
     def continued(self) -> EventLog:
         """Returns a log without rows that goes on from the present state; this one is not continued then."""
@@ -56,6 +58,7 @@ class EventLog:
         made.new, made._waits = self.new.copy(), self._waits.copy()
         made._adopted_s, made.paused, made._num_lost = self._adopted_s, self.paused, self._num_lost
         made._total_s, made.cause, made._since_s = self._total_s, self.cause, self._since_s
+        made.is_quiet = self.is_quiet
         return made
 
     def cut(self) -> EventRows:
@@ -66,18 +69,9 @@ class EventLog:
     def enter(self, seq: Sequence, sent_s: float | None = None) -> None:
         """Adds a sequence that has reached the engine. sent_s: time at which a replica sent it, or None."""
         self.new.append(seq)
+        self.is_quiet = False
         if sent_s is not None:
             self._adopted_s[seq.request_id] = sent_s
-
-    def admit(self, now: float) -> None:
-        """Logs a plan that admits all requests since the last plan, when none waits or has waited."""
-        frontend_s, times = self._frontend_s, self._frontend_times
-        for seq in self.new:
-            if times is not None:
-                frontend_s = times.pop(seq.request_id, self._frontend_s)
-            iteration_s = now - (seq.request.arrival_s + frontend_s)
-            self.rows.admit(now, seq.request_id, 0, seq.stored_known, frontend_s, iteration_s)
-        self.new.clear()
 
     def hand_over(self, seq: Sequence, now: float) -> None:
         """Logs that a sequence stops here, as another replica continues it after a transfer of its KV."""
@@ -114,6 +108,7 @@ class EventLog:
             self.cause, self._since_s = cause, now
         if core.paused or self.paused:
             self._compare_paused(core.paused, now)
+        self.is_quiet = cause is None and not self.paused
 
     def _admit_and_preempt(self, plan: StepPlan | None, preempted: SequenceOf[Sequence], now: float) -> None:
         """Logs the admissions and preemptions of a plan, which may admit and preempt the same sequence."""

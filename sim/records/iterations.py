@@ -140,10 +140,12 @@ class IterationLog:
         else:
             num_held = core.num_tokens_held + num_widening + plan.num_copied_tokens
         num_blocks_used = pool.num_blocks - pool.num_free
-        more = CHUNKS if chunks else 0
-        if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
-            self._add_queue(plan, core)
-            more += QUEUED
+        more = 0
+        if not plan.is_unasked:
+            more = CHUNKS if chunks else 0
+            if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
+                self._add_queue(plan, core)
+                more += QUEUED
         self._rows += pack_row(
             step.start_s,
             emitted_s,

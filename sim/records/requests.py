@@ -205,16 +205,6 @@ class RequestLog:
         self.finished_s[request_id] = now
         self.record_progress(seq, last_token_s)
 
-    def finish(self, seq: Sequence, now: float) -> None:
-        """Closes the row of a complete answer whose sequence has no branches and was never preempted."""
-        request_id = seq.request_id
-        self.status[request_id] = FINISHED
-        if seq.finish_reason is _LENGTH:
-            self.reason[request_id] = "length"
-        self.finished_s[request_id] = self.last_token_s[request_id] = now
-        num_tokens = seq.stored_known - self.prompt_tokens[request_id]
-        self.output_tokens[request_id] = self.longest_tokens[request_id] = num_tokens
-
     def forget_kv_transfer(self, request_id: int) -> None:
         """Resets the KV transfer of a request, and the token that was held back for it."""
         self.held_back.discard(request_id)

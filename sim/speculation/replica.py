@@ -32,6 +32,8 @@ from sim.workload.streams import stream
 class SpeculativeReplica(Replica):
     """A replica whose engine verifies draft tokens."""
 
+    has_own_times = True
+
     def __init__(
         self, index: int, pool: ReplicaPool, context: RunContext, acceptance: Acceptance, proposer: Proposer
     ) -> None:
