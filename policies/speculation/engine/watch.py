@@ -81,15 +81,23 @@ class DraftWatch:
         num_levels = self._choose(view)
         rows = self._shapes.rows
         if isinstance(num_levels, np.ndarray):
-            drafts.next_drafts = rows[num_levels]
+            drafts.next_drafts = num_next = rows[num_levels]
+            drafts.next_counts = int(np.count_nonzero(num_next)), int(np.add.reduce(num_next))
             drafts.next_levels = int(num_levels.max(initial=0))
             is_same = not completing and bool((drafts.next_drafts == drafts.num_drafts).all())
         else:
             num_rows = int(rows[num_levels])
-            drafts.next_drafts = np.full(len(seqs), num_rows)
-            drafts.next_levels = num_levels if len(seqs) else 0
-            is_same = not completing and bool(np.count_nonzero(drafts.num_drafts == num_rows) == len(seqs))
+            num_seqs = len(seqs)
+            is_same = not completing and (
+                drafts.common == num_rows
+                or bool(np.count_nonzero(drafts.num_drafts == num_rows) == num_seqs)
+            )
+            drafts.next_levels = num_levels if num_seqs else 0
+            drafts.next_counts = num_seqs if num_rows else 0, num_seqs * num_rows
+            drafts.next_drafts = drafts.num_drafts if is_same else np.full(num_seqs, num_rows)
             drafts.are_alike = is_same
+            if is_same:
+                drafts.common = num_rows
         plan.horizon = min(plan.horizon, self._policy.num_repeats if is_same else 1)
 
     def _show_sequences(self, view: DraftView, seqs: SequenceOf[Sequence]) -> None:
