@@ -91,5 +91,5 @@ class SpeculativeReplica(Replica):
         verdicts = self._verdicts
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
         num_iterations, num_blocks = drafting.num_iterations_of(plan, accepted)
-        self._draft_recorder.expect(drafts, accepted[:num_iterations], num_blocks)
+        self._draft_recorder.expect(plan, drafts, accepted[:num_iterations], num_blocks)
         return num_iterations

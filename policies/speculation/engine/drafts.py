@@ -77,7 +77,7 @@ class DraftPlan:
     """
 
     __slots__ = (
-        "are_alike", "base", "common", "depth", "end", "next_counts", "next_drafts", "next_levels",
+        "are_alike", "base", "common", "depth", "end", "ids", "next_counts", "next_drafts", "next_levels",
         "next_seqs", "num_blocks", "num_changes", "num_computed", "num_drafts", "num_new_blocks",
         "num_tokens", "padded", "seqs", "slots", "totals",
     )  # fmt: skip
@@ -109,6 +109,8 @@ class DraftPlan:
         self.next_counts = 0, 0
         """Number of sequences that get draft tokens for their next pass, and of these draft tokens."""
         self.common: int | None = None
+        self.ids = slots
+        """Request ids, for the plans of an engine."""
         self.num_changes = -1
         """`DraftSet.num_changes` when the step was planned."""
         self.are_alike = False

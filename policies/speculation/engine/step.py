@@ -321,7 +321,7 @@ class DraftStep(StepMaker):
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
         computed, end = decodes.computed_S[slots], decodes.end_S[slots]
         drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth)
-        drafts.num_changes = decodes.num_changes
+        drafts.ids, drafts.num_changes = decodes.ids_S[slots], decodes.num_changes
         if drafts.num_tokens == len(seqs) * self._shapes.num_rows:
             drafts.common = self._shapes.num_rows
         return drafts
