@@ -101,11 +101,11 @@ class VerdictTable:
         """Computes the passes of some slots up to the ends of their answers."""
         for slot, position, depth in zip(slots.tolist(), positions.tolist(), depths.tolist(), strict=True):
             num_positions = self._num_positions[slot]
-            accepted = self._accepted_SP[slot, :num_positions].tolist()
-            places, place = [position], position
+            steps = np.minimum(self._accepted_SP[slot, position:num_positions], depth)
+            after = (steps + np.arange(position + 1, position + 1 + len(steps))).tolist()
+            places, place, offset = [position], position, position
             while place < num_positions:
-                found = accepted[place]
-                place += 1 + (found if found < depth else depth)
+                place = after[place - offset]
                 places.append(place)
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
