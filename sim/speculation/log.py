@@ -102,10 +102,10 @@ class DraftLog(IterationLog):
             ends_s = ends_s[:num_iterations]
         depth, num_judged, num_verified = drafts.depth, num_seqs, num_seqs * (drafts.common or 0)
         if not drafts.common:
-            num_judged, num_verified = np.count_nonzero(rows), int(np.add.reduce(rows))
+            num_judged, num_verified = int(np.count_nonzero(rows)), int(np.add.reduce(rows))
         ended = _places_of(core.running_set.ending.values(), drafts.slots) if core.running_set.ending else ()
         if ended:
-            num_judged -= np.count_nonzero(rows[ended])
+            num_judged -= int(np.count_nonzero(rows[ended]))
             num_verified -= int(np.add.reduce(rows[ended]))
             accepted, depth = accepted.copy(), depth.copy()
             accepted[:, ended] = depth[ended] = 0
@@ -130,8 +130,8 @@ class DraftLog(IterationLog):
         made = drafts.next_levels, num_drafted, num_drafted if num_proposed is None else num_proposed
         self._drafts += _PACK(num_iterations, drafts.num_tokens, num_next, *made, num_judged, num_verified)
         if num_iterations == 1:
-            num_accepted = int(np.add.reduce(accepted[0]))
-            self._passes += _PACK_PASS(context, blocks, int(pairs[0]), num_accepted, num_accepted - num_surplus)
+            num_all = int(np.add.reduce(accepted[0]))
+            self._passes += _PACK_PASS(context, blocks, int(pairs[0]), num_all, num_all - num_surplus)
         else:
             num_each = np.add.reduce(accepted, axis=1)
             for column in (contexts, num_new_blocks[:num_iterations] + blocks, pairs, num_each):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hwmodels.exact import Num
@@ -11,7 +13,7 @@ from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.shape import shape_of
 
 
-def pairs_of(drafts: DraftPlan, computed: Ints, sums: Num) -> Num:
+def pairs_of(drafts: DraftPlan, computed: Ints, sums: Any) -> Any:
     """Counts the query-key pairs of the draft tokens and padding rows of iterations.
 
     computed: computed tokens before each iteration [iterations, sequences], or before one [sequences]. sums:
@@ -22,8 +24,7 @@ def pairs_of(drafts: DraftPlan, computed: Ints, sums: Num) -> Num:
         return sums * common + len(rows) * (common * (common + 3) // 2)
     own_pairs = int(np.dot(rows, rows + 3)) // 2  # with the new token, and with those before it
     padded = sum(drafts.padded.values()) if drafts.padded else 0
-    pairs: Num = computed @ rows + (own_pairs + padded)
-    return pairs
+    return computed @ rows + (own_pairs + padded)
 
 
 def first_shape(plan: StepPlan, drafts: DraftPlan) -> IterationShape:

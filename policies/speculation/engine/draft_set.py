@@ -21,7 +21,6 @@ from policies.core.plan import StepPlan
 from policies.core.sequence import DECODING, ENDED, PAUSED, WAITING, Sequence, SequenceState
 from policies.speculation.engine.drafts import DraftPlan, Ints
 
-
 _ADMISSION = attrgetter("admission")
 
 

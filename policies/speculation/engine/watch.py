@@ -80,8 +80,7 @@ class DraftWatch:
             num_rows = int(rows[num_levels])
             num_seqs = len(seqs)
             is_same = not completing and (
-                drafts.common == num_rows
-                or bool(np.count_nonzero(drafts.num_drafts == num_rows) == num_seqs)
+                drafts.common == num_rows or bool(np.count_nonzero(drafts.num_drafts == num_rows) == num_seqs)
             )
             drafts.next_levels = num_levels if num_seqs else 0
             drafts.next_counts = num_seqs if num_rows else 0, num_seqs * num_rows
