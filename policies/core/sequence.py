@@ -23,7 +23,7 @@ class SequenceState(Enum):
     loading = 5  # holds slot and blocks; KV from another tier is being loaded into them
     leaving = 6  # holds slot and blocks until another engine has a copy of its KV
     ending = 7  # its output is complete; it holds slot and blocks until the next commit (endings.py)
-    computing = 8  # in a batch that is on its way through a pipeline (pipelined_engine.py)
+    computing = 8  # in a batch that is on its way through a pipeline (batches.py)
 
 
 # In Python 3.11, reading a member through its enum's class takes 50 ns, reading a constant of a module 2 ns.

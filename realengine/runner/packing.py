@@ -57,6 +57,36 @@ class StepRows(NamedTuple):
     drawn_slots_S: Ints
     drafts: DraftRows | None = None
 
+    @classmethod
+    def alike(
+        cls,
+        num_decodes: int,
+        counts_B: Ints,
+        slots_B: Ints,
+        *,
+        num_cached: int = 0,
+        token: int = 0,
+        completes: bool = True,
+        drafts: DraftRows | None = None,
+    ) -> StepRows:
+        """Returns rows of sequences with as many cached tokens, and one token in all rows.
+
+        completes: whether a sequence draws after each chunk.
+        """
+        ends = np.cumsum(counts_B)
+        num_drawn = len(counts_B) if completes else num_decodes
+        return cls(
+            num_decodes=num_decodes,
+            slots_B=slots_B,
+            counts_B=counts_B,
+            contexts_B=num_cached + counts_B,
+            tokens_T=np.full(ends[-1], token),
+            places_T=num_cached + np.arange(ends[-1]) - np.repeat(ends - counts_B, counts_B),
+            ends=ends[num_decodes:num_drawn] - 1,
+            drawn_slots_S=slots_B[:num_drawn],
+            drafts=drafts,
+        )
+
     @property
     def num_decode_tokens(self) -> int:
         """Rows of the decoding sequences."""
@@ -232,19 +262,8 @@ def pack_uniform(
         started_N3=np.empty((0, 3), np.int64),
         following_C=np.empty(0, np.int64),
     )
-    rows = StepRows(
-        num_decodes=num_seqs,
-        slots_B=slots,
-        counts_B=counts,
-        contexts_B=counts,
-        tokens_T=np.full(size.num_rows, token),
-        places_T=np.tile(np.arange(1 + num_drafts), num_seqs),
-        ends=np.empty(0, np.int64),
-        drawn_slots_S=slots,
-        drafts=drafts,
-    )
     return pack_step(
-        rows,
+        StepRows.alike(num_seqs, counts, slots, token=token, drafts=drafts),
         max_context_len=max_context_len,
         draw=draw,
         segments=np.zeros(2 * num_segments + bool(num_segments), np.int32),

@@ -55,20 +55,8 @@ def mixed_work(
     slot: of all rows; None: each row has its own.
     """
     counts = np.array([1] * num_decodes + list(chunks))
-    ends, num_rows = np.cumsum(counts), len(counts)
-    slots = np.arange(num_rows) if slot is None else np.full(num_rows, slot)
-    if not drawn:
-        assert not num_decodes
-    rows = StepRows(
-        num_decodes=num_decodes,
-        slots_B=slots,
-        counts_B=counts,
-        contexts_B=num_cached + counts,
-        tokens_T=np.zeros(ends[-1], np.int64),
-        places_T=num_cached + np.concatenate([np.arange(count) for count in counts]),
-        ends=ends[num_decodes:] - 1 if drawn else ends[:0],
-        drawn_slots_S=slots if drawn else slots[:0],
-    )
+    slots = np.arange(len(counts)) if slot is None else np.full(len(counts), slot)
+    rows = StepRows.alike(num_decodes, counts, slots, num_cached=num_cached, completes=drawn)
     segments = _segments(bank, counts.tolist(), only_decodes=False)
     longest = num_cached + max(chunks)
     shape, words = pack_step(rows, max_context_len=longest, draw=Draw.sample, segments=segments)
@@ -116,24 +104,15 @@ def drafting_work(
     depth = shapes.max_depth
     counts = np.array([1 + shapes.num_rows] * num_decodes + list(chunks))
     slots = np.full(len(counts), slot)
-    rows = StepRows(
-        num_decodes=num_decodes,
-        slots_B=slots,
-        counts_B=counts,
-        contexts_B=counts,
-        tokens_T=np.zeros(counts.sum(), np.int64),
-        places_T=np.concatenate([np.arange(count) for count in counts]),
-        ends=np.cumsum(counts)[num_decodes:] - 1,
-        drawn_slots_S=slots,
-        drafts=DraftRows(
-            depth_D=np.full(num_decodes, depth),
-            has_tree=not shapes.is_chain,
-            num_levels=depth if drafts else 0,
-            is_padded=False,
-            started_N3=np.empty((0, 3), np.int64),
-            following_C=np.zeros(len(chunks), np.int64),
-        ),
+    of_drafts = DraftRows(
+        depth_D=np.full(num_decodes, depth),
+        has_tree=not shapes.is_chain,
+        num_levels=depth if drafts else 0,
+        is_padded=False,
+        started_N3=np.empty((0, 3), np.int64),
+        following_C=np.zeros(len(chunks), np.int64),
     )
+    rows = StepRows.alike(num_decodes, counts, slots, drafts=of_drafts)
     shape, words = pack_step(rows, max_context_len=max_context_len, draw=Draw.sample)
     return Work(shape=shape, words=words)
 

@@ -44,7 +44,7 @@ class EngineProfile:
     """Iterations of decodes between two looks for new requests; see `sim.engine.polled_intake`."""
     pp_max_micro_batch_size: int | None = None
     """Maximum number of sequences of a batch in a pipeline that admits some; 0: max_num_seqs over the stages,
-    None: no limit (vLLM). See `policies.core.pipelined_engine`."""
+    None: no limit (vLLM). See `policies.core.batches`."""
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
     memory_profile: str = "vllm"

@@ -170,7 +170,7 @@ def test_a_process_that_dies_is_named(folder, monkeypatch):
 
 
 def test_an_iteration_without_a_price_is_named(folder, monkeypatch):
-    def unpriced(scenario, source, report):
+    def unpriced(scenario, source, report, attach):
         raise UnknownIterationError("no such iteration was recorded")
 
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])

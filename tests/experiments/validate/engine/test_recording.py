@@ -18,6 +18,8 @@ from policies.caching.radix import Radix
 from policies.caching.selective import SnapKv
 from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
+from policies.core.endings import Ends
+from policies.core.engine import EngineCore
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
@@ -57,7 +59,8 @@ def fresh_core(llm, world):
     """Returns a core in the state in which the engine's core began."""
     used = llm.engine.core
     memory = KvMemory(used.block_pool.num_blocks, TOKEN_BYTES, max_model_len=128)
-    return type(used)(
+    return EngineCore(
+        ends=Ends.at_once if used._ends is None else Ends.one_step_late,
         batching=world.get("batching", Chunked()),
         scheduling=world.get("scheduling", Fcfs()),
         block_pool=world.get("caching", PrefixCaching()).pool(memory),
