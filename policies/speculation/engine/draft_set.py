@@ -340,7 +340,7 @@ class DraftSet(DecodeSet):
         plan.num_decode_context_tokens = self.num_tokens_of(num_computed) + len(drafts.seqs)
 
     def num_tokens_of(self, num_computed: Ints) -> int:
-        """Adds up the computed tokens of members [sequences], each of them once."""
+        """Sums the computed tokens of members [sequences], each of them once."""
         if len(num_computed) == self.size:
             return self.num_context_tokens
         return int(np.add.reduce(num_computed))
