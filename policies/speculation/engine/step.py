@@ -138,7 +138,7 @@ class DraftStep(StepMaker):
         return np.maximum(num_new, 0, out=num_new)
 
     def _blocks_for(self, num_slots: Ints) -> Ints:
-        """Converts numbers of KV slots, which the model's context limits, to those of their blocks, in place."""
+        """Converts numbers of KV slots, cut to the model's context, to those of their blocks, in place."""
         decodes = self._drafting
         np.minimum(num_slots, decodes.max_slots, out=num_slots)
         num_slots += decodes.block_size - 1
