@@ -19,7 +19,6 @@ from simpy.events import ProcessGenerator
 from policies.core.request import Request
 from sim.cluster.loads import Loads
 from sim.engine.clock import Phase
-from sim.engine.jittered_replica import JitteredReplica
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
@@ -350,8 +349,6 @@ def new_replica(index: int, pool: ReplicaPool, context: RunContext) -> Replica:
         from sim.engine.pipelined_replica import PipelinedReplica  # noqa: PLC0415 (few pools have stages)
 
         return PipelinedReplica(index, pool, context)
-    if pool.jitter is not None:
-        return JitteredReplica(index, pool, context, pool.jitter)
     return Replica(index, pool, context)
 
 

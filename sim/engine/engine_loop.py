@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 from simpy import Event
 
 from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations.jitter import JitterFactors
 from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
@@ -34,6 +35,7 @@ from sim.engine.run_context import RunContext
 from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
 from sim.records.requests import Status
+from sim.workload.streams import stream
 
 NO_TRANSFERS: Final[list[Transfer]] = []
 MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted
@@ -62,7 +64,10 @@ class EngineLoop(LoadCounts):
         self._max_leap = MAX_LEAP if context.leap else 1
         self._plan_phase = Phase.plan + index
         self._slowdown = 1.0
-        self._scales_times = self.has_own_times
+        self._factors: JitterFactors | None = None  # each is that of the number of an iteration
+        if pool.jitter is not None:
+            self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
+        self._scales_times = self.has_own_times or self._factors is not None
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
@@ -180,8 +185,12 @@ class EngineLoop(LoadCounts):
     def _ends_s(
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
-        """Returns the end time of each iteration of a plan, with the present slowdown."""
-        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
+        """Returns the end time of each iteration of a plan, with the present slowdown and the jitter."""
+        if self._factors is None:
+            return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
+        factors = self._slowdown * self._factors.of(plan.index, num_iterations)
+        scale = factors if num_iterations > 1 else float(factors[0])
+        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, scale)
 
     def _go_idle(self, now: float) -> None:
         """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""

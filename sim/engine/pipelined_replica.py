@@ -20,7 +20,6 @@ from collections import deque
 from typing import Protocol, cast
 
 from hwmodels.iterations.iteration import IterationShape
-from hwmodels.iterations.jitter import JitterFactors
 from hwmodels.iterations.pipeline import Pipeline
 from hwmodels.iterations.stages import Pass, Stages
 from policies.core.batches import Batches
@@ -30,7 +29,6 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
 from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
-from sim.workload.streams import stream
 
 
 class PipelineModel(Protocol):
@@ -52,9 +50,6 @@ class PipelinedReplica(Replica):
         self._pipeline = self._empty_pipeline()
         self._batches: deque[RunningStep] = deque()
         self._last_end_s = 0.0
-        self._factors = None
-        if pool.jitter is not None:
-            self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
 
     @property
     def _core_batches(self) -> Batches:

@@ -24,7 +24,7 @@ class Replica(EngineLoop):
         if factor != self._slowdown:
             self.before_external_event()
             self._slowdown = factor
-            self._scales_times = self.has_own_times or factor != 1
+            self._scales_times = self.has_own_times or self._factors is not None or factor != 1
             self.replan()
 
     def crash(self) -> list[int]:

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from policies.core.sequence import Sequence
-from policies.speculation.engine.drafts import Ints
+from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.records.mapped_buffers import MappedBuffers
 
 MAX_PLACES: Final = 255
@@ -38,19 +38,19 @@ class BurstLog:
         self._seqs: SequenceOf[Sequence] = ()
         self._first_id = self._num_ids = self._num_passes = 0
 
-    def add(self, seqs: SequenceOf[Sequence], depth: Ints, accepted: Ints, surplus: Ints | None) -> None:
+    def add(self, drafts: DraftPlan, depth: Ints, accepted: Ints, surplus: Ints | None) -> None:
         """Logs the iterations of a plan.
 
         depth [sequences]: draft tokens that a pass can accept; 0 for one that does not count. accepted
         [iterations, sequences]. surplus [sequences]: those of the last iteration that do not stay, as the
         answer ends before; None: all stay.
         """
-        if seqs is not self._seqs:
-            self._seqs = seqs
-            self._first_id = self._num_ids
-            self._num_ids += len(seqs)
-            self._ids += array("q", [seq.request_id for seq in seqs]).tobytes()
         num_iterations, num_seqs = accepted.shape
+        if drafts.seqs is not self._seqs:
+            self._seqs = drafts.seqs
+            self._first_id = self._num_ids
+            self._num_ids += num_seqs
+            self._ids += drafts.ids.tobytes()
         self._plans += _PACK(self._first_id, num_seqs, num_iterations)
         self._accepted += accepted.astype(np.uint8).tobytes()
         self._depths += depth.astype(np.uint8).tobytes()

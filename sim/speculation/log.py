@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import Any, Final, Self
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.engine import EngineCore
+from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.running_step import RunningStep
 from sim.records.gaps import Gaps
@@ -43,6 +45,7 @@ _PASS_COLUMNS: Final = (
     *("draft_pairs", "accepted_tokens", "kept_tokens"),
 )
 """Columns with a number of their own in each iteration."""
+_PACK_PASS: Final = Struct(f"={len(_PASS_COLUMNS)}q").pack
 _PACK: Final = Struct(f"={1 + len(_PLAN_COLUMNS)}q").pack
 
 
@@ -80,34 +83,37 @@ class DraftLog(IterationLog):
         accepted: Ints,
         contexts: Ints,
         pairs: Ints,
-        surplus: Ints,
+        surplus: Ints | None,
         num_proposed: int | None,
-        num_blocks: Ints,
+        num_new_blocks: Ints,
     ) -> None:
         """Logs iterations that are about to be committed.
 
         accepted [iterations, sequences]: accepted draft tokens. contexts, pairs: see `DraftRecorder`. surplus
-        [sequences]: accepted draft tokens of the last iteration that lie behind the end of the answer.
-        num_proposed: draft tokens that were made for the next passes; None: as many as were asked for.
-        num_blocks: KV blocks in use. Others as for `IterationLog.add`.
+        [sequences]: accepted draft tokens of the last iteration that lie behind the end of the answer; None:
+        there are none. num_proposed: draft tokens that were made for the next passes; None: as many as were
+        asked for. num_new_blocks: KV blocks in use beside those of the first iteration. Others as for
+        `IterationLog.add`.
         """
         plan, ends_s, drafts = step.plan, step.ends_s, step.plan.drafts
         assert isinstance(drafts, DraftPlan)
         num_seqs, rows, num_iterations = len(drafts.seqs), drafts.num_drafts, step.num_iterations
         if num_iterations != len(ends_s):
             ends_s = ends_s[:num_iterations]
-        counts, depth = rows > 0, drafts.depth
-        if core.running_set.ending:
-            ended = core.running_set.ending
-            counts &= np.array([seq.request_id not in ended for seq in drafts.seqs], bool)
-            accepted, depth, surplus = (np.where(counts, each, 0) for each in (accepted, depth, surplus))
-        num_accepted = num_kept = np.add.reduce(accepted, axis=1)
-        num_surplus = int(np.add.reduce(surplus))
-        self.passes.add(drafts.seqs, depth, accepted, surplus if num_surplus else None)
-        if num_surplus:
-            num_kept = num_accepted.copy()
-            num_kept[-1] -= num_surplus
-        context, blocks = int(contexts[0]), int(num_blocks[0])
+        depth, num_judged, num_verified = drafts.depth, num_seqs, num_seqs * (drafts.common or 0)
+        if not drafts.common:
+            num_judged, num_verified = int(np.count_nonzero(rows)), int(np.add.reduce(rows))
+        ended = _places_of(core.running_set.ending.values(), drafts.slots) if core.running_set.ending else ()
+        if ended:
+            num_judged -= int(np.count_nonzero(rows[ended]))
+            num_verified -= int(np.add.reduce(rows[ended]))
+            accepted, depth = accepted.copy(), depth.copy()
+            accepted[:, ended] = depth[ended] = 0
+            if surplus is not None:
+                surplus[ended] = 0
+        num_surplus = 0 if surplus is None else int(np.add.reduce(surplus))
+        self.passes.add(drafts, depth, accepted, surplus if num_surplus else None)
+        context, blocks = int(contexts[0]), core.block_pool.num_used
         others = core.num_tokens_held - (context - num_seqs) + drafts.num_tokens
         more = CHUNKS if plan.chunks else 0
         if plan.waits_for is not None or plan.preempted or (more and core.num_waiting):
@@ -121,11 +127,17 @@ class DraftLog(IterationLog):
         counted = (num_iterations, num_apart, 0, num_seqs, len(core.running), blocks, more)
         self._rows += pack_row(step.start_s, emitted_s, context, context + others, 0, *counted)
         num_next, num_drafted = drafts.next_counts
-        judged = np.count_nonzero(counts), int(np.dot(rows, counts))
         made = drafts.next_levels, num_drafted, num_drafted if num_proposed is None else num_proposed
-        self._drafts += _PACK(num_iterations, drafts.num_tokens, num_next, *made, *judged)
-        for column in (contexts, num_blocks[:num_iterations], pairs, num_accepted, num_kept):
-            self._passes += column.tobytes()
+        self._drafts += _PACK(num_iterations, drafts.num_tokens, num_next, *made, num_judged, num_verified)
+        if num_iterations == 1:
+            num_all = int(np.add.reduce(accepted[0]))
+            self._passes += _PACK_PASS(context, blocks, int(pairs[0]), num_all, num_all - num_surplus)
+        else:
+            num_each = np.add.reduce(accepted, axis=1)
+            for column in (contexts, num_new_blocks[:num_iterations] + blocks, pairs, num_each):
+                self._passes += column.tobytes()
+            num_each[-1] -= num_surplus
+            self._passes += num_each.tobytes()
         if more & CHUNKS:
             self._add_chunks(step, core, context + others, blocks)
         if len(self._rows) >= self._buffers.limit:
@@ -152,6 +164,11 @@ class DraftLog(IterationLog):
         for place, name in enumerate(_PASS_COLUMNS):
             found[name] = passes[index + np.repeat(num, num) * place]
         return found
+
+
+def _places_of(ended: Iterable[Sequence], slots: Ints) -> list[int]:
+    """Returns the places of ended sequences among those of a plan, which have slots [sequences]."""
+    return [place for seq in ended for place in np.flatnonzero(slots == seq.slot).tolist()]
 
 
 def _fill(columns: dict[str, NDArray[Any]], found: dict[str, Ints]) -> None:

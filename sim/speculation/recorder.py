@@ -46,17 +46,16 @@ class DraftRecorder(Recorder):
     def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
         return DraftLog(replica, block_size, serves_adapters)
 
-    def expect(self, drafts: DraftPlan, accepted: Ints, num_blocks: Ints) -> None:
+    def expect(self, plan: StepPlan, drafts: DraftPlan, accepted: Ints, num_blocks: Ints) -> None:
         """Sets what the iterations of a plan accept, and the KV blocks that they take."""
-        if len(accepted) == 1:
-            computed = drafts.num_computed[np.newaxis]
-        else:
-            computed = np.empty_like(accepted)
-            computed[0] = drafts.num_computed
-            computed[1:] = drafts.totals[: len(accepted) - 1]
+        num_seqs, num_iterations = len(drafts.seqs), len(accepted)
+        computed: Ints = drafts.num_computed[np.newaxis]
+        self.contexts = contexts = np.array([plan.num_decode_context_tokens])
+        if num_iterations > 1:
+            computed = np.concatenate((computed, drafts.totals[: num_iterations - 1]))
+            self.contexts = contexts = np.add.reduce(computed, axis=1) + num_seqs
         self.accepted, self.computed, self.num_blocks = accepted, computed, num_blocks
-        self.contexts = np.add.reduce(computed, axis=1) + len(drafts.seqs)
-        self.pairs = pairs_of(drafts, computed)
+        self.pairs = pairs_of(drafts, computed, contexts - num_seqs)
 
     def decoded_after(self, plan: StepPlan, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
         """Returns the tokens that each decoding sequence has got after num_iterations of a running plan."""
@@ -75,13 +74,14 @@ class DraftRecorder(Recorder):
         assert isinstance(log, DraftLog)
         assert core.drafts is not None
         num_iterations, num_apart = step.num_iterations, 0
-        accepted = self.accepted[:num_iterations]
+        accepted, last = self.accepted[:num_iterations], num_iterations - 1
         if tokens.apart or plan.idle or self._paused:
             num_apart = tokens.log_gaps(plan, step.ends_s[0], log)
         if core.running_set.ending:
             num_apart += core.running_set.num_surplus(plan)
-        surplus: Ints = np.maximum(self.computed[num_iterations - 1] + accepted[-1] + 1 - drafts.end, 0)
-        proposed = self._verdicts.proposed(drafts, accepted[-1])
+        surplus: Ints = self.computed[last] + accepted[last] - drafts.end
+        has_surplus = np.count_nonzero(surplus >= 0) > 0
+        proposed = self._verdicts.proposed(drafts, accepted[last])
         log.add_passes(
             step,
             core,
@@ -90,9 +90,9 @@ class DraftRecorder(Recorder):
             accepted=accepted,
             contexts=self.contexts[:num_iterations],
             pairs=self.pairs[:num_iterations],
-            surplus=surplus,
+            surplus=np.maximum(surplus + 1, 0) if has_surplus else None,
             num_proposed=None if proposed is None else int(proposed.sum()),
-            num_blocks=self.num_blocks + core.block_pool.num_used,
+            num_new_blocks=self.num_blocks,
         )
         core.drafts.take_blocks_of(plan, num_iterations)
         self._verdicts.ran(drafts, num_iterations)

@@ -11,7 +11,6 @@ from itertools import accumulate
 import numpy as np
 
 from hwmodels.iterations.iteration import IterationShape
-from hwmodels.iterations.jitter import JitterFactors
 from hwmodels.speculation.leaps import Leaps
 from hwmodels.speculation.model import SpeculativeModel
 from policies.core.plan import StepPlan
@@ -26,7 +25,6 @@ from sim.speculation.acceptance import Acceptance
 from sim.speculation.recorder import DraftRecorder
 from sim.speculation.shapes import with_drafts
 from sim.speculation.verdict_table import VerdictTable
-from sim.workload.streams import stream
 
 
 class SpeculativeReplica(Replica):
@@ -41,9 +39,6 @@ class SpeculativeReplica(Replica):
         model = pool.model
         self._pass_ends = (model if isinstance(model, SpeculativeModel) else Leaps(model.seconds)).pass_ends
         Replica.__init__(self, index, pool, context)
-        self._factors = None
-        if pool.jitter is not None:
-            self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
 
     def _new_recorder(self, context: RunContext) -> Recorder:
         core, seed = self.core, context.seed
@@ -93,5 +88,5 @@ class SpeculativeReplica(Replica):
         verdicts = self._verdicts
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
         num_iterations, num_blocks = drafting.num_iterations_of(plan, accepted)
-        self._draft_recorder.expect(drafts, accepted[:num_iterations], num_blocks)
+        self._draft_recorder.expect(plan, drafts, accepted[:num_iterations], num_blocks)
         return num_iterations

@@ -22,7 +22,7 @@ class VerdictTable:
         self._seed = seed
         self._accepted_SP: NDArray[np.uint8] = np.zeros((max_num_seqs, 256), np.uint8)
         self._proposed_SP: NDArray[np.uint8] | None = None  # None: every draft has all its tokens
-        self._owners = [-1] * max_num_seqs  # request ids
+        self._owner_S = np.full(max_num_seqs, -1, np.int64)  # request ids
         self._offset_S = np.zeros(max_num_seqs, np.int64)  # output position minus computed tokens
         self._num_positions = [0] * max_num_seqs
         self._known: SequenceOf[Sequence] = ()
@@ -37,21 +37,19 @@ class VerdictTable:
         """True if a draft may have fewer tokens than were asked for."""
         return self._proposed_SP is not None
 
-    def find(self, seqs: SequenceOf[Sequence]) -> None:
-        """Makes the verdicts of sequences that have none yet."""
-        if seqs is self._known:
+    def find(self, drafts: DraftPlan) -> None:
+        """Makes the verdicts on the sequences of a plan that have none yet."""
+        if drafts.seqs is self._known:
             return
-        self._known = seqs
-        owners = self._owners
-        for seq in seqs:
-            slot = seq.slot
-            assert slot is not None
-            if owners[slot] != seq.request_id:
-                self._fill(slot, seq)
+        self._known = drafts.seqs
+        is_new = self._owner_S[drafts.slots] != drafts.ids
+        if np.count_nonzero(is_new):
+            for index in np.flatnonzero(is_new).tolist():
+                self._fill(int(drafts.slots[index]), drafts.seqs[index])
 
     def _fill(self, slot: int, seq: Sequence) -> None:
         """Stores the verdicts on the drafts of a sequence."""
-        self._owners[slot] = seq.request_id
+        self._owner_S[slot] = seq.request_id
         self._offset_S[slot] = 1 - seq.num_prompt_tokens
         self._num_positions[slot] = num_positions = seq._end_known - seq.num_prompt_tokens
         self._num_passes_S[slot] = 0
@@ -80,7 +78,7 @@ class VerdictTable:
 
         num_iterations: the maximum; the result ends with the first iteration in which an answer ends.
         """
-        self.find(drafts.seqs)
+        self.find(drafts)
         slots, depth = drafts.slots, drafts.depth
         position = drafts.num_computed + self._offset_S[slots]
         if num_iterations == 1:
@@ -103,11 +101,11 @@ class VerdictTable:
         """Computes the passes of some slots up to the ends of their answers."""
         for slot, position, depth in zip(slots.tolist(), positions.tolist(), depths.tolist(), strict=True):
             num_positions = self._num_positions[slot]
-            accepted = self._accepted_SP[slot, :num_positions].tolist()
-            places, place = [position], position
+            steps = np.minimum(self._accepted_SP[slot, position:num_positions], depth)
+            after = (steps + np.arange(position + 1, position + 1 + len(steps))).tolist()
+            places, place, offset = [position], position, position
             while place < num_positions:
-                found = accepted[place]
-                place += 1 + (found if found < depth else depth)
+                place = after[place - offset]
                 places.append(place)
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
@@ -133,7 +131,7 @@ class VerdictTable:
         for seq in completed:
             slot = seq.slot
             assert slot is not None
-            if self._owners[slot] != seq.request_id:
+            if self._owner_S[slot] != seq.request_id:
                 self._fill(slot, seq)
         table = self._proposed_SP
         if table is None:

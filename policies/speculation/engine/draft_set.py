@@ -6,8 +6,11 @@ the same for one sequence as for a hundred.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +20,24 @@ from policies.core.growth import PAGED, Growth
 from policies.core.plan import StepPlan
 from policies.core.sequence import DECODING, ENDED, PAUSED, WAITING, Sequence, SequenceState
 from policies.speculation.engine.drafts import DraftPlan, Ints
+
+_ADMISSION = attrgetter("admission")
+
+
+class Unread(NamedTuple):
+    """The last pass of members, of which the scheduler has not read the accepted draft tokens.
+
+    certain, after, num_last [sequences]: computed tokens without and with these tokens, and tokens of the
+    pass. num_kept: accepted draft tokens that stay, summed. num_changes: `DraftSet.num_changes` at the pass;
+    -1: members have joined or left before the tokens were hidden.
+    """
+
+    drafts: DraftPlan
+    certain: Ints
+    after: Ints
+    num_last: Ints
+    num_kept: int
+    num_changes: int
 
 
 class SlotClock:
@@ -68,36 +89,47 @@ class DraftSet(DecodeSet):
         self._num_told = 0  # see `tell`
         self._told_S = np.zeros(max_num_seqs, np.int64)  # tokens that a prefix cache knows at least
         self.end_S = np.zeros(max_num_seqs, np.int64)
-        """Known tokens with which the sequence ends."""
+        """Computed tokens with which the sequence ends."""
+        self.ids_S = np.zeros(max_num_seqs, np.int64)
+        """Request ids."""
+        self.num_changes = 0
+        """How often a member has joined or left."""
         self.is_member_S = np.zeros(max_num_seqs, bool)
         """Whether the slot is that of a member."""
-        self.unread: tuple[DraftPlan, Ints] | None = None
-        """The last pass and its accepted draft tokens that stay, until the next plan is made; see `hide`."""
-        self._members: list[Sequence] | None = []
+        self.unread: Unread | None = None
+        """The last pass, until the next plan is made; see `hide`."""
+        self._may_idle = False  # whether there may be a member whose tokens had all been read
+        self._admitted: list[Sequence] = []  # the members in the order of their admission
+        self._admitted_slots = array("q")
+        self._members: list[Sequence] = []  # of the time of `_listed`
         self._slots = np.zeros(0, np.int64)
+        self._listed = 0  # number of changes then
 
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.state is DECODING and bool(self.is_member_S[seq.slot])
 
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.members)
+
     @property
     def members(self) -> list[Sequence]:
         """The members in the order of their admission; not to be changed."""
-        if self._members is None:
-            return self._list_members()
+        if self._listed != self.num_changes:
+            self._list_members()
         return self._members
 
     @property
     def slots(self) -> Ints:
         """Slots of the members, in the same order; not to be changed."""
-        if self._members is None:
+        if self._listed != self.num_changes:
             self._list_members()
         return self._slots
 
-    def _list_members(self) -> list[Sequence]:
+    def _list_members(self) -> None:
         """Lists the members and their slots anew, after one has joined or left."""
-        self._members = members = [seq for seq in self._running.values() if seq.state is DECODING]
-        self._slots = np.array([seq.slot for seq in members], np.int64)
-        return members
+        self._listed = self.num_changes
+        self._members = self._admitted.copy()
+        self._slots = np.array(self._admitted_slots)
 
     @property
     def num_computed_S(self) -> Ints:
@@ -123,26 +155,32 @@ class DraftSet(DecodeSet):
         seq.state = DECODING
         seq.growth = growth
         self.computed_S[slot] = self.base_S[slot] = num_computed
-        self.end_S[slot] = seq._end_known
-        if not was_paused:
+        self.end_S[slot] = seq._end_known - 1
+        self.ids_S[slot] = seq.request_id
+        if was_paused:
+            self._may_idle = True
+        else:
             self.last_S[slot] = int(self.reads_late)  # its first token
             self._told_S[slot] = num_computed
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
         self.is_member_S[slot] = True
-        self._members = None
+        place = bisect_left(self._admitted, seq.admission, key=_ADMISSION)
+        self._admitted.insert(place, seq)
+        self._admitted_slots.insert(place, slot)
+        self.num_changes += 1
         self.size += 1
         self.num_context_tokens += num_computed
 
     def stay(self, seq: Sequence) -> None:
         """Keeps a member that has just ended for one more pass, whose tokens are discarded."""
         seq._end_known += 1
-        self.end_S[seq.slot] = seq._end_known
+        self.end_S[seq.slot] += 1
 
     def expect_end(self, seq: Sequence) -> None:
         """Sets the end of a member."""
-        self.end_S[seq.slot] = seq._end_known
+        self.end_S[seq.slot] = seq._end_known - 1
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Removes a member; its token counts are written back to it, and its state becomes `state`.
@@ -164,7 +202,9 @@ class DraftSet(DecodeSet):
         seq.num_extra_blocks = int(self.blocks_S[slot]) - self._pool.blocks_for(num_computed)
         self._pool.num_extra_blocks += seq.num_extra_blocks
         self.is_member_S[slot] = False
-        self._members = None
+        place = bisect_left(self._admitted, seq.admission, key=_ADMISSION)
+        del self._admitted[place], self._admitted_slots[place]
+        self.num_changes += 1
         self.size -= 1
         self.num_context_tokens -= num_computed
         if state is WAITING:
@@ -209,57 +249,74 @@ class DraftSet(DecodeSet):
         Returns the sequences that end; those after the first iteration must not end before the last one.
         """
         slots, last = drafts.slots, accepted[-1]
-        if len(accepted) == 1:
-            after: Ints = drafts.num_computed + last
-        else:
-            after = drafts.num_computed + np.add.reduce(accepted, axis=0)
-        after += len(accepted)
-        before_last: Ints = after - last
-        before_last -= 1
+        certain: Ints = drafts.num_computed + len(accepted)
+        if len(accepted) > 1:
+            certain += np.add.reduce(accepted[:-1], axis=0)
+        after: Ints = certain + last
         has_ended = after >= drafts.end
-        ended: SequenceOf[Sequence] = ()
+        ended: list[Sequence] = []
         if np.count_nonzero(has_ended):
             after = np.minimum(after, drafts.end)
             ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
-        self.num_context_tokens += int(np.add.reduce(after) - np.add.reduce(drafts.num_computed))
-        if self.reads_late:
+        decode_all = len(slots) == self.size
+        before = self.num_context_tokens if decode_all else int(np.add.reduce(drafts.num_computed))
+        num_after = int(np.add.reduce(after))
+        self.num_context_tokens += num_after - before
+        self.computed_S[slots] = after
+        if not self.reads_late:
+            self.base_S[slots] = after
+            self.last_S[slots] = last + 1 if not ended else after - certain + 1
+            return ended
+        if self._may_idle:
             idle = self.last_S[slots] == 0  # all their tokens had been read when this step was planned
             if np.count_nonzero(idle):
                 self._told_S[slots[idle]] = drafts.num_computed[idle] + 1
-            self.last_S[:] = 0
+        self.last_S[:] = 0
+        self._may_idle = not decode_all
+        if not decode_all:
             self.base_S[self.slots] = self.computed_S[self.slots]
-            self.base_S[slots] = before_last + (1 + drafts.num_drafts)
-            self.computed_S[slots] = after
-            self.last_S[slots] = num_last = after - before_last
-            self.unread = drafts, num_last - 1
-        else:
-            self.computed_S[slots] = self.base_S[slots] = after
-            self.last_S[slots] = after - before_last
-        return list(ended)
+        self.base_S[slots] = certain + drafts.num_drafts
+        num_last = after - certain
+        num_last += 1
+        self.last_S[slots] = num_last
+        before_last = before + len(slots) if len(accepted) == 1 else int(np.add.reduce(certain))
+        self.unread = Unread(drafts, certain, after, num_last, num_after - before_last, self.num_changes)
+        return ended
 
     def hide(self) -> None:
         """Takes the draft tokens that the last pass accepted out of the counts while a step is planned.
 
         The executor of that pass may not know them yet: it may read them while the next step runs.
         """
-        if self.unread is None:
+        unread = self.unread
+        if unread is None:
             return
-        drafts, num_kept = self.unread
+        if unread.num_changes == self.num_changes:
+            slots = unread.drafts.slots
+            self.computed_S[slots] = unread.certain
+            self.last_S[slots] = 1
+            self.num_context_tokens -= unread.num_kept
+            return
+        drafts, num_last = unread.drafts, unread.num_last
         is_member = self.is_member_S[drafts.slots]
         if np.count_nonzero(is_member) < len(is_member):  # others were aborted since, or are at their limit
-            members = np.flatnonzero(is_member)
-            drafts, num_kept = drafts.part(members), num_kept[members]
-            self.unread = drafts, num_kept
-        self._add_last(drafts.slots, -num_kept)
+            drafts, num_last = drafts.part(is_member), num_last[is_member]
+        num_kept = int(np.add.reduce(num_last)) - len(num_last)
+        self.unread = unread._replace(drafts=drafts, num_last=num_last, num_kept=num_kept, num_changes=-1)
+        self._add_last(drafts.slots, 1 - num_last)
 
     def show(self, in_flight: StepPlan | None) -> None:
         """Adds the draft tokens that `hide` has taken out to the counts, and to the plan that was made."""
-        if self.unread is None:
+        unread, self.unread = self.unread, None
+        if unread is None or not unread.num_kept:
             return
-        (drafts, num_kept), self.unread = self.unread, None
-        if not np.count_nonzero(num_kept):
-            return
-        self.add_kept(drafts, num_kept)
+        if unread.num_changes == self.num_changes:
+            slots = unread.drafts.slots
+            self.computed_S[slots] = unread.after
+            self.last_S[slots] = unread.num_last
+            self.num_context_tokens += unread.num_kept
+        else:
+            self.add_kept(unread.drafts, unread.num_last - 1)
         if in_flight is not None:
             self.update(in_flight)
 
@@ -279,8 +336,14 @@ class DraftSet(DecodeSet):
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
         drafts.num_computed = num_computed = self.computed_S[drafts.slots]
-        drafts.end = self.end_S[drafts.slots] - 1
-        plan.num_decode_context_tokens = int(np.add.reduce(num_computed)) + len(drafts.seqs)
+        drafts.end = self.end_S[drafts.slots]
+        plan.num_decode_context_tokens = self.num_tokens_of(num_computed) + len(drafts.seqs)
+
+    def num_tokens_of(self, num_computed: Ints) -> int:
+        """Sums the computed tokens of members [sequences], each of them once."""
+        if len(num_computed) == self.size:
+            return self.num_context_tokens
+        return int(np.add.reduce(num_computed))
 
     def _add_last(self, slots: Ints, num_tokens: Ints) -> None:
         """Adds tokens to the last pass of members."""
@@ -309,6 +372,7 @@ class DraftSet(DecodeSet):
         if self.reads_late:
             self.last_S[:] = 0
             self.base_S[:] = self.computed_S
+            self._may_idle = True
 
     def bases(self, drafts: DraftPlan, totals: Ints) -> Ints:
         """Computes the tokens that the scheduler counts as computed before each iteration.
@@ -317,10 +381,10 @@ class DraftSet(DecodeSet):
         """
         base = np.empty_like(totals)
         base[0] = drafts.base
-        before = totals[:-1]
-        if self.reads_late:
-            previous = np.vstack((drafts.num_computed, before[:-1])) if len(before) else before
-            base[1:] = previous + 1 + drafts.num_drafts
-        else:
-            base[1:] = before
+        if not self.reads_late:
+            base[1:] = totals[:-1]
+        elif len(base) > 1:
+            num_rows = drafts.num_drafts + 1
+            np.add(drafts.num_computed, num_rows, out=base[1])
+            np.add(totals[:-2], num_rows, out=base[2:])
         return base

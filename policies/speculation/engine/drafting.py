@@ -130,10 +130,9 @@ class Drafting:
         is_undisturbed: whether the plan need not list changes since the last one.
         """
         core, decodes, step = self._core, self.decodes, self._step
-        if decodes.size + core.num_held != core.num_in_engine or not decodes.size:
+        if decodes.size + core.num_held != core.num_in_engine or not is_undisturbed:
             return None
-        num_tokens = decodes.size + int(np.add.reduce(decodes.drafts_S[decodes.slots]))
-        if num_tokens > max_unasked or not is_undisturbed:
+        if not 0 < decodes.size <= max_unasked:
             return None
         step.begin()
         step.budget(max_unasked)
@@ -210,10 +209,10 @@ class Drafting:
     def advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan; returns the sequences that end."""
         drafts, accepted = drafts_of(plan), outcome.accepted
-        is_member = self.decodes.is_member_S[drafts.slots]
-        if np.count_nonzero(is_member) < len(is_member):  # others had ended before this step
-            kept = np.flatnonzero(is_member)
-            return self.decodes.advance_by(drafts.part(kept), accepted[:, kept])
+        if drafts.num_changes != self.decodes.num_changes:
+            is_member = self.decodes.is_member_S[drafts.slots]
+            if np.count_nonzero(is_member) < len(is_member):  # others had ended before this step
+                return self.decodes.advance_by(drafts.part(is_member), accepted.compress(is_member, axis=1))
         return self.decodes.advance_by(drafts, accepted)
 
     def read(self, plan: StepPlan, accepted: Ints, stopped: Iterable[Sequence] = ()) -> list[Sequence]:

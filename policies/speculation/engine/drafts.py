@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,13 +71,15 @@ class DraftPlan:
     which each ends. num_drafts: draft tokens of each, in whole levels; depth: most of them that can be
     accepted. next_drafts: draft tokens to make for the next pass of each of `next_seqs`: these sequences,
     then those that complete their prefill. next_levels: levels of the longest of these drafts, which are made
-    one after the other. are_alike: whether every sequence that decodes has the same number of draft tokens,
-    and gets as many again.
+    one after the other. common: the number of draft tokens of every sequence that decodes; None: they may
+    differ. are_alike: whether every sequence that decodes has the same number of draft tokens, and gets as
+    many again.
     """
 
     __slots__ = (
-        "are_alike", "base", "depth", "end", "next_drafts", "next_levels", "next_seqs", "num_blocks",
-        "num_computed", "num_drafts", "num_new_blocks", "num_tokens", "padded", "seqs", "slots", "totals",
+        "are_alike", "base", "common", "depth", "end", "ids", "next_counts", "next_drafts", "next_levels",
+        "next_seqs", "num_blocks", "num_changes", "num_computed", "num_drafts", "num_new_blocks",
+        "num_tokens", "padded", "seqs", "slots", "totals",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +106,13 @@ class DraftPlan:
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
         self.next_levels = 0
+        self.next_counts = 0, 0
+        """Number of sequences that get draft tokens for their next pass, and of these draft tokens."""
+        self.common: int | None = None
+        self.ids = slots
+        """Request ids, for the plans of an engine."""
+        self.num_changes = -1
+        """`DraftSet.num_changes` when the step was planned."""
         self.are_alike = False
         # What `Drafting.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
@@ -112,21 +122,16 @@ class DraftPlan:
         self.totals: Ints = NO_BLOCKS
         """Computed tokens of each sequence after an iteration [iterations, sequences]."""
 
-    @property
-    def next_counts(self) -> tuple[int, int]:
-        """Number of sequences that get draft tokens for their next pass, and of these draft tokens."""
-        return int(np.count_nonzero(self.next_drafts)), int(np.add.reduce(self.next_drafts))
-
     def pad(self, request_id: int, num_rows: int) -> None:
         """Adds rows without a draft token to a request that has one token to compute."""
         self.padded[request_id] = num_rows
         self.num_tokens += num_rows
 
-    def part(self, kept: Ints) -> DraftPlan:
-        """Returns the draft tokens of some of the sequences, by their numbers."""
-        seqs = [self.seqs[index] for index in kept.tolist()]
+    def part(self, is_kept: NDArray[np.bool_]) -> DraftPlan:
+        """Returns the draft tokens of some of the sequences."""
+        seqs = list(compress(self.seqs, is_kept.tolist()))
         arrays = (self.slots, self.num_computed, self.base, self.end, self.num_drafts, self.depth)
-        return DraftPlan(seqs, *(array[kept] for array in arrays))
+        return DraftPlan(seqs, *(array[is_kept] for array in arrays))
 
     def by_request(self) -> dict[int, int]:
         """Returns the number of draft tokens and padding rows, by request id."""

@@ -19,14 +19,16 @@ def iterations_to_event(
     drafts.totals = totals = decodes.totals(drafts, accepted)
     base = decodes.bases(drafts, totals)
     drafts.num_blocks = num_blocks = step.blocks_of(drafts, base)
-    used = np.add.reduce(num_blocks, axis=1) - int(np.add.reduce(decodes.blocks_S[drafts.slots]))
-    has_room = used <= pool.num_free_without_copy
-    has_room &= np.maximum.reduce(base + (1 + drafts.num_drafts), axis=1) < decodes.max_model_len
-    num_iterations = len(accepted)
-    if np.count_nonzero(has_room) < num_iterations:
+    used = np.add.reduce(num_blocks, axis=1)
+    used -= int(np.add.reduce(decodes.blocks_S[drafts.slots]))
+    num_free, num_iterations, num_rows = pool.num_free_without_copy, len(accepted), drafts.num_drafts + 1
+    # Of one iteration to the next, no number decreases.
+    if used[-1] > num_free or np.maximum.reduce(base[-1] + num_rows) >= decodes.max_model_len:
+        has_room = used <= num_free
+        has_room &= np.maximum.reduce(base + num_rows, axis=1) < decodes.max_model_len
         num_iterations = max(int(np.argmin(has_room)), 1)
-    has_ended = np.logical_or.reduce(totals[:num_iterations] >= drafts.end, axis=1)
-    if np.count_nonzero(has_ended):
+    if np.count_nonzero(totals[num_iterations - 1] >= drafts.end):
+        has_ended = np.logical_or.reduce(totals[:num_iterations] >= drafts.end, axis=1)
         num_iterations = int(np.argmax(has_ended)) + 1
     drafts.num_new_blocks = used[:num_iterations]
     return num_iterations, drafts.num_new_blocks

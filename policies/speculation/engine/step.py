@@ -29,6 +29,8 @@ class DraftStep(StepMaker):
     max_inputs: tokens of a batch, those of drafting included.
     """
 
+    _together: tuple[Ints, Ints, Ints]  # if all decode: slots, base and number of draft tokens of each
+
     def __init__(
         self, state: EngineState, speculation: Speculation, decodes: DraftSet, max_inputs: int
     ) -> None:
@@ -100,12 +102,14 @@ class DraftStep(StepMaker):
         """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
         decodes, pool = self._drafting, self._pool
         slots = decodes.slots
-        base = decodes.base_S[slots]
-        num_tokens = decodes.drafts_S[slots] + 1
-        total = int(np.add.reduce(num_tokens))
+        base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
+        total = int(np.add.reduce(num_drafts)) + len(slots)
         num_slots = self._rules.num_input_slots * (len(slots) - 1)
-        end = base + num_tokens
-        if total + num_slots > self.tokens_left or np.maximum.reduce(end) >= decodes.max_model_len:
+        if total + num_slots > self.tokens_left:
+            return False
+        end: Ints = base + num_drafts
+        end += 1
+        if end.max() >= decodes.max_model_len:
             return False
         num_new = self._num_new_blocks(slots, end)
         num_blocks = int(np.add.reduce(num_new))
@@ -115,6 +119,7 @@ class DraftStep(StepMaker):
             pool.take(num_blocks)
             decodes.blocks_S[slots] += num_new
         self._all_decode = True
+        self._together = slots, base, num_drafts
         self._spend_on(total, len(slots))
         if pool.needs_offers:
             for seq in decodes.members:
@@ -128,9 +133,17 @@ class DraftStep(StepMaker):
     def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
         """Counts the blocks that sequences need for so many tokens and the lookahead."""
         decodes = self._drafting
-        held = np.minimum(num_tokens + decodes.num_lookahead, decodes.max_slots)
-        num_new: Ints = np.maximum(-(-held // decodes.block_size) - decodes.blocks_S[slots], 0)
-        return num_new
+        num_new = self._blocks_for(num_tokens + decodes.num_lookahead)
+        num_new -= decodes.blocks_S[slots]
+        return np.maximum(num_new, 0, out=num_new)
+
+    def _blocks_for(self, num_slots: Ints) -> Ints:
+        """Converts numbers of KV slots, cut to the model's context, to those of their blocks, in place."""
+        decodes = self._drafting
+        np.minimum(num_slots, decodes.max_slots, out=num_slots)
+        num_slots += decodes.block_size - 1
+        num_slots //= decodes.block_size
+        return num_slots
 
     def blocks_of(self, drafts: DraftPlan, base: Ints) -> Ints:
         """Returns the KV blocks of each sequence in iterations that begin with `base` tokens.
@@ -138,9 +151,8 @@ class DraftStep(StepMaker):
         base: computed tokens as the scheduler counts them [iterations, sequences], which never decrease.
         """
         decodes = self._drafting
-        held = np.minimum(base + (1 + decodes.num_lookahead + drafts.num_drafts), decodes.max_slots)
-        num_blocks: Ints = np.maximum(-(-held // decodes.block_size), decodes.blocks_S[drafts.slots])
-        return num_blocks
+        num_blocks = self._blocks_for(base + (drafts.num_drafts + (1 + decodes.num_lookahead)))
+        return np.maximum(num_blocks, decodes.blocks_S[drafts.slots], out=num_blocks)
 
     def decode(self, seq: SequenceView) -> bool:
         """Gives a decoding sequence its next tokens; False if the budget is used up or it was preempted.
@@ -281,7 +293,8 @@ class DraftStep(StepMaker):
     def _complete(self, plan: StepPlan) -> None:
         plan.drafts = drafts = self._drafts()
         plan.num_widening = 0
-        plan.num_decode_context_tokens = int(np.add.reduce(drafts.num_computed)) + len(drafts.seqs)
+        num_seqs = len(drafts.seqs)
+        plan.num_decode_context_tokens = self._drafting.num_tokens_of(drafts.num_computed) + num_seqs
         for request_id, num_rows in self._padded.items():
             drafts.pad(request_id, num_rows)
         self._state.complete(plan, self._decoded)
@@ -295,17 +308,23 @@ class DraftStep(StepMaker):
         decodes = self._drafting
         if self._all_decode:
             seqs, slots = decodes.members, decodes.slots
-            num_drafts = decodes.drafts_S[slots]
+            known_slots, base, num_drafts = self._together
+            if known_slots is not slots:  # a policy has resumed others
+                base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
         else:
             seqs = (
                 [seq for seq in decodes.members if seq.request_id in self._decoded] if self._decoded else []
             )
             slots = np.array([seq.slot for seq in seqs], np.int64)
             num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
+            base = decodes.base_S[slots]
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
-        end = decodes.end_S[slots] - 1
-        computed, base = decodes.computed_S[slots], decodes.base_S[slots]
-        return DraftPlan(seqs, slots, computed, base, end, num_drafts, depth)
+        computed, end = decodes.computed_S[slots], decodes.end_S[slots]
+        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth)
+        drafts.ids, drafts.num_changes = decodes.ids_S[slots], decodes.num_changes
+        if drafts.num_tokens == len(seqs) * self._shapes.num_rows:
+            drafts.common = self._shapes.num_rows
+        return drafts
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
         """Counts the first tokens of a running sequence that a prefix cache knows by now."""

@@ -63,9 +63,37 @@ class DraftWatch:
 
         tokens_left: tokens of the step's budget that the plan does not use.
         """
-        view, step_view = self._view, self._step_view
-        completing = [chunk.seq for chunk in plan.chunks if chunk.completes]
-        drafts.next_seqs = seqs = [*drafts.seqs, *completing] if completing else drafts.seqs
+        view, seqs = self._view, drafts.seqs
+        completing = [chunk.seq for chunk in plan.chunks if chunk.completes] if plan.chunks else ()
+        if completing:
+            drafts.next_seqs = seqs = [*seqs, *completing]
+        if not self._is_fixed:
+            self._show(plan, drafts, now, tokens_left)
+        num_levels = self._choose(view)
+        rows = self._shapes.rows
+        if isinstance(num_levels, np.ndarray):
+            drafts.next_drafts = num_next = rows[num_levels]
+            drafts.next_counts = int(np.count_nonzero(num_next)), int(np.add.reduce(num_next))
+            drafts.next_levels = int(num_levels.max(initial=0))
+            is_same = not completing and bool((drafts.next_drafts == drafts.num_drafts).all())
+        else:
+            num_rows = int(rows[num_levels])
+            num_seqs = len(seqs)
+            is_same = not completing and (
+                drafts.common == num_rows or bool(np.count_nonzero(drafts.num_drafts == num_rows) == num_seqs)
+            )
+            drafts.next_levels = num_levels if num_seqs else 0
+            drafts.next_counts = num_seqs if num_rows else 0, num_seqs * num_rows
+            drafts.next_drafts = drafts.num_drafts if is_same else np.full(num_seqs, num_rows)
+            drafts.are_alike = is_same
+            if is_same:
+                drafts.common = num_rows
+        plan.horizon = min(plan.horizon, self._policy.num_repeats if is_same else 1)
+
+    def _show(self, plan: StepPlan, drafts: DraftPlan, now: float, tokens_left: int) -> None:
+        """Shows a plan to a policy that reads it."""
+        view, step_view, seqs = self._view, self._step_view, drafts.next_seqs
+        completing = seqs[len(drafts.seqs) :]
         view.now = now
         view.num_iterations = step_view.num_iterations
         view.num_requests = len(drafts.seqs) + len(plan.chunks)
@@ -74,23 +102,10 @@ class DraftWatch:
         view.tokens_left = tokens_left
         view.sequences = seqs
         view.num_context_tokens = plan.num_decode_context_tokens + sum(seq.num_known for seq in completing)
-        if self._uncounted and not self._is_fixed:
+        if self._uncounted:
             self._count_all()
         if self._reads_sequences:
             self._show_sequences(view, seqs)
-        num_levels = self._choose(view)
-        rows = self._shapes.rows
-        if isinstance(num_levels, np.ndarray):
-            drafts.next_drafts = rows[num_levels]
-            drafts.next_levels = int(num_levels.max(initial=0))
-            is_same = not completing and bool((drafts.next_drafts == drafts.num_drafts).all())
-        else:
-            num_rows = int(rows[num_levels])
-            drafts.next_drafts = np.full(len(seqs), num_rows)
-            drafts.next_levels = num_levels if len(seqs) else 0
-            is_same = not completing and bool(np.count_nonzero(drafts.num_drafts == num_rows) == len(seqs))
-            drafts.are_alike = is_same
-        plan.horizon = min(plan.horizon, self._policy.num_repeats if is_same else 1)
 
     def _show_sequences(self, view: DraftView, seqs: SequenceOf[Sequence]) -> None:
         none = np.zeros(NUM_COUNTS, np.int64), nan
@@ -132,7 +147,7 @@ class DraftWatch:
         """Counts the passes that have been read by place, many at once."""
         uncounted, self._uncounted = self._uncounted, []
         accepted = np.concatenate([each.ravel() for _, each in uncounted])
-        depth = np.concatenate([np.broadcast_to(each, passes.shape).ravel() for each, passes in uncounted])
+        depth = np.concatenate([each for each, passes in uncounted for _ in passes])
         total, has_drafts = self._acceptance, depth > 0
         num_places = len(total.accepted)
         reached = np.bincount(accepted[has_drafts], minlength=num_places + 1)[: num_places + 1]
