@@ -1,4 +1,4 @@
-"""What the parts of an engine use of it: late ends, static batches, pipelines and draft tokens."""
+"""The interface of an engine for its parts: late ends, static batches, pipelines and draft tokens."""
 
 from __future__ import annotations
 
