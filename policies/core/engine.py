@@ -12,6 +12,9 @@ transfers of KV between tiers. Requests may be added at any time and aborted bet
 take effect with the next plan. After every plan, `take_transfers` returns the KV transfers to run; the caller
 reports a finished load with `loaded`. A caller that runs several iterations of a plan at once reserves their
 blocks before, with `reserve`.
+
+The module is long because it is one object, read from top to bottom: what it consists of, how requests enter
+and leave, how KV moves, and `plan` and `commit`.
 """
 
 from __future__ import annotations
@@ -50,7 +53,6 @@ from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
-from policies.core.step_maker import StepMaker
 from policies.core.view import StepView
 from policies.core.waiting import WaitingQueue
 from policies.prediction import LengthPredictor
@@ -136,7 +138,7 @@ class EngineCore:
             self._max_attempts = 1  # the tokens of the step before are read before the next attempt
         elif ends is Ends.with_batch:
             self._ends = BatchEnds(self)
-        self.step = StepMaker(state) if self.drafts is None else self.drafts.new_step(state, batching)
+        self.step = StepBuilder(state) if self.drafts is None else self.drafts.new_step(state, batching)
         """The step that policies build."""
         self.step.max_batch_seqs = max_batch_seqs
         self.batches = None if max_batches is None else Batches(self, max_batches)
@@ -534,12 +536,7 @@ class EngineCore:
         arrival) and at `wake_s`. In both cases call `take_transfers` afterwards. Raises WrongDecisionError if
         the policies schedule nothing although requests are unfinished and no transfer is in progress.
         """
-        if self._outer is not None:
-            return self._outer.plan(now)
-        if self.ending and self._ends is not None:
-            return self._ends.plan(now)
-        self.num_held = 0
-        return self.plan_once(now)
+        return self.plan_step(now) if self._outer is None else self._outer.plan(now)
 
     def plan_step(self, now: float) -> StepPlan | None:
         """Returns the next step as `plan` does, without drafts and other plans in flight."""
@@ -671,18 +668,7 @@ class EngineCore:
         """
         if self._outer is not None:
             return self._outer.commit(plan, outcome, now)
-        num_iterations = outcome.iterations
-        if (
-            plan is not self._in_flight
-            or num_iterations < 1
-            or num_iterations > plan.horizon
-            or self.num_reserved
-            or not now >= self.now
-        ):
-            self.check_commit(plan, num_iterations, now)
-        if self._ends is not None and (self.ending or self._ends.is_batch or outcome.ended):
-            return self._ends.commit(plan, outcome, now)
-        return self.apply(plan, outcome, now)
+        return self.commit_step(plan, outcome, now)
 
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""

@@ -9,7 +9,7 @@ from policies.core.branch_set import BranchSet
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.running_set import RunningSet
 from policies.core.sequence import FinishReason, Sequence
-from policies.core.step_maker import StepMaker
+from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
@@ -27,7 +27,7 @@ class Engine(Protocol):
     block_pool: BlockPool
     running_set: RunningSet
     running: dict[int, Sequence]
-    step: StepMaker
+    step: StepBuilder
     view: StepView
     now: float
     wake_s: float

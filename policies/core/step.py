@@ -2,22 +2,28 @@
 
 The builder reserves blocks and slots immediately and checks every call against budget and memory, so that a
 policy cannot leak a block, exceed the budget or compute a token twice.
+
+The engine opens the builder with `begin`, policies fill it, and `end` makes the plan of it. The module is
+long because a policy's author reads it whole: what may be called, what each call reserves, what a plan holds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from math import inf
 from operator import index
-from typing import TypeGuard
+from typing import NoReturn, TypeGuard
 
 from policies.caching.branches import Branches
-from policies.core.plan import FOREVER, NEW_CHUNK, Cause
-from policies.core.sequence import DECODING, PAUSED, PREFILLING, WAITING, Sequence
+from policies.core.horizon import cut_horizon
+from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
+from policies.core.sequence import ACTIVE_STATES, DECODING, ENDING, PAUSED, PREFILLING, WAITING, Sequence
 from policies.core.sequence_view import SequenceView
-from policies.core.step_base import StepBase
+from policies.core.state import EngineState
 
 
-class StepBuilder(StepBase):
+class StepBuilder:
     """The methods that fill a step.
 
         budget                       limits the tokens of the step
@@ -31,6 +37,40 @@ class StepBuilder(StepBase):
     Methods return whether they succeeded; a refusal is normal and changes nothing. An invalid call raises
     ValueError, and so does every call after the end of the step.
     """
+
+    def __init__(self, state: EngineState) -> None:
+        self.is_open = False
+        """Whether a step is being built."""
+        self.max_batch_seqs: int | None = None
+        """Maximum number of sequences in a step that admits some; None: the slots limit them alone."""
+        self._state = state
+        self._pool = state.block_pool
+        self._decodes = state.decodes
+        self._clear()
+
+    def _clear(self) -> None:
+        """Empties the step."""
+        self.num_tokens = 0
+        """Tokens scheduled in this step."""
+        self.tokens_left = FOREVER
+        """Tokens that the budget still allows."""
+        self._all_decode = False  # whether the whole decode set decodes
+        self._decoded: dict[int, Sequence] = {}  # unless _all_decode: sequences that decode, by request id
+        self._chunks: list[Chunk] = []
+        self._admitted: list[Sequence] = []
+        self._preempted: list[Sequence] = []
+        self._completes = False  # a chunk completes a prefill, so the next step differs
+        self._promise = 1
+        self._hold = FOREVER
+        self._until_s = self._pool.expires_s
+        self._pool.awaits_answer = False
+        self._waits = False
+        self._wake_s = inf
+        self._lacked_blocks = False  # whether a sequence was preempted for lack of blocks
+        self._refusal: Cause | None = None  # reason of the first failed admission
+        self._reserves_all = True  # whether an admission needs room for all known tokens
+
+    # What policies call.
 
     def budget(self, max_num_tokens: int) -> None:
         """Limits this step to max_num_tokens tokens; without this call there is no limit."""
@@ -285,3 +325,205 @@ class StepBuilder(StepBase):
         self._chunks.append(NEW_CHUNK((seq, num_computed, num_tokens, completes)))
         self.num_tokens += num_tokens
         self.tokens_left -= num_tokens
+
+    def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
+        """Moves a sequence back to the waiting queue; it loses slot, KV and its part of this step.
+
+        Sequences that this step has admitted with a cache hit on blocks that the preempted sequence would
+        have computed are preempted, too. Does nothing if this step has preempted the sequence already.
+        swap: if there is room, its computed KV is moved to host memory and loaded when it is admitted again;
+        otherwise it is recomputed. None: the scheduling policy's preemption_mode decides. A sequence that was
+        admitted in this step has computed nothing and is always recomputed.
+        """
+        if not self.is_open:
+            self._refuse_late()
+        assert isinstance(seq, Sequence)
+        if seq in self._preempted:
+            return
+        if seq.state not in ACTIVE_STATES and seq.state is not ENDING:
+            raise ValueError(f"{seq!r} cannot be preempted: it must be prefilling, decoding or paused")
+        if seq.state is PREFILLING or seq.request.answer_id is not None:
+            for other in self._state.running_set.sharers(seq):
+                self._take_back(other, swap=False)
+        self._take_back(seq, self._state.swaps if swap is None else swap)
+
+    def _make_room(self, seq: Sequence, num_blocks: int) -> bool:
+        """Preempts by rank until num_blocks are free; False if `seq` itself was preempted or has to wait.
+
+        It waits while the KV of a sequence of larger rank is being loaded: if it were preempted instead, the
+        two could preempt each other without end.
+        """
+        state = self._state
+        while not state.make_room(num_blocks):
+            victim = state.running_set.victim()
+            if victim is seq and any(other.rank > seq.rank for other in state.loading.values()):
+                return False
+            num_before = len(self._preempted)
+            self.preempt(victim)
+            for lost in self._preempted[num_before:]:
+                lost.displaced_by = seq.request_id
+            self._lacked_blocks = True
+            if victim is seq:
+                return False
+        return True
+
+    def _take_back(self, seq: Sequence, swap: bool) -> None:
+        """Preempts a sequence; no other sequence may depend on its part of this step."""
+        num_planned = 0
+        if seq.state is DECODING:
+            if self._all_decode:
+                self._decoded = {s.request_id: s for s in self._decodes}
+                self._all_decode = False
+            num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
+        elif seq.state is PREFILLING:
+            num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
+            self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
+        self._spend(-num_planned)
+        if seq.request_id in self._state.ending:
+            assert seq.finish_reason is not None
+            self._state.finish(seq, seq.finish_reason, num_planned)
+            self._preempted.append(seq)
+            return
+        if seq in self._admitted:
+            self._admitted.remove(seq)
+            swap = False  # this step may only now compute its cached KV, so it cannot be stored before
+        self._state.stop(seq, num_planned, swap)
+        seq.displaced_by = None
+        self._preempted.append(seq)
+
+    def _renew_all(self) -> None:
+        """Asks the pool about every sequence at its KV limit; sequences without room are preempted."""
+        at_limit = self._decodes.at_limit
+        slides = self._pool.slides  # vLLM frees in the order of admission, which is that of evictions, too
+        for seq in sorted(at_limit.values(), key=lambda seq: seq.admission if slides else seq.request_id):
+            if seq.request_id in at_limit:
+                self._renew(seq)
+
+    def _renew(self, seq: Sequence) -> bool:
+        """Asks the pool for the further growth of a sequence at its KV limit.
+
+        If it cannot grow, preempts it and returns False.
+        """
+        self._decodes.leave(seq, PREFILLING)
+        self._pool.slide(seq, seq.stored_computed)
+        growth = self._pool.growth(seq)
+        self._decodes.join(seq, growth or seq.growth)
+        if growth is None:
+            self.preempt(seq)
+            seq.displaced_by = seq.request_id
+            self._lacked_blocks = True
+            return False
+        return True
+
+    def _spend(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        self.tokens_left -= num_tokens
+
+    def _refuse_late(self) -> NoReturn:
+        raise ValueError("this step has ended: a builder may only be used in the fill() that received it")
+
+    # What the engine calls.
+
+    def begin(self) -> None:
+        """Opens an empty step."""
+        self._clear()
+        self.is_open = True
+
+    def end(self) -> StepPlan | None:
+        """Closes the step and returns it as a plan; None if it computes no token.
+
+        The horizon is cut to the first event that ends the policy's promise.
+        """
+        self.is_open = False
+        if not self.num_tokens:
+            return None
+        state, decodes, pool = self._state, self._decodes, self._pool
+        idle: SequenceOf[Sequence] = ()
+        if self._all_decode or self._decoded:
+            decoding: Iterable[Sequence] = decodes
+            num_decodes, num_widening = decodes.size, decodes.num_widening
+            num_context_tokens = num_widening + decodes.num_context_tokens
+            if not self._all_decode:
+                idle = [seq for seq in decodes if seq.request_id not in self._decoded]
+                num_decodes -= len(idle)
+                widening = sum(seq.growth.widens for seq in idle)
+                num_widening -= widening
+                num_context_tokens -= sum(seq.num_held for seq in idle) + widening
+        else:
+            decoding, num_decodes, num_widening, num_context_tokens = (), 0, 0, 0
+        horizon = self._promise if self._promise < self._hold else self._hold
+        if self._completes or idle or self._preempted or (self._chunks and pool.replans_chunks):
+            horizon = 1
+        if pool.awaits_answer:
+            horizon = 1
+        if self._admitted and state.chunk_rank is not None:  # they change the order of prefills
+            horizon = 1
+        plan = StepPlan(
+            pool.num_iterations,
+            num_decodes,
+            num_context_tokens,
+            num_widening,
+            decoding,
+            horizon,
+            self._until_s,
+            self._chunks,
+            self._admitted,
+            self.preempted if self._preempted else (),
+            idle,
+            self.waits_for() if len(state.sequences) > len(state.running) else None,
+        )
+        self._complete(plan)
+        return plan
+
+    def _complete(self, plan: StepPlan) -> None:
+        """Adds what the plan has beside its sequences, and cuts its horizon to the first event."""
+        self._state.complete(plan, self._decoded)
+        if plan.horizon > 1:
+            plan.horizon = cut_horizon(plan, self._decodes, self._pool)
+
+    def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
+        """Counts the first tokens of a running sequence that are known and computed, also in this step.
+
+        in_flight: the plan of this step, if it is complete.
+        """
+        num_computed = seq.num_computed
+        is_decoding = seq.state is DECODING
+        if in_flight is not None:
+            has_decoded = is_decoding and in_flight.num_decodes > 0 and seq not in in_flight.idle
+        else:
+            has_decoded = self.is_open and is_decoding and self._has_decoded(seq)
+        if not self._state.running_set.reads_late:
+            return num_computed + has_decoded
+        num_unread = num_computed > seq.stored_computed if is_decoding else seq.num_unread
+        return num_computed if has_decoded else num_computed - num_unread
+
+    @property
+    def has_preempted(self) -> bool:
+        """True if the step has preempted sequences, those with a complete output included."""
+        return bool(self._preempted)
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        """Sequences that the step has preempted and that will continue, in order."""
+        preempted = self._preempted
+        return [seq for seq in preempted if seq.finish_reason is None] if preempted else preempted
+
+    @property
+    def has_freed(self) -> bool:
+        """True if the step has preempted sequences, those with a complete output included."""
+        return bool(self._preempted)
+
+    @property
+    def wake_s(self) -> float | None:
+        """Time at which the policies ask to be called again if no token is computed; None: no such time."""
+        return self._wake_s if self._waits else None
+
+    def waits_for(self) -> Cause | None:
+        """Returns the reason why the first waiting sequence waits; None: no sequence is waiting."""
+        if not self._state.num_waiting:
+            return None
+        if self._lacked_blocks:
+            return Cause.memory
+        if self._refusal is not None:
+            return self._refusal
+        return self._state.cause_if_untried()

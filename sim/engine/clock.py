@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappush
 from operator import attrgetter
 from typing import Final
 
@@ -161,20 +161,12 @@ class Clock(Environment):
         return not (self._num_left or self.is_stopped)
 
     def step(self) -> None:
-        """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over.
-
-        It does what SimPy's method does, in one call in place of three.
-        """
+        """Processes the next event, which SimPy's `run` does again and again, unless `run_some` is over."""
         queue = self._queue
         if not queue or queue[0][0] > self._until_s or not self._num_left or self._interrupt.noted:
             raise StopSimulation(None)
         self._num_left -= 1
-        self._now, _, _, event = heappop(queue)
-        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
-        for callback in callbacks:
-            callback(event)
-        if not event._ok and not hasattr(event, "_defused"):
-            raise event._value
+        Environment.step(self)
 
 
 def _is_own(event: Event) -> bool:

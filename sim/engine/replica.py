@@ -1,18 +1,418 @@
-"""One engine on the simulated clock, with what befalls it: slowdowns, crashes, the end of the run.
+"""Runs the main loop of one engine: plan, wait for as long as the hardware model says, commit.
 
-The main loop, and how requests reach the engine and leave it, are in `sim.engine.engine_loop`.
+The main loop is `_on_boundary`: `_finish_step` commits the iterations that have run, `_begin_step` plans the
+next ones, computes their end times and schedules the end. A plan that holds for several iterations is run as
+one event (a leap). An external event in the middle of a leap cuts it (`replan`): the leap then ends at the
+first iteration boundary at or after the event, where a simulation of single iterations would have seen it.
+`Recorder` records the events. The rest is attached: see `sim.engine.attachment`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from functools import partial
 from math import inf
+from typing import Any, ClassVar, Final
 
-from sim.engine.engine_loop import EngineLoop
+from simpy import Event
+
+from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations.jitter import JitterFactors
+from policies.core.limits import StopAfter
+from policies.core.plan import StepPlan, Transfer
+from policies.core.request import Request
+from policies.core.sequence import FinishReason, Sequence
+from sim.engine.attachment import Attachment, Listeners
+from sim.engine.clock import Phase
+from sim.engine.copies import Copies
+from sim.engine.intake import Enter, Pending
+from sim.engine.iteration_times import scaled_ends_s
+from sim.engine.load_counts import LoadCounts
+from sim.engine.recorder import Recorder
+from sim.engine.replica_pool import ReplicaPool
+from sim.engine.run_context import RunContext
+from sim.engine.running_step import RunningStep
+from sim.engine.shape import shape_of
+from sim.records.requests import Status
+from sim.workload.streams import stream
+
+NO_TRANSFERS: Final[list[Transfer]] = []
+MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted
 
 
-class Replica(EngineLoop):
-    """An engine that can slow down and crash. It is a `policies.routing.ReplicaView`."""
+class Replica(LoadCounts):
+    """An engine on the simulated clock. It is a `policies.routing.ReplicaView`."""
+
+    has_own_times: ClassVar[bool] = False
+    """Whether iterations take longer or shorter than the hardware model says for their plans."""
+
+    def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
+        self.index = index
+        self.pool = pool
+        self.price_usd_per_hour = pool.price_usd_per_hour
+        self.core = core = pool.core()
+        LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
+        self.frontend = pool.frontend_queue()
+        self.recorder = self._new_recorder(context)
+        self.copies = Copies(pool.links(), self._load)
+        self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
+        self._clock = context.clock
+        self._events_due = context.clock.events
+        self._on_end = context.on_end
+        self._decode_ends = pool.model.decode_ends
+        self._max_leap = MAX_LEAP if context.leap else 1
+        self._plan_phase = Phase.plan + index
+        self._slowdown = 1.0
+        self._factors: JitterFactors | None = None  # each is that of the number of an iteration
+        if pool.jitter is not None:
+            self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
+        self._scales_times = self.has_own_times or self._factors is not None
+        self.step: RunningStep | None = None  # None: the replica is idle or between two steps
+        self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
+        self._wake_s = inf  # when an idle replica plans again
+        self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
+        self._num_crashes = 0  # `schedule` drops actions that were scheduled before a crash
+        # For the next iteration boundary: requests to abort, by id with their callbacks, and other actions.
+        self._aborts: dict[int, Callable[[], None] | None] = {}
+        self._at_boundary: list[Callable[[], None]] = []
+        self._migrated: set[int] = set()  # ids of the requests that one of these actions releases
+        self._listeners = Listeners()
+
+    def _new_recorder(self, context: RunContext) -> Recorder:
+        return Recorder(
+            self.index, self.core, context.requests, self.pool.frontend_s, context.seed, self.frontend_times
+        )
+
+    @property
+    def frontend_times(self) -> dict[int, float] | None:
+        """The times of requests in the front end, s, by id; None: all take `pool.frontend_s`."""
+        return None if self.frontend is None else self.frontend.taken_s
+
+    def attach(self, attachment: Attachment) -> None:
+        """Attaches a listener to the events of the replica; it is called after those attached before."""
+        self._listeners.add(attachment)
+
+    # The main loop.
+
+    def _on_boundary(self, event: Event) -> None:
+        """Commits a step at its end, ends the requests that waited for this boundary, and plans again."""
+        if event is not self._timer:
+            return
+        self._finish_step()
+        if self._aborts or self._at_boundary:
+            self._end_requests()
+        now, queue = self._clock.now, self._events_due
+        if queue and queue[0][0] <= now:  # other events are due at this time: plan after them
+            self._plan_at(now)
+        else:
+            self._begin_step(now)
+
+    def _on_plan(self, event: Event) -> None:
+        """Plans at a time at which no step ends."""
+        if event is self._timer:
+            self._begin_step(self._clock.now)
+
+    def _finish_step(self) -> None:
+        """Commits the first step.num_iterations iterations of the running step."""
+        step, intake, watchers = self.step, self.intake, self._listeners.ending
+        assert step is not None
+        self.step = self._timer = None
+        end_s = step.end_s
+        if watchers:
+            for notify in watchers:
+                notify(step, self._clock.now)
+        outcome = self.recorder.ran(step)
+        if intake.next_s < end_s:
+            intake.enter_during(step)
+        prefilled, finished = self.core.commit(step.plan, outcome, end_s)
+        for seq in prefilled:
+            self._prefilled(seq, end_s)
+        for seq in finished:
+            self.recorder.finished(seq, end_s)
+            self._leave(seq)
+            self._on_end(seq)
+
+    def _begin_step(self, now: float) -> None:
+        """Plans the next step and starts it, if there is anything to compute."""
+        intake, listeners = self.intake, self._listeners
+        self._timer = None
+        if intake.next_s <= now:
+            intake.enter_at(now, self._is_idle)
+            if self._aborts:
+                self._end_requests()
+        core = self.core
+        plan = core.plan(now)
+        transfers, delay_s = NO_TRANSFERS, 0.0
+        if core.transfers.wanted or core.block_pool.stores:
+            transfers = core.transfers.take()
+            delay_s = self.copies.begin(transfers, now)
+        if listeners.planned:
+            for notify in listeners.planned:
+                notify(plan, now)
+        if plan is None or transfers or not (plan.is_unasked and self.recorder.events.is_quiet):
+            self.recorder.planned(plan, transfers, now)
+        if plan is None:
+            self._go_idle(now)
+        else:
+            self._start_step(plan, now, delay_s)
+        if listeners.started:
+            for notify_started in listeners.started:
+                notify_started(self.step, now)
+
+    def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
+        """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
+        horizon, num_decodes, shape = plan.horizon, plan.num_decodes, None
+        if horizon > 1:
+            horizon = 1 if delay_s or self.intake.next_s <= now else min(horizon, self._max_leap)
+        if plan.chunks:
+            shape = shape_of(plan, 0)
+            ends = self._ends_s(plan, shape, horizon, now + delay_s)
+        elif self._scales_times or plan.num_widening != num_decodes or plan.adapters is not None:
+            ends = self._ends_s(plan, None, horizon, now + delay_s)
+        else:
+            ends = self._decode_ends(now + delay_s, num_decodes, plan.num_decode_context_tokens, horizon)
+        if plan.until_s < ends[-1]:
+            del ends[bisect_left(ends, plan.until_s) + 1 :]
+        self.step = step = RunningStep(plan, shape, now, ends)
+        if horizon > 1 and self.intake.next_s < ends[-1]:
+            num_iterations = self.intake.num_iterations_before(step)
+            if num_iterations < step.num_iterations:
+                step.cut(num_iterations)
+        self._is_idle = False
+        self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
+
+    def _ends_s(
+        self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
+    ) -> list[float]:
+        """Returns the end time of each iteration of a plan, with the present slowdown and the jitter."""
+        if self._factors is None:
+            return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
+        factors = self._slowdown * self._factors.of(plan.index, num_iterations)
+        scale = factors if num_iterations > 1 else float(factors[0])
+        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, scale)
+
+    def _go_idle(self, now: float) -> None:
+        """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""
+        self._is_idle = True
+        self._wake_s = max(now, min(self.core.wake_s, self.intake.next_s))
+        if self._wake_s < inf:
+            self._plan_at(self._wake_s)
+
+    def _plan_at(self, time_s: float) -> None:
+        """Schedules a plan at time_s, after all other events of that time."""
+        self._wake_s = time_s
+        self._timer = self._clock.at(time_s, self._plan_phase, self._on_plan)
+
+    def _cut(self, step: RunningStep, num_iterations: int) -> None:
+        """Cuts a leap to num_iterations, unless it is that short already."""
+        if num_iterations < step.num_iterations:
+            step.cut(num_iterations)
+            self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
+
+    def replan(self) -> None:
+        """Schedules a new plan at the first iteration boundary from now on, after an external event."""
+        step = self.step
+        if step is None:
+            if self._timer is None or self._is_idle:
+                self._plan_at(self._clock.now)
+        elif step.num_iterations > 1:
+            self._cut(step, bisect_left(step.ends_s, self._clock.now) + 1)
+
+    def commit_and_replan(self, num_iterations: int) -> None:
+        """Commits the first num_iterations of a leap, which have ended, and plans again at their end."""
+        step = self.step
+        assert step is not None
+        step.cut(num_iterations)
+        self._finish_step()
+        self._begin_step(step.end_s)
+
+    def before_external_event(self) -> None:
+        """Notifies the listeners that must act before an external event, such as an abort or loaded KV."""
+        for notify in self._listeners.before_external_event:
+            notify()
+
+    def schedule(self, time_s: float, phase: int, action: Callable[[], None]) -> None:
+        """Schedules an action, which is dropped if the engine crashes before."""
+        num_crashes = self._num_crashes
+
+        def act(event: Event) -> None:
+            if self._num_crashes == num_crashes:
+                action()
+
+        self._clock.at(time_s, phase, act)
+
+    # Requests arrive.
+
+    def submit(self, request: Request, stop_after: StopAfter, not_before_s: float = 0.0) -> None:
+        """Accepts a request that ends (each branch of it) after stop_after output tokens.
+
+        not_before_s: time at which it can reach the engine at the earliest, s.
+        Raises RejectedError if the engine can never serve it.
+        """
+        core = self.core
+        seq = core.sequence_of(request, stop_after)
+        self.count_queued(request.request_id, request.prompt.num_tokens)
+        self.expect(request, max(self.known_s(request, stop_after), not_before_s), core.enter, seq)
+
+    def known_s(self, request: Request, stop_after: StopAfter) -> float:
+        """Returns the time at which a request that the gateway sends now reaches the engine, s.
+
+        stop_after: output tokens after which it ends.
+        """
+        if request.request_id in self._migrated:  # its last attempt is still here until the next boundary
+            assert self.step is not None
+            return self.step.boundary_s(self._clock.now)
+        if self.frontend is not None:
+            return self.frontend.known_s(self._clock.now, request, stop_after)
+        return self._clock.now + self.pool.frontend_s
+
+    def expect(
+        self, request: Request, known_s: float, enter: Enter, item: Any, sent_s: float | None = None
+    ) -> None:
+        """Adds a request that will reach the engine at known_s, by enter(item). sent_s: see `Pending`."""
+        self.num_outstanding += 1
+        self.num_outstanding_tokens += request.prompt.num_tokens
+        for notify in self._listeners.sent:
+            notify(request)
+        intake, step = self.intake, self.step
+        is_next = known_s < intake.next_s
+        intake.add(known_s, request, enter, item, sent_s)
+        if not is_next:
+            return
+        if step is not None:
+            if known_s < step.end_s:
+                self._cut(step, intake.num_iterations_before(step))
+        elif self._is_idle and known_s < self._wake_s:
+            self._plan_at(known_s)
+
+    def _enter(self, entry: Pending) -> None:
+        """Adds a pending request to the engine."""
+        seq = entry.enter(entry.item)
+        self.recorder.events.enter(seq, entry.sent_s)
+        for notify in self._listeners.entered:
+            notify(seq)
+
+    def take_in(self, request: Request, enter: Enter, item: Any) -> None:
+        """Adds a request that another replica decodes to the engine, between two steps, by enter(item)."""
+        self.num_outstanding += 1
+        self.num_outstanding_tokens += request.prompt.num_tokens
+        for notify in self._listeners.sent:
+            notify(request)
+        now = self._clock.now
+        self._enter(Pending(now, 0, request, enter, item, now))
+
+    def _load(self, request_id: int, done_s: float) -> None:
+        """Schedules the completion of a KV load for which a sequence waits."""
+        self.schedule(done_s, Phase.arrive, partial(self.loaded, request_id))
+
+    def loaded(self, request_id: int) -> None:
+        """Reports to the engine that the KV for which a sequence waits is loaded."""
+        self.before_external_event()
+        seq = self.core.loading.get(request_id)
+        if seq is not None:
+            self.recorder.events.loaded(seq, self._clock.now)
+        self.core.loaded(request_id)
+        self.replan()
+
+    # Requests leave.
+
+    def _prefilled(self, seq: Sequence, now: float) -> None:
+        """Handles the token of a prefill: the sequence decodes here, unless it is transferred."""
+        if self._queued:
+            self.num_queued_tokens -= self._queued.pop(seq.request_id, 0)
+        for begin_transfer in self._listeners.transfers_prefilled:
+            if begin_transfer(seq, now):
+                return
+        self.recorder.prefilled(seq, now)
+        for notify in self._listeners.prefilled:
+            notify(seq, now)
+
+    def abort(self, request_id: int, then: Callable[[], None] | None = None) -> None:
+        """Aborts a request: now if no iteration is running, else at the next iteration boundary.
+
+        A pending request is aborted in the same way when it reaches the engine.
+        then: called in place of on_end. A second abort of the same request has no effect.
+        """
+        entry = self.intake.find(request_id)
+        if entry is None and self.step is None:
+            self._abort(request_id, then)
+            if self.core.num_waiting:  # perhaps for the memory that it held
+                self.replan()
+        elif request_id not in self._aborts:
+            if entry is None:
+                self.before_external_event()
+                self.replan()
+            elif entry.known_s >= self._clock.now:
+                self.schedule(entry.known_s, Phase.abort, partial(self._abort_pending, entry))
+            self._aborts[request_id] = then
+
+    def _abort_pending(self, entry: Pending) -> None:
+        """Ends an aborted request that has reached the engine, unless an iteration is running."""
+        if self._is_idle if self.intake.plans_ahead else self.step is None:
+            self.intake.enter_alone(entry)
+            self._abort(entry.request.request_id, self._aborts.pop(entry.request.request_id))
+
+    def release_migrated(self, request_id: int, then: Callable[[Sequence], None]) -> None:
+        """Releases a sequence after the transfer of its KV to another replica, at the same time as `abort`.
+
+        then: called with the sequence when its slot and blocks are free.
+        """
+        if self.step is not None:
+            self._migrated.add(request_id)
+        self.at_boundary(partial(self._release_migrated, request_id, then))
+
+    def at_boundary(self, action: Callable[[], None]) -> None:
+        """Runs an action between two steps: now if no iteration is running, else at the next boundary."""
+        if self.step is None:
+            action()
+        else:
+            self.before_external_event()
+            self._at_boundary.append(action)
+        self.replan()
+
+    def _end_requests(self) -> None:
+        """Aborts requests and runs the actions that waited for the end of the step."""
+        aborts, self._aborts = self._aborts, {}
+        for request_id, then in aborts.items():
+            if request_id in self.intake:
+                self._aborts[request_id] = then
+            else:
+                self._abort(request_id, then)
+        actions, self._at_boundary = self._at_boundary, []
+        self._migrated.clear()
+        for act in actions:
+            act()
+
+    def _abort(self, request_id: int, then: Callable[[], None] | None) -> None:
+        """Aborts a request, if it is still here."""
+        seq, now = self.core.find(request_id), self._clock.now
+        if seq is None:
+            return
+        last_token_s = self.recorder.aborts(seq, now, is_lost=then is not None)
+        self.core.abort(request_id)
+        self._leave(seq)
+        if then is None:
+            self.recorder.requests.end(seq, Status.aborted, last_token_s, now)
+            self._on_end(seq)
+        else:
+            self.schedule(now, Phase.arrive, then)
+
+    def _release_migrated(self, request_id: int, then: Callable[[Sequence], None]) -> None:
+        """Frees slot and blocks of a sequence that another replica continues, if it is still here."""
+        seq = self.core.abort(request_id, FinishReason.migrated)
+        if seq is not None:
+            self.recorder.migrated(seq)
+            self._leave(seq)
+            then(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Removes a request that has ended here from the counts, and notifies the listeners."""
+        self._uncount(seq)
+        for notify in self._listeners.left:
+            notify(seq)
+
+    # What befalls the replica.
 
     @property
     def running_since_s(self) -> float:

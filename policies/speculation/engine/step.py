@@ -14,7 +14,7 @@ from policies.core.plan import FOREVER, Cause, StepPlan
 from policies.core.sequence import DECODING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
-from policies.core.step_maker import StepMaker
+from policies.core.step import StepBuilder
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
 from policies.speculation.fixed import Fixed
@@ -23,7 +23,7 @@ MAX_HORIZON = 512
 """Iterations of a plan with drafts at most: their acceptances are drawn together."""
 
 
-class DraftStep(StepMaker):
+class DraftStep(StepBuilder):
     """Builds the steps of an engine that speculates.
 
     max_inputs: tokens of a batch, those of drafting included.

@@ -8,7 +8,6 @@ import simpy
 
 from policies.core.request import Prompt, Segment
 from sim import ConfigError, simulate
-from sim.engine.clock import Clock
 
 RUN = {"workload": "poisson", "workload__num_requests": 30, "hardware": "l40s"}
 
@@ -271,13 +270,13 @@ FEATURES = {
 def test_features_are_processes_and_events_of_simpy(monkeypatch):
     """Without SimPy's own classes there is no run."""
     made = Counter()
-    begin = Clock.step
+    begin = simpy.Environment.step
 
     def step(env):
         made["steps"] += 1
         begin(env)
 
-    monkeypatch.setattr(Clock, "step", step)
+    monkeypatch.setattr(simpy.Environment, "step", step)
     resume = simpy.Process._resume
 
     def counted(process, event):

@@ -19,8 +19,8 @@ from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
-from sim.engine.engine_loop import MAX_LEAP
 from sim.engine.links import Links
+from sim.engine.replica import MAX_LEAP
 from tests.examples import examples
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
