@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
-from simpy import Event
+from simpy import Environment, Event
 
 from policies.core.request import Prompt, Request
 from sim.cluster.failure_injector import FailureInjector
@@ -363,11 +363,7 @@ def _checked(name: str, process: Generator[Event, Any, Any], clock: Clock) -> Ge
         except StopIteration as stop:
             return stop.value
         except Exception as error:
-            line = traceback.extract_tb(error.__traceback__)[-1]
-            raise ProcessError(
-                f"attach: {name} raised {type(error).__name__} at {clock.now:g} s: {error} "
-                f"(line {line.lineno} of {line.filename})"
-            ) from error
+            raise _raised(name, error, clock.now) from error
         if not isinstance(event, Event) or event.env is not clock:
             raise ProcessError(
                 f"attach: {name} yielded {event!r} at {clock.now:g} s: must be an event of env, such as "
@@ -380,6 +376,26 @@ def _checked(name: str, process: Generator[Event, Any, Any], clock: Clock) -> Ge
             raise
         except Exception as error:  # an interrupt, or the failure of the event
             thrown = error
+
+
+def _raised(name: str, error: BaseException, now: float) -> ProcessError:
+    """Returns the message of a mistake in a process of the user's."""
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    return ProcessError(
+        f"attach: {name} raised {type(error).__name__} at {now:g} s: {error} "
+        f"(line {line.lineno} of {line.filename})"
+    )
+
+
+def unhandled(error: BaseException, now: float) -> ProcessError | None:
+    """Returns the message if an error is one that SimPy raises, as no process handles a failed event.
+
+    That is the failure of an event or of a process that one of the user's has begun by `env.process`.
+    """
+    raised_in = traceback.extract_tb(error.__traceback__)[-1]
+    if error.__cause__ is None or raised_in.filename != inspect.getfile(Environment):
+        return None
+    return _raised("a process of env.process", error.__cause__, now)
 
 
 def _name(function: object) -> str:

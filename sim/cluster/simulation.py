@@ -15,7 +15,7 @@ from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing
 from policies.user_code.failure import note_time
-from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes
+from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes, unhandled
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
 from sim.cluster.encoders import Encoders
@@ -306,6 +306,9 @@ class Simulation:
                         break
         except (Exception, SystemExit) as error:
             note_time(error, clock.now)
+            of_user = unhandled(error, clock.now) if self._attach else None
+            if of_user is not None:
+                raise of_user from error
             raise
         is_early = interrupt.noted or clock.is_stopped or isinf(self._until_s)
         stopped_s = clock.now if is_early else self._until_s

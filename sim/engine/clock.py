@@ -131,8 +131,11 @@ class Clock(Environment):
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         """Does what SimPy's method does, with the phases of SimPy's two priorities.
 
-        The end of a process of the simulator for which nothing waits is no event.
+        The end of a process of the simulator for which nothing waits is no event. Raises ValueError for a
+        delay that is no number, which would have no place in the order of events.
         """
+        if not delay >= 0:
+            raise ValueError(f"delay={delay}: must be >= 0 s")
         if type(event) is Begun and not event.callbacks:
             event.callbacks = None  # type: ignore[assignment]
             return

@@ -209,9 +209,27 @@ class Callable:
         yield env.timeout(1)
 
 
+def waits_for_no_time(env, fleet, gateway):
+    yield env.timeout(float("nan"))
+
+
+def begins_one_that_fails(env, fleet, gateway):
+    def fails():
+        yield env.timeout(0.5)
+        raise KeyError("lost")
+
+    env.process(fails())
+    yield env.timeout(10)
+
+
 @pytest.mark.parametrize(
     ("attach", "message"),
     [
+        (
+            [waits_for_no_time],
+            r"attach: waits_for_no_time raised ValueError at 0 s: delay=nan: must be >= 0 s",
+        ),
+        ([begins_one_that_fails], r"attach: a process of env.process raised KeyError at 0.5 s: 'lost'"),
         ([no_generator], r"attach\[0\]=no_generator: must be a generator function, which has a `yield`"),
         ([Callable(), of_two], r"attach\[1\]=of_two: must take three arguments: env, fleet and gateway"),
         ([3], r"attach\[0\]=3: must be a generator function"),
