@@ -38,6 +38,12 @@ class StepBuilder:
     ValueError, and so does every call after the end of the step.
     """
 
+    FOR_POLICIES = (
+        "admit", "budget", "decode", "decode_all", "hold", "num_tokens", "pause", "preempt", "prefill", "repeat",
+        "rerank", "reserve_first_chunks", "resume", "tokens_left", "wait_until",
+    )  # fmt: skip
+    """The names that a policy may use; the others are the engine's."""
+
     def __init__(self, state: EngineState) -> None:
         self.is_open = False
         """Whether a step is being built."""

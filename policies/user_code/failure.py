@@ -251,7 +251,7 @@ def _allowed(cls: type, name: str) -> str:
     ours = [base for base in cls.__mro__ if _is_ours(base)]
     # A base named ...Base is a part of the next class, which is the one that policies know.
     known = next((base for base in reversed(ours) if not base.__name__.endswith("Base")), cls)
-    names = [n for n in dir(known) if not n.startswith("_")]
+    names = list(getattr(known, "FOR_POLICIES", ())) or [n for n in dir(known) if not n.startswith("_")]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     parts = [f"nearest: {', '.join(close)}"] if close else []
     parts.append(f"allowed: {', '.join(names)}" if len(names) <= MAX_LISTED else INTERFACES)
