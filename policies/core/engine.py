@@ -48,6 +48,7 @@ from policies.core.plan import (
     Transfer,
 )
 from policies.core.policy_names import name_of
+from policies.core.ranks import DataParallel, Ranks
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
@@ -74,7 +75,8 @@ class EngineCore:
     residents: the LoRA adapters that are served from the same pool; None: no adapters.
     ends: when sequences with complete outputs leave. max_batches: plans in flight at once, in a pipeline;
     None: one plan at a time. max_batch_seqs: sequences of one of them. new_drafts: makes the part that
-    verifies draft tokens; None: each decode is one token.
+    verifies draft tokens; None: each decode is one token. data_parallel: ranks of data-parallel attention,
+    which share all limits and blocks equally; see `policies.core.ranks`.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class EngineCore:
         max_batches: int | None = None,
         max_batch_seqs: int | None = None,
         new_drafts: Callable[[BlockPool], Drafting] | None = None,
+        data_parallel: DataParallel | None = None,
     ) -> None:
         _check_settings(max_num_seqs, max_model_len, num_swap_blocks)
         if scheduling.needs_predictor and predictor is None:
@@ -144,6 +147,10 @@ class EngineCore:
         self.batches = None if max_batches is None else Batches(self, max_batches)
         """The plans in flight of a pipeline; None: one plan at a time."""
         self._outer = self.drafts or self.batches  # through which plans and commits pass
+        self.ranks: Ranks | None = None
+        """The ranks of data-parallel attention; None: there is one."""
+        if data_parallel is not None and data_parallel.size > 1:
+            self.ranks = Ranks(state, self.step, data_parallel, max_model_len)
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
@@ -191,8 +198,10 @@ class EngineCore:
         """Lets a batching policy decide from the next plan on, such as one with other limits."""
         self.batching = batching
         # Number of decodes up to which a step is planned without calling the batching policy.
-        may_repeat = not self._before_step and self.batches is None
+        may_repeat = not self._before_step and self.batches is None and self.ranks is None
         self._max_unasked = max_unasked_of(batching) if may_repeat else 0
+        if self.ranks is not None:
+            self.ranks.use_batching(batching)
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling
@@ -228,7 +237,7 @@ class EngineCore:
     @property
     def prefilling(self) -> dict[int, Sequence]:
         """Sequences in prefill, by request id."""
-        return self._state.prefilling
+        return self.running_set.prefilling
 
     @property
     def loading(self) -> dict[int, Sequence]:
@@ -253,7 +262,7 @@ class EngineCore:
     @property
     def free_slots(self) -> SequenceOf[int]:
         """Slots that no sequence holds."""
-        return self._state.free_slots
+        return self.running_set.free_slots
 
     @property
     def num_preemptions(self) -> int:
@@ -359,6 +368,8 @@ class EngineCore:
             self.may_branch = True
         state = self._state
         state.traffic_has_ended = False
+        if self.ranks is not None:
+            self.ranks.place(seq)
         seq.rank = state.rank(seq)
         self._sequences[request_id] = seq
         state.enqueue(seq)
@@ -407,6 +418,8 @@ class EngineCore:
         """Asserts between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         self._state.check_integrity()
+        if self.ranks is not None:
+            self.ranks.check_integrity()
 
     def _observe(self, seq: Sequence) -> None:
         """Reports the length of a complete output to the length predictor."""
@@ -572,13 +585,18 @@ class EngineCore:
         step = self.step
         for _ in range(self._max_attempts):
             step.begin()
-            for before_step in self._before_step:
-                before_step(self.view, step, now)
-            self.batching.fill(self.view, step, now)
+            if self.ranks is not None:
+                self.ranks.fill(self._before_step, now)
+            else:
+                for before_step in self._before_step:
+                    before_step(self.view, step, now)
+                self.batching.fill(self.view, step, now)
             plan = step.end()
             if step.has_preempted and step.preempted and self._preemption_watch.is_livelock():
                 self._refuse_livelock()
             if plan is not None:
+                if self.ranks is not None:
+                    self.ranks.complete(plan)
                 if self._lost or self._arrived:
                     self._add_earlier_changes(plan)
                 return plan
