@@ -101,7 +101,7 @@ class Sglang:
         return min(INITIAL_RATIO * self.schedule_conservativeness, 1.0)
 
     def of_rank(self, size: int) -> Sglang:
-        """Returns the policy of one of `size` ranks of data-parallel attention, as in SGLang's server arguments."""
+        """Returns the policy of one of `size` ranks of data-parallel attention, as SGLang's server does."""
         return replace(
             self,
             max_num_batched_tokens=max(1, self.max_num_batched_tokens // size),

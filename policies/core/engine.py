@@ -147,15 +147,11 @@ class EngineCore:
         self.batches = None if max_batches is None else Batches(self, max_batches)
         """The plans in flight of a pipeline; None: one plan at a time."""
         self._outer = self.drafts or self.batches  # through which plans and commits pass
-        self.ranks: Ranks | None = None
-        """The ranks of data-parallel attention; None: there is one."""
-        if data_parallel is not None and data_parallel.size > 1:
-            self.ranks = Ranks(state, self.step, data_parallel, max_model_len)
         block_pool.watch(self._num_readable)
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
         self._decode_plan.is_unasked = True
-        self._attach()
+        self._attach(data_parallel)
         if self.drafts is not None:
             state.max_tokens_per_pass = self.drafts.max_tokens_per_pass
             self.drafts.attach(self, ends is Ends.one_step_late)
@@ -178,8 +174,12 @@ class EngineCore:
     def _num_readable(self, seq: Sequence) -> int:
         return self.step.num_readable(seq, self._in_flight)
 
-    def _attach(self) -> None:
-        """Registers the policies that implement a hook for steps, commits and ends, and only those."""
+    def _attach(self, data_parallel: DataParallel | None) -> None:
+        """Makes the ranks, and registers the policies that implement a hook for steps, commits and ends."""
+        self.ranks: Ranks | None = None
+        """The ranks of data-parallel attention; None: there is one."""
+        if data_parallel is not None and data_parallel.size > 1:
+            self.ranks = Ranks(self._state, self.step, data_parallel, self.max_model_len)
         self._before_step: list[Callable[[StepView, StepBuilder, float], None]] = []
         self._on_commit: list[Callable[[StepPlan, int, float], None]] = []
         if self.residents is not None:
@@ -586,35 +586,38 @@ class EngineCore:
         for _ in range(self._max_attempts):
             step.begin()
             if self.ranks is not None:
-                self.ranks.fill(self._before_step, now)
+                plan = self.ranks.plan(self._before_step, now)
             else:
                 for before_step in self._before_step:
                     before_step(self.view, step, now)
                 self.batching.fill(self.view, step, now)
-            plan = step.end()
+                plan = step.end()
             if step.has_preempted and step.preempted and self._preemption_watch.is_livelock():
                 self._refuse_livelock()
             if plan is not None:
-                if self.ranks is not None:
-                    self.ranks.complete(plan)
                 if self._lost or self._arrived:
                     self._add_earlier_changes(plan)
                 return plan
             self._lost += step.preempted
             if not step.has_freed:
                 break
+        self._rest(now)
+        return None
+
+    def _rest(self, now: float) -> None:
+        """Notes what the engine waits for after a step without tokens. Raises WrongDecisionError: nothing."""
+        step = self.step
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
             self.wake_s = wake_s
         if self.wake_s == inf and not (step.has_freed or self._state.is_transferring):
             self._state.give_way()
         if self._may_compute_nothing():
-            return None
+            return
         if wake_s is None or now >= wake_s:
             raise self._stuck("scheduled nothing")
         if self._waits.is_livelock(self.num_iterations, len(self._sequences)):
             raise self._stuck(f"has called step.wait_until {MAX_WAITS:,} times in a row")
-        return None
 
     def end_traffic(self) -> bool:
         """Tells policies that nothing else will happen; returns whether they wait for an event.

@@ -1,39 +1,42 @@
 """The ranks of data-parallel attention, as a part of an engine: `EngineCore.ranks`.
 
-Every rank computes attention for sequences of its own, with KV memory, slots and a token budget of its own. The
-ranks share the layers of experts, so all of them run every step together:
+Every rank computes attention for sequences of its own, with KV memory, slots and a token budget of its own.
+The ranks share the layers of experts, so all of them run every step together:
 
     enter   the front end sends a request to a rank, where it stays until it ends, preemptions included
     plan    the policies fill the step of one rank after the other: they see its sequences, free slots and KV
             blocks only, and budgets hold for it alone. A rank without tokens runs a dummy batch
     repeat  a plan holds until the first rank has an event, or runs out of its KV blocks
 
-Limits of an engine and of its policies are those of all ranks together: each has an equal share, rounded down, as
-SGLang divides `--chunked-prefill-size` and `--max-running-requests` (0.5.23, `--enable-dp-attention`). vLLM 0.32
-has a scheduler for each rank, whose `--max-num-batched-tokens` and `--max-num-seqs` are such shares.
+Limits of an engine and of its policies are those of all ranks together: each rank has an equal share, rounded
+down, as SGLang 0.5.23 divides `--chunked-prefill-size` and `--max-running-requests` with
+`--enable-dp-attention`. vLLM 0.32 has a scheduler for each rank, whose `--max-num-batched-tokens` and
+`--max-num-seqs` are such shares.
 
 The front end's choice (`load_balance_method`):
 
-    total_requests  the rank with the fewest unfinished requests; of equal ones the next after the rank that was
-                    chosen before. vLLM 0.32's `DPLBAsyncMPClient`, but for its penalty of ranks with waiting
-                    requests whose KV memory is more than half full
+    total_requests  the rank with the fewest unfinished requests; of equal ones the next in turn. vLLM 0.32's
+                    `DPLBAsyncMPClient`, but for its penalty of ranks with waiting requests whose KV memory is
+                    more than half full, and for counts of several front ends that are up to 0.1 s old
     round_robin     the ranks in turn: SGLang's default
 
-Not modelled: ranks that find prefixes in their own part of a prefix cache only (here they share its contents), and
-counts of requests that are up to 0.1 s old.
+Contents of a prefix cache are of one rank, as each has memory of its own, but the contents of all are evicted
+in one order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from policies.caching.content import of_rank as content_of_rank
 from policies.caching.pool import BlockPool
 from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
+from policies.core.request import Request
 from policies.core.sequence import DECODING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
@@ -43,10 +46,13 @@ from policies.core.view import StepView
 if TYPE_CHECKING:
     from policies.batching import Batching
 
+BeforeStep = Callable[[StepView, StepBuilder, float], None]
 LOAD_BALANCE_METHODS = ("total_requests", "round_robin")
+MORE_ATTEMPTS = 100
+"""Attempts to fill the step of a rank beside one for each slot, as in `EngineCore.plan`."""
 LIMITS = (
-    "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs", "batch_size", "n_parallel", "n_batch",
-    "max_batch_prefill_tokens", "max_batch_total_tokens",
+    "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs", "batch_size", "n_parallel",
+    "n_batch", "max_batch_prefill_tokens", "max_batch_total_tokens",
 )  # fmt: skip
 """Settings of batching policies of which each rank has a share."""
 
@@ -122,20 +128,25 @@ class _Scope(NamedTuple):
 
     running: dict[int, Sequence]
     prefilling: Mapping[int, Sequence]
-    free_slots: list[int] | _FreeSlots
+    free_slots: Sized
     max_num_seqs: int
 
 
 class Ranks:
     """The ranks of one engine: the sequences of each, and its share of the memory.
 
-    The engine calls `place` for every request, `fill` to build a step, and `complete` with its plan.
+    The engine calls `place` for every request, and `plan` to build a step.
     """
 
     def __init__(
         self, state: EngineState, step: StepBuilder, settings: DataParallel, max_model_len: int
     ) -> None:
         size, pool = settings.size, state.block_pool
+        if state.max_num_seqs < size:
+            raise ValueError(
+                f"max_num_seqs={state.max_num_seqs}: must be >= {size}, one for each rank of data-parallel "
+                "attention"
+            )
         if pool.num_blocks < size:
             raise ValueError(f"num_blocks={pool.num_blocks}: must be >= {size}, one for each rank")
         self.size = size
@@ -154,7 +165,10 @@ class Ranks:
         self._whole = _Scope(state.running, state.prefilling, state.free_slots, state.max_num_seqs)
         self._scopes = [
             _Scope(
-                own, _OfRank(state.prefilling, rank), _FreeSlots(own, self.max_num_seqs), self.max_num_seqs
+                own,
+                _OfRank(state.running_set.prefilling, rank),
+                _FreeSlots(own, self.max_num_seqs),
+                self.max_num_seqs,
             )
             for rank, own in enumerate(self.members)
         ]
@@ -191,12 +205,24 @@ class Ranks:
         computing = {seq.dp_rank for seq in self._whole.prefilling.values()}
         return sum(rank in computing or self.num_waiting(rank) > 0 for rank in range(self.size))
 
+    def peek(self, request: Request) -> int:
+        """Returns the most tokens of a prompt that a rank would find in its cache; changes nothing."""
+        return max(self._pool.peek(content_of_rank(request, rank)) for rank in range(self.size))
+
     def _leave(self, seq: Sequence) -> None:
         self.num_requests[seq.dp_rank] -= 1
 
     # Steps.
 
-    def fill(self, before_step: Iterable[Callable[[StepView, StepBuilder, float], None]], now: float) -> None:
+    def plan(self, before_step: Iterable[BeforeStep], now: float) -> StepPlan | None:
+        """Lets the policies fill the open step rank by rank, and ends it; None: it computes no token."""
+        self._fill(before_step, now)
+        plan = self._step.end()
+        if plan is not None:
+            self._complete(plan)
+        return plan
+
+    def _fill(self, before_step: Iterable[BeforeStep], now: float) -> None:
         """Lets the policies fill the step of each rank that has sequences."""
         pool, step = self._pool, self._step
         self._num_free = self._count_free()
@@ -204,17 +230,27 @@ class Ranks:
         for rank in range(self.size):
             if not self.num_requests[rank]:
                 continue
-            view, num_free = self._views[rank], pool.num_free
-            self._show(self._scopes[rank], pool.num_free - self._num_free[rank])
-            step.begin_rank()
+            num_free = pool.num_free
+            self._show(self._scopes[rank], num_free - self._num_free[rank])
             try:
-                for act in before_step:
-                    act(view, step, now)
-                self._batching[rank].fill(view, step, now)
+                for _ in range(self.max_num_seqs + MORE_ATTEMPTS):
+                    if not self._fill_rank(rank, before_step, now):
+                        break
             finally:
-                step.end_rank()
                 self._show(self._whole, 0)
                 self._num_free[rank] -= num_free - pool.num_free
+
+    def _fill_rank(self, rank: int, before_step: Iterable[BeforeStep], now: float) -> bool:
+        """Lets the policies fill the step of a rank; returns whether it has only freed blocks."""
+        step, view = self._step, self._views[rank]
+        step.begin_rank()
+        try:
+            for act in before_step:
+                act(view, step, now)
+            self._batching[rank].fill(view, step, now)
+        finally:
+            has_only_freed = step.end_rank()
+        return has_only_freed
 
     def _show(self, scope: _Scope, num_reserved: int) -> None:
         """Lets state and builder see one rank or all; num_reserved: free blocks of the other ranks."""
@@ -248,7 +284,7 @@ class Ranks:
 
     # Plans.
 
-    def complete(self, plan: StepPlan) -> None:
+    def _complete(self, plan: StepPlan) -> None:
         """Adds the work of each rank to a plan, and cuts its horizon to the first that runs out of blocks."""
         idle = set(plan.idle) if plan.num_decodes else ()
         drafts = plan.drafts.by_request() if plan.drafts is not None else {}
@@ -359,7 +395,8 @@ class RankView(StepView):
     def waiting(self) -> Iterable[SequenceView]:
         if not self.num_waiting:
             return ()
-        return (seq for seq in self._state.candidates() if seq.dp_rank == self._rank)
+        waiting = self._state.candidates()
+        return (seq for seq in waiting if isinstance(seq, Sequence) and seq.dp_rank == self._rank)
 
     @property
     def num_decoding(self) -> int:

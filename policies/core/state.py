@@ -75,7 +75,7 @@ class EngineState:
         self.branched = self.running_set.branched
         self.free_slots: Sized = self.running_set.free_slots
         self.num_reserved = 0
-        """Free KV blocks that are not to be taken now: those of the other ranks of data-parallel attention."""
+        """Free KV blocks that are not to be taken now, as those of other ranks of data-parallel attention."""
         self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
         self.loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
         """Whether the pool may have KV in other tiers."""

@@ -469,15 +469,20 @@ class StepBuilder:
         self.num_tokens, self._preempted, self._promise, self._waits = 0, [], 1, False
         self.tokens_left, self._reserves_all = FOREVER, True
 
-    def end_rank(self) -> None:
-        """Ends the part of a rank: the plan holds as long as all parts do."""
+    def end_rank(self) -> bool:
+        """Ends the part of a rank: the plan holds as long as all parts do.
+
+        Returns whether the rank has preempted sequences and computes no token.
+        """
         num_tokens, preempted, promise, waits = self._others
+        has_only_freed = bool(self._preempted) and not self.num_tokens
         if self._waits and not self.num_tokens:
             self._promise, self._until_s = FOREVER, min(self._until_s, self._wake_s)
         self.num_tokens += num_tokens
         self._preempted = preempted + self._preempted
         self._promise = min(self._promise, promise)
         self._waits |= waits
+        return has_only_freed
 
     def end(self) -> StepPlan | None:
         """Closes the step and returns it as a plan; None if it computes no token.

@@ -27,8 +27,8 @@ def scaled_ends_s(
 
     shape: the shape of the first iteration, if the plan has prompt chunks. factors: by which iterations take
     longer than the model says: one number, or an array of one number per iteration; of one iteration always a
-    number. by_rank: see `seconds_of`. The list ends before the first iteration that the model cannot price, as the leap may be cut
-    earlier anyway. Raises UnknownIterationError if the model cannot price the first iteration.
+    number. by_rank: see `seconds_of`. The list ends before the first iteration that the model cannot price,
+    as the leap may be cut earlier anyway. Raises UnknownIterationError if it cannot price the first one.
     """
     if num_iterations == 1:
         shape = shape or shape_of(plan, 0)
@@ -48,8 +48,8 @@ def scaled_ends_s(
 def seconds_of(model: IterationModel, plan: StepPlan, shape: IterationShape, step: Num, by_rank: bool) -> Num:
     """Returns the seconds of the plan's iteration `step`, or of each of an array of them.
 
-    by_rank: the ranks of data-parallel attention wait for the slowest of them. Otherwise the model is given the
-    iteration over all ranks.
+    by_rank: ranks of data-parallel attention wait for the slowest of them. Otherwise the model is given the
+    iteration of all ranks together.
     """
     if not (by_rank and plan.ranks):
         return model.seconds(shape)

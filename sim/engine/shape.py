@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import le
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import AdapterBatch, DraftWork, Gathered, IterationShape, causal_pairs
@@ -60,16 +61,19 @@ def shapes_of_ranks(plan: StepPlan, whole: IterationShape, step: Num) -> list[It
     for rank in ranks:
         context = rank.num_decode_context_tokens + rank.num_widening * step
         own = _shape(rank.num_decodes, context, rank.chunks, step, None)
-        counts = [size * count for count in own.counts]
+        decodes, in_decodes, chunks, new, pairs, in_chunks, rows = (size * count for count in own.counts)
         of_drafts, adapters = None, whole.adapters
         if drafts is not None:
             of_drafts = _share_of(drafts, rank, size)
-            counts[-1] = counts[-1] + of_drafts.tokens
+            rows = rows + of_drafts.tokens
         if adapters is not None:
             share = size * (own.decode_seqs + own.prefill_tokens + rank.num_draft_tokens) / num_tokens
             tokens, rank_tokens = adapters.tokens * share, adapters.rank_tokens * share
             adapters = adapters._replace(tokens=tokens, rank_tokens=rank_tokens)
-        shapes.append(IterationShape(*counts, adapters, of_drafts, totals))
+        shape = IterationShape(
+            decodes, in_decodes, chunks, new, pairs, in_chunks, rows, adapters, of_drafts, totals
+        )
+        shapes.append(shape)
     return shapes
 
 
@@ -80,20 +84,13 @@ def _share_of(drafts: DraftWork, rank: RankWork, size: int) -> DraftWork:
 
 def _fullest(ranks: Iterable[RankWork]) -> list[RankWork]:
     """Returns the ranks that no other exceeds in everything, each amount of work once."""
-    works: dict[tuple[float, ...], RankWork] = {}
+    works: dict[tuple[Num, ...], RankWork] = {}
     for rank in ranks:
-        pairs = context = tokens = 0
-        for _, num_cached, n, _ in rank.chunks:
-            tokens += n
-            pairs += causal_pairs(n, num_cached)
-            context += num_cached + n
-        key = (
-            rank.num_decodes, rank.num_decode_context_tokens, rank.num_widening, len(rank.chunks), tokens, pairs,
-            context, rank.num_draft_tokens, rank.num_draft_pairs,
-        )  # fmt: skip
+        shape = _shape(rank.num_decodes, rank.num_decode_context_tokens, rank.chunks, 0, None)
+        key = (*shape.counts, rank.num_widening, rank.num_draft_tokens, rank.num_draft_pairs)
         works[key] = rank
     return [
         rank
         for key, rank in works.items()
-        if not any(other != key and all(a <= b for a, b in zip(key, other, strict=True)) for other in works)
+        if not any(other != key and all(map(le, key, other)) for other in works)
     ]

@@ -33,7 +33,7 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
 
 
 def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Batching) -> None:
-    """Raises ValueError unless each rank of data-parallel attention has a share of the limits and of the KV."""
+    """Raises ValueError unless each rank of data-parallel attention has a share of the limits."""
     limits = {
         "engine.max_num_seqs": engine.max_num_seqs,
         "batching.max_num_batched_tokens": getattr(batching, "max_num_batched_tokens", None),
@@ -42,8 +42,8 @@ def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Ba
     for name, limit in limits.items():
         if ranks is not None and limit is not None and limit < ranks.size:
             raise ValueError(
-                f"{name}={limit}: must be >= {ranks.size}, one for each rank of data-parallel attention: it is that "
-                "of a replica, and each rank has an equal share"
+                f"{name}={limit}: must be >= {ranks.size}, one for each rank of data-parallel attention; it "
+                "is that of a replica, of which each rank has an equal share"
             )
 
 
