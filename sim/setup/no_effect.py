@@ -47,6 +47,18 @@ def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Ba
             )
 
 
+def ranks_note(ranks: DataParallel, engine: EngineProfile, batching: Batching) -> str:
+    """Returns a note on the share of the limits that each rank of data-parallel attention has."""
+    shares = [f"{engine.max_num_seqs // ranks.size:,} of max_num_seqs={engine.max_num_seqs:,}"]
+    budget = getattr(batching, "max_num_batched_tokens", None)
+    if budget is not None:
+        shares.append(f"{budget // ranks.size:,} of max_num_batched_tokens={budget:,}")
+    return (
+        f"Each of the {ranks.size} ranks of data-parallel attention has a share of the limits: "
+        f"{' and '.join(shares)}."
+    )
+
+
 def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:
     """Returns a note if prompts wait for attention groups that a replica does not have; empty if not."""
     num_ranks = _num_ranks(batching)
