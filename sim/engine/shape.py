@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from operator import le
 
 from hwmodels.exact import Num
@@ -22,21 +23,20 @@ def shape_of(plan: StepPlan, step: Num) -> IterationShape:
 
 
 def _shape(
-    num_decodes: int, context: Num, chunks: Iterable[Chunk], step: Num, adapters: AdapterBatch | None
+    num_decodes: int, context: Num, chunks: SequenceOf[Chunk], step: Num, adapters: AdapterBatch | None
 ) -> IterationShape:
     """Returns the shape of decodes and of chunks that repeat."""
-    num_sampled, num_chunks, num_tokens = num_decodes, 0, 0
+    num_sampled, num_tokens = num_decodes, 0
     num_pairs: Num = 0
     num_context: Num = 0
     for _, num_cached, n, completes in chunks:
         cached = num_cached + n * step
-        num_chunks += 1
         num_tokens += n
         num_pairs = num_pairs + causal_pairs(n, cached)
         num_context = num_context + cached + n
         num_sampled += completes
     return IterationShape(
-        num_decodes, context, num_chunks, num_tokens, num_pairs, num_context, num_sampled, adapters
+        num_decodes, context, len(chunks), num_tokens, num_pairs, num_context, num_sampled, adapters
     )
 
 
