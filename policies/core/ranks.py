@@ -30,21 +30,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from policies.batching import Batching, max_unasked_of
 from policies.caching.content import of_rank as content_of_rank
 from policies.caching.pool import BlockPool
+from policies.core.growth import PAGED
 from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
 from policies.core.request import Request
+from policies.core.running_set import RunningSet
 from policies.core.sequence import DECODING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-
-if TYPE_CHECKING:
-    from policies.batching import Batching
 
 BeforeStep = Callable[[StepView, StepBuilder, float], None]
 LOAD_BALANCE_METHODS = ("total_requests", "round_robin")
@@ -178,6 +178,8 @@ class Ranks:
             self.num_blocks
         ] * size  # blocks of each rank that are free, after its part of a step
         self._is_paged = type(pool).blocks_held is BlockPool.blocks_held
+        self._is_drafting = type(state.running_set) is not RunningSet
+        self._max_unasked = 0  # decodes of a rank up to which its policy need not be asked
         step.is_of_rank = True
         state.running_set.by_rank = self.members
         state.limits = Limits(pool, self.max_num_seqs, max_model_len, self.num_blocks)
@@ -186,6 +188,7 @@ class Ranks:
     def use_batching(self, batching: Batching) -> None:
         """Lets a copy of a batching policy decide for each rank, with its share of the limits."""
         self._batching = [of_rank(batching, self.size) for _ in range(self.size)]
+        self._max_unasked = max_unasked_of(self._batching[0])
 
     def place(self, seq: Sequence) -> None:
         """Chooses the rank of a request."""
@@ -230,15 +233,28 @@ class Ranks:
         for rank in range(self.size):
             if not self.num_requests[rank]:
                 continue
-            num_free = pool.num_free
+            num_free, own = pool.num_free, self.members[rank]
             self._show(self._scopes[rank], num_free - self._num_free[rank])
+            may_repeat = not before_step and len(own) == self.num_requests[rank]
             try:
+                if may_repeat and self._all_decode(own):
+                    step.begin_rank()
+                    step.decode_all()
+                    step.repeat()
+                    step.end_rank()
+                    continue
                 for _ in range(self.max_num_seqs + MORE_ATTEMPTS):
                     if not self._fill_rank(rank, before_step, now):
                         break
             finally:
                 self._show(self._whole, 0)
                 self._num_free[rank] -= num_free - pool.num_free
+
+    def _all_decode(self, own: dict[int, Sequence]) -> bool:
+        """Returns whether nothing is to decide in a rank, as all of its sequences get a token."""
+        if len(own) > self._max_unasked or self._is_drafting:
+            return False
+        return all(seq.state is DECODING and seq.branches is None for seq in own.values())
 
     def _fill_rank(self, rank: int, before_step: Iterable[BeforeStep], now: float) -> bool:
         """Lets the policies fill the step of a rank; returns whether it has only freed blocks."""
@@ -277,10 +293,23 @@ class Ranks:
     def _blocks_of(self, sequences: Iterable[Sequence]) -> int:
         """Counts the blocks that running sequences own."""
         pool, pooled = self._pool, self._state.running_set.num_pooled
+        if self._is_paged and not (pool.num_extra_blocks or self._is_drafting):
+            above, block_size = pool.block_size - 1, pool.block_size
+            return sum([(held + above) // block_size for held in self._held_by(sequences)])
         return sum(
             pool.blocks_held(seq, pooled(seq)) + seq.num_extra_blocks + pool.num_state_blocks
             for seq in sequences
         )
+
+    def _held_by(self, sequences: Iterable[Sequence]) -> list[int]:
+        """Returns `Sequence.num_held` of each sequence, in one pass over all of a rank."""
+        clock = self._state.decodes.clock
+        return [
+            seq.origin + clock - seq.num_dropped
+            if seq.state is DECODING and seq.growth is PAGED
+            else seq.num_held
+            for seq in sequences
+        ]
 
     # Plans.
 
@@ -301,7 +330,8 @@ class Ranks:
                     if seq.state is DECODING and seq.branches is None and seq not in idle
                 ]
             branched = [seq for seq in plan.branched if seq.dp_rank == rank]
-            works.append(_work_of(plan, decodes, branched, chunks[rank], drafts))
+            num_context_tokens = sum(self._held_by(decodes)) if plan.drafts is None else 0
+            works.append(_work_of(plan, decodes, num_context_tokens, branched, chunks[rank], drafts))
             if plan.horizon > 1:
                 plan.horizon = self._cut(plan.horizon, decodes, chunks[rank], self._num_free[rank])
         plan.ranks = works
@@ -340,19 +370,20 @@ class Ranks:
 def _work_of(
     plan: StepPlan,
     decodes: SequenceOf[Sequence],
+    num_context_tokens: int,
     branched: Iterable[Sequence],
     chunks: SequenceOf[Chunk],
     drafts: Mapping[int, int],
 ) -> RankWork:
     """Returns the work of a rank in the first iteration of a plan.
 
-    decodes: sequences that decode without branches, branched: those with branches. drafts: draft tokens by
-    request id.
+    decodes: sequences that decode without branches, which hold num_context_tokens, branched: those with
+    branches. drafts: draft tokens by request id.
     """
     num_decodes, num_draft_tokens, num_draft_pairs = len(decodes), 0, 0
     if plan.drafts is None:
         num_widening = sum([seq.growth.widens for seq in decodes])
-        num_context_tokens = num_widening + sum([seq.num_held for seq in decodes])
+        num_context_tokens += num_widening
     else:
         num_widening = 0
         num_context_tokens = num_decodes + sum([seq.num_computed for seq in decodes])

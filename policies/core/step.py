@@ -16,6 +16,7 @@ from operator import index
 from typing import NoReturn, TypeGuard
 
 from policies.caching.branches import Branches
+from policies.core.growth import PAGED
 from policies.core.horizon import cut_horizon
 from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
 from policies.core.sequence import ACTIVE_STATES, DECODING, ENDING, PAUSED, PREFILLING, WAITING, Sequence
@@ -157,7 +158,14 @@ class StepBuilder:
         own = {id: seq for id, seq in self._state.running.items() if seq.state is DECODING}
         if self.num_tokens or len(own) > self.tokens_left or decodes.at_limit or self._state.branched.members:
             return self._decode_each()
-        num_due = sum(map(decodes.needs_block, own.values())) * self._pool.num_tables
+        clock, block_size = decodes.clock, decodes.block_size
+        num_due = 0
+        for seq in own.values():
+            if seq.growth is PAGED:
+                num_due += not (seq.origin + clock - seq.num_dropped) % block_size
+            else:
+                num_due += decodes.needs_block(seq)
+        num_due *= self._pool.num_tables
         if num_due and not self._state.make_room(num_due):
             return self._decode_each()
         self._pool.take(num_due)

@@ -89,8 +89,8 @@ def _fullest(ranks: Iterable[RankWork]) -> list[RankWork]:
         shape = _shape(rank.num_decodes, rank.num_decode_context_tokens, rank.chunks, 0, None)
         key = (*shape.counts, rank.num_widening, rank.num_draft_tokens, rank.num_draft_pairs)
         works[key] = rank
-    return [
-        rank
-        for key, rank in works.items()
-        if not any(other != key and all(map(le, key, other)) for other in works)
-    ]
+    fullest: dict[tuple[Num, ...], RankWork] = {}
+    for key in sorted(works, reverse=True):  # what exceeds a key is before it
+        if not any(all(map(le, key, other)) for other in fullest):
+            fullest[key] = works[key]
+    return list(fullest.values())
