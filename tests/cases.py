@@ -280,7 +280,7 @@ def lora(answers: list[Answer]) -> str:
 
 
 def ranks(answers: list[Answer]) -> str:
-    """Eight ranks compute a prompt each: 2.1 s, and more where a prompt is as long as a rank's budget.
+    """Returns TTFTs of eight ranks that compute a prompt each: 2.1 s, more if it fills the budget of a rank.
 
     A rank that decodes d sequences then computes 8,192 - d of its tokens, and the last d an iteration later,
     as vLLM's scheduler of that rank does. In a closed loop the ranks are ahead of tensor parallelism.

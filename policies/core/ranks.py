@@ -124,7 +124,7 @@ class _FreeSlots:
 
 
 class _Scope(NamedTuple):
-    """What the state shows of the engine: all of it, or one rank."""
+    """The part of an engine that its state shows: all of it, or one rank."""
 
     running: dict[int, Sequence]
     prefilling: Mapping[int, Sequence]
@@ -401,7 +401,7 @@ def _work_of(
 
 
 class RankView(StepView):
-    """What policies see of one rank: its sequences, and its share of slots and memory."""
+    """One rank as policies see it: its sequences, and its share of slots and memory."""
 
     def __init__(self, state: EngineState, ranks: Ranks, rank: int) -> None:
         StepView.__init__(self, state)

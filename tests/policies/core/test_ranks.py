@@ -94,7 +94,7 @@ def test_each_rank_has_its_share_of_the_slots():
     assert [seq.request_id for seq in plan.admitted] == [4]
 
 
-def test_a_slot_of_another_rank_helps_nobody():
+def test_a_slot_of_another_rank_does_not_help():
     core = engine(2, max_num_seqs=4, method="round_robin")
     for request_id, num_output in enumerate((9, 2, 9, 9, 9)):
         add(core, request_id, 2, num_output)
