@@ -203,5 +203,5 @@ def _reduced(words: Sequence[str], leaves_out: Set[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns a name without punctuation but between digits: llama3_1_8b and Llama-3.1-8B give llama3.1.8b."""
+    """Returns a name with punctuation between digits only: llama3_1_8b and Llama-3.1-8B are llama3p1p8b."""
     return re.sub(r"[^a-z0-9]+", "", re.sub(r"(?<=\d)[^a-z0-9]+(?=\d)", "p", name.lower()))
