@@ -83,6 +83,13 @@ def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
         ("dgx_spark", "gb10"),
         ("910B", "ascend_910b"),
         ("H100-SXM", "h100_sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb_sxm"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA H100 NVL", "h100_nvl"),
+        ("NVIDIA B200", "b200_sxm"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_a_device_may_be_named_in_other_letters_and_without_its_series(given, choice, capsys):
