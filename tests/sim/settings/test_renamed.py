@@ -125,7 +125,10 @@ def test_quantised_ids_are_refused_where_their_weights_cannot_be_set(override):
     ("override", "message"),
     [
         ("model=llama3", "nearest: llama3_1_8b, llama3_8b, llama3_70b; all: windtunnel list model"),
-        ("model=mistralai/Mistral-7B-v0.1", "nearest: mistral_7b; all: windtunnel list model"),
+        (
+            "model=mistralai/Mistral-7B-v0.4",
+            "nearest: mistral_7b, mistral_7b_v0_2, mistral_7b_v0_1; all: windtunnel list model",
+        ),
         ("model=someone/no-model", "model=someone/no-model: no such choice; all: windtunnel list model"),
         ("hardware=a100", "nearest: a100_80gb_sxm, a100_pcie, a100_40gb_sxm; all: windtunnel list hardware"),
         ("hardware=b200", "hardware=b200: no such choice; nearest: b200_sxm, "),
