@@ -113,7 +113,7 @@ def command_in(given: str) -> Command:
 
 
 def _before_a_file(given: str) -> tuple[str, dict[str, str]]:
-    """Returns a file's name and the variables before it, as in `TP=8 CONC=64 bash bench.sh`; else the text."""
+    """Returns a file's name and the variables before it, as in `TP=8 bash bench.sh`; otherwise the text."""
     words, variables = _words(given), {}
     while words and (found := _ASSIGNMENT.match(words[0])) is not None and words[0] != found[0]:
         name, _, value = words.pop(0).partition("=")
