@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels.rooflines import DividesAttention, LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
-from policies.batching import Batching
+from policies.batching import Batching, BatchingTraits
 from policies.caching.settings import Caching
 from policies.core.policy_names import name_of
+from policies.user_code.traits import traits_of
 from sim.setup.engine_profile import EngineProfile
 
 ROUTING = "engine.kernels.routing"
@@ -19,7 +20,7 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
 
     With one group there is no number to contradict; `delayer_note` says what the policy does then.
     """
-    num_ranks = _num_ranks(batching)
+    num_ranks = traits_of(batching, BatchingTraits).num_ranks
     if num_ranks is None:
         return
     groups = num_groups(layout, latency)
@@ -33,7 +34,7 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
 
 def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:
     """Returns a note if prompts wait for attention groups that a replica does not have; empty if not."""
-    num_ranks = _num_ranks(batching)
+    num_ranks = traits_of(batching, BatchingTraits).num_ranks
     if num_ranks is not None and num_ranks > 1 == num_groups(layout, latency):
         return (
             f"batching.num_ranks={num_ranks}: prompts wait for so many attention groups, and a "
@@ -42,16 +43,11 @@ def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLev
     return ""
 
 
-def _num_ranks(batching: Batching) -> int | None:
-    """Returns the number of attention groups for which a policy waits; None: it waits for none."""
-    num_ranks: int | None = getattr(batching, "num_ranks", None)
-    return num_ranks
-
-
 def num_groups(layout: ParallelLayout, latency: LatencyLevel) -> int:
     """Returns the number of groups of devices that compute attention for sequences of their own."""
-    of_level = getattr(latency, "num_attention_groups", None)  # of attention/FFN disaggregation
-    return layout.attention_data_parallel_size if of_level is None else int(of_level(layout))
+    if isinstance(latency, DividesAttention):
+        return latency.num_attention_groups(layout)
+    return layout.attention_data_parallel_size
 
 
 def check_experts(
@@ -75,7 +71,7 @@ def check_experts(
     if (
         routing.placement != "dealt"
         and layout.expert_parallel_size == 1
-        and not hasattr(latency, "num_attention_groups")
+        and not isinstance(latency, DividesAttention)
     ):
         raise ValueError(
             f"{ROUTING}.placement={routing.placement}, expert_parallel_size=1: all experts are on one "
