@@ -42,7 +42,7 @@ class Admission(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmissionTraits:
-    """What an admission policy may have beside `refusal`: see `Admission`."""
+    """Members that an admission policy may have beside `refusal`: see `Admission`."""
 
     reads_signals: bool = False
     reads_caches: bool = False

@@ -21,7 +21,7 @@ class Batching(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchingTraits:
-    """What a batching policy may have beside `fill`: declarations, and settings that others read."""
+    """Members that a batching policy may have beside `fill`: declarations, and settings that others read."""
 
     supports_mixed_role: bool = True
     """Whether it can serve requests from arrival to end; False: it is for prefill or decode replicas only."""

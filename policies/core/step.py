@@ -39,8 +39,8 @@ class StepBuilder:
     """
 
     FOR_POLICIES = (
-        "admit", "budget", "decode", "decode_all", "hold", "num_tokens", "pause", "preempt", "prefill", "repeat",
-        "rerank", "reserve_first_chunks", "resume", "tokens_left", "wait_until",
+        "admit", "budget", "decode", "decode_all", "hold", "num_tokens", "pause", "preempt", "prefill",
+        "repeat", "rerank", "reserve_first_chunks", "resume", "tokens_left", "wait_until",
     )  # fmt: skip
     """The names that a policy may use; the others are the engine's."""
 

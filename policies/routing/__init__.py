@@ -126,7 +126,7 @@ class Routing(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingTraits:
-    """What a router may have beside `choose`: the declarations of `ReplicaView`, the methods of `Routing`."""
+    """Members that a router may have beside `choose`: see `ReplicaView` and `Routing`."""
 
     reads_replicas: bool = True
     reads_only_signals: bool = False

@@ -75,7 +75,7 @@ class Scheduling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StarvationTraits:
-    """What a policy of any family may promise: how many later requests go first; see `Scheduling`."""
+    """Promises of a policy of any family on how many later requests go first; see `Scheduling`."""
 
     starvation_bound: int | None = None
     starvation_bound_s: float | None = None

@@ -87,7 +87,7 @@ class DraftLength(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftLengthTraits:
-    """What a draft-length policy may have beside the members of its protocol."""
+    """Members that a draft-length policy may have beside those of its protocol."""
 
     needs_tpot: bool = False
     """Whether the run must have an SLO with a TPOT."""

@@ -1,4 +1,4 @@
-"""What a policy says about itself, with defaults for what it leaves out.
+"""The traits of a policy: what it says about itself, with defaults for what it leaves out.
 
 A policy need not inherit from a class of this project. So each family lists in a frozen dataclass what its
 policies may have beside the methods of their protocol, and `traits_of` reads it:

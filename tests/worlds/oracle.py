@@ -49,7 +49,7 @@ class Seq:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a step may give it a token; one that has ended below its limit gets a token too many."""
+        """True if a step may give it a token; one that has ended below its limit gets a token too many."""
         return not self.is_prefilling and not (self.is_complete and len(self.tokens) >= self.limit)
 
 

@@ -1,4 +1,4 @@
-"""What policies say about themselves, whether or not they inherit from a class of this project."""
+"""The traits of policies: what they say about themselves, whether or not they inherit from a class of this project."""
 
 from dataclasses import dataclass
 
