@@ -1,4 +1,4 @@
-"""The traits of policies: what they say about themselves, whether or not they inherit from a class of this project."""
+"""The traits of policies: what they say about themselves, with or without a class of ours to inherit from."""
 
 from dataclasses import dataclass
 
