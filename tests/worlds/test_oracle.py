@@ -73,14 +73,15 @@ class WatchedWorld(World):
 def draw_world(seed: int) -> WatchedWorld:
     """Draws a world under pressure: little memory, small budgets, equal times, equal contents."""
     rng = Random(seed)
-    storm, repeats, is_closed = rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.3
+    storm, is_closed = rng.random() < 0.5, rng.random() < 0.3
+    contents = rng.choice([unlike_contents, repeated_contents, quoted_contents])
     tick_s = rng.choice([TICK_S, UNEVEN_S, ROOFLINE_S])
     half_ticks = rng.choice([0, 40, 200])
     num_asks = rng.randint(6, 20) if storm else rng.randint(1, 16)
     block_size = rng.choice([1, 2, 3, 4, 8, 16])
     caching = rng.choice([Paged, PrefixCaching, PrefixCaching, PrefixCaching])
     return WatchedWorld(
-        asks=tuple(draw_ask(rng, storm, half_ticks, tick_s, repeats) for _ in range(num_asks)),
+        asks=tuple(draw_ask(rng, storm, half_ticks, tick_s, contents) for _ in range(num_asks)),
         model=ROOFLINE if tick_s == ROOFLINE_S else ToyModel(tick_s, flat=rng.random() < 0.3),
         batching=draw_batching(rng),
         scheduling=rng.choice([Fcfs(), Priority()]),
@@ -109,17 +110,39 @@ def draw_batching(rng: Random) -> Chunked:
     )
 
 
-def draw_ask(rng, storm, half_ticks, tick_s, repeats):
-    ids = rng.randint(1, 3)
+def draw_ask(rng, storm, half_ticks, tick_s, contents):
+    num_prompt_tokens = rng.randint(1, 9) if storm else rng.randint(1, rng.choice([9, 80]))
+    parts, answer_id = contents(rng)
+    if contents is quoted_contents:
+        num_prompt_tokens = sum(num_tokens for _, num_tokens in parts) + rng.choice([0, 0, 5])
     return Ask(
         rng.randint(0, half_ticks) * tick_s / 2,
-        rng.randint(1, 9) if storm else rng.randint(1, rng.choice([9, 80])),
+        num_prompt_tokens,
         rng.randint(8, 60) if storm else rng.randint(1, rng.choice([9, 60])),
         rng.randint(0, 2),
         None if storm else rng.choice([None, None, rng.randint(1, 60)]),
-        tuple((rng.randint(0, ids), rng.choice([4, 8, 8, 13, 32])) for _ in range(rng.randint(0, 3))),
-        rng.choice([None, rng.randint(0, ids)]) if repeats else rng.choice([None, rng.randint(0, 50)]),
+        parts,
+        answer_id,
     )
+
+
+def unlike_contents(rng):
+    return draw_parts(rng), rng.choice([None, rng.randint(0, 50)])
+
+
+def repeated_contents(rng):
+    """Several requests have the same answer."""
+    return draw_parts(rng), rng.choice([None, rng.randint(0, 3)])
+
+
+def quoted_contents(rng):
+    """Prompts are one question, or quote the beginning of its answer, which others may be generating."""
+    num_quoted = rng.choice([0, 0, rng.randint(1, 25)])
+    return (((0, 8), (1, num_quoted)) if num_quoted else ((0, 8),)), rng.choice([1, 1, 1, None])
+
+
+def draw_parts(rng):
+    return tuple((rng.randint(0, 3), rng.choice([4, 8, 8, 13, 32])) for _ in range(rng.randint(0, 3)))
 
 
 def check(world):
@@ -146,7 +169,7 @@ def check_all(seeds):
             raise AssertionError(f"check(draw_world({seed})) fails") from error
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", [*range(50), 81])  # the last has found an error once
 def test_engine_and_loop_equal_the_oracle(seed):
     check(draw_world(seed))
 

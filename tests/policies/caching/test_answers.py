@@ -49,6 +49,19 @@ def test_a_prompt_finds_what_a_running_sequence_has_generated(kind, num_decodes)
         assert run(core, 1) == {B: found}
 
 
+def test_generated_blocks_are_found_although_a_prompt_has_quoted_them_before():
+    """The quote, whose blocks are gone, is 17 tokens of the answer, and something else follows it."""
+    core = make_engine()
+    quote = Prompt(25, (*QUOTE.segments, Segment(7, 4)))
+    core.add(Request(2, 0.0, quote), stop_after=1)
+    run(core, 1)
+    core.block_pool.clear_cache()
+    core.add(Request(A, 0.0, PROMPT, answer_id=6), stop_after=50)
+    run(core, 4)
+    core.add(Request(B, 0.0, QUOTE), stop_after=1)
+    assert run(core, 1) == {B: 8}
+
+
 def test_an_answer_with_another_content_is_not_found():
     core = make_engine()
     core.add(Request(A, 0.0, PROMPT, answer_id=7), stop_after=50)
