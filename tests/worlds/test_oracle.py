@@ -131,12 +131,12 @@ def unlike_contents(rng):
 
 
 def repeated_contents(rng):
-    """Several requests have the same answer."""
+    """Returns contents of which several requests have the same answer."""
     return draw_parts(rng), rng.choice([None, rng.randint(0, 3)])
 
 
 def quoted_contents(rng):
-    """Prompts are one question, or quote the beginning of its answer, which others may be generating."""
+    """Returns one question, or a quote of the beginning of its answer, which others may be generating."""
     num_quoted = rng.choice([0, 0, rng.randint(1, 25)])
     return (((0, 8), (1, num_quoted)) if num_quoted else ((0, 8),)), rng.choice([1, 1, 1, None])
 

@@ -75,7 +75,7 @@ def build(*overrides):
         ),
         (
             ["workload.branching.width=16", "batching.max_num_scheduled_tokens=15", "engine.max_num_seqs=64"],
-.*raise batching.max_num_sch",
+            "workload.branching.width=16, batching.max_num_scheduled_tokens=15: .*; raise batching.max_num_",
         ),
         (
             ["workload.branching.width=9", "batching=slots", "batching.n_parallel=8", "batching.n_batch=8"],
