@@ -11,12 +11,13 @@ from typing import Any
 
 from hwmodels.speculation.draft import ModelDraft
 from policies.core.policy_names import name_of
-from policies.speculation import Proposer, num_places
+from policies.speculation import DraftLengthTraits, Proposer, num_places
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.suffix import Suffix
+from policies.user_code.traits import traits_of
 from sim.setup.scenario import Scenario
 
 VLLM_METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")
@@ -40,7 +41,10 @@ def vllm_speculation(scenario: Scenario, notes: list[str]) -> list[str]:
     if proposer.method not in VLLM_METHODS:
         notes.append(f"speculation={proposer.method}: vLLM does not have it")
         return []
-    if isinstance(scenario.draft_length, NoDrafts) or getattr(scenario.draft_length, "num_tokens", None) == 0:
+    if (
+        isinstance(scenario.draft_length, NoDrafts)
+        or traits_of(scenario.draft_length, DraftLengthTraits).num_tokens == 0
+    ):
         notes.append("draft_length: nothing is drafted, so there is no flag")
         return []
     if proposer.tree is not None:

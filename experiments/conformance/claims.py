@@ -55,7 +55,9 @@ from experiments.conformance.static_routing import choices_need_no_replica
 from experiments.conformance.words import in_words
 from policies.batching import DecodesUnasked, supports_mixed_role
 from policies.routing.static import reads_replicas
+from policies.scheduling import StarvationTraits
 from policies.user_code.failure import PolicyError, failure, with_quote
+from policies.user_code.traits import traits_of
 from sim.settings.build import build
 from sim.settings.policy_errors import policies_of
 
@@ -182,12 +184,12 @@ def claims_of(policy: Any, fixed: Collection[str] = ()) -> list[Claim]:
         del promises[choices_need_no_replica.__name__]
     claims = [Claim(name, promise, worlds) for name, promise in promises.items()]
     in_order = draw_worlds_with(family, policy, fixed, others_in_order=True)
-    bound = getattr(policy, "starvation_bound", None)
+    bounds = traits_of(policy, StarvationTraits)
+    bound, bound_s = bounds.starvation_bound, bounds.starvation_bound_s
     if bound is not None:
         promise = partial(starvation_bound_holds, bound=bound)
         promise.__doc__ = f"Requires that at most {bound} later requests are admitted before a request."
         claims.append(Claim(starvation_bound_holds.__name__, promise, in_order))
-    bound_s = getattr(policy, "starvation_bound_s", None)
     if bound_s is not None:
         promise = partial(starvation_bound_s_holds, bound_s=bound_s)
         promise.__doc__ = (

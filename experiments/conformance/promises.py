@@ -13,10 +13,12 @@ from experiments.conformance.recording_core import Decision
 from experiments.conformance.renamed import promise_by_old_name
 from experiments.conformance.same_run import assert_leap_equals_step, assert_same_records
 from experiments.conformance.worlds import Traffic, World, WorldRun
+from policies.batching import BatchingTraits
 from policies.core.request import Request
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.routing import ReplicaView
+from policies.user_code.traits import traits_of
 
 
 def leap_equals_step(world: World) -> None:
@@ -54,7 +56,7 @@ def no_leaked_blocks(world: World) -> None:
 
 def budget_respected(world: World) -> None:
     """Requires that no iteration has more tokens than max_num_batched_tokens of the batching policy."""
-    limit = getattr(world.batching, "max_num_batched_tokens", inf)
+    limit = traits_of(world.batching, BatchingTraits).max_num_batched_tokens or inf
     for core in world.simulate().cores:
         for decision in core.decisions:
             num_tokens = sum(decision.tokens_by_request.values())

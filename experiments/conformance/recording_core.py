@@ -1,4 +1,4 @@
-"""An EngineCore that records its decisions and checks after every plan that no KV block is leaked."""
+"""An engine whose decisions are recorded, and whose KV blocks are checked after every plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from policies.caching.pool import BlockPool
 from policies.caching.prefix_pool import PrefixPool
 from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
-from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.limits import StopAfter
+from policies.core.plan import Migrant, Progress, StepOutcome, StepPlan
+from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan
 
@@ -30,25 +32,55 @@ class Decision(NamedTuple):
     num_iterations: int
 
 
-class RecordingCore(EngineCore):
-    """Records every committed plan and checks the block tables after every plan and commit."""
+class RecordingCore:
+    """Wraps an engine: records every committed plan, and checks the block tables after every plan and commit.
+
+    All that it does not define is that of the engine. settings: those of `EngineCore`.
+    """
+
+    core: EngineCore
+    decisions: list[Decision]
+    arrival_s: dict[int, float]
+    """Arrival times by request id, of the requests that entered this engine."""
+    first_admitted: list[int]
+    """Request ids in the order of their first admission."""
+    _planned: Decision
+    _has_had_slot: set[Sequence]
+    _num_plans: int
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.decisions: list[Decision] = []
-        self.arrival_s: dict[int, float] = {}
-        """Arrival times by request id, of the requests that entered this engine."""
-        self.first_admitted: list[int] = []
-        """Request ids in the order of their first admission."""
-        self._has_had_slot: set[Sequence] = set()
-        self._num_plans = 0
+        own: dict[str, Any] = {"decisions": [], "arrival_s": {}, "first_admitted": [], "_has_had_slot": set()}
+        vars(self).update(own, core=EngineCore(**settings), _planned=None, _num_plans=0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "core":  # of an object that is not complete
+            raise AttributeError(name)
+        return getattr(self.core, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.core, name, value)
 
     def enter(self, seq: Sequence) -> Sequence:
+        """Adds the sequence of a request, as the engine does."""
         self.arrival_s[seq.request_id] = seq.request.arrival_s
-        return super().enter(seq)
+        return self.core.enter(seq)
+
+    def add(self, request: Request, stop_after: StopAfter = None) -> Sequence:
+        """Adds a request, as the engine does."""
+        return self.enter(self.core.sequence_of(request, stop_after))
+
+    def adopt(self, migrant: Migrant, *settings: Any, **more: Any) -> Sequence:
+        """Adds a sequence of another engine, as the engine does."""
+        seq = self.core.adopt(migrant, *settings, **more)
+        self.arrival_s[seq.request_id] = seq.request.arrival_s
+        return seq
 
     def plan(self, now: float) -> StepPlan | None:
-        plan = super().plan(now)
+        """Returns the next step of the engine, which is recorded and checked."""
+        plan = self.core.plan(now)
         self._note_admitted()
         self._num_plans += 1
         assert self._num_plans <= MAX_PLANS, f"after {MAX_PLANS:,} plans, requests have still not ended"
@@ -63,45 +95,46 @@ class RecordingCore(EngineCore):
                 0,
             )
             # Blocks of a pool with KV groups have no ids, as the engine refuses them.
-            if not isinstance(self.block_pool, GroupPool):
+            if not isinstance(self.core.block_pool, GroupPool):
                 self._check_block_ids(plan)
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
+        """Applies the outcome of a step, as the engine does, and checks the engine."""
         self.decisions.append(self._planned._replace(num_iterations=outcome.iterations))
-        progress = super().commit(plan, outcome, now)
-        self.check_integrity()
+        progress = self.core.commit(plan, outcome, now)
+        self.core.check_integrity()
         return progress
 
     def _note_admitted(self) -> None:
         """Records the sequences that were admitted for the first time since the last plan."""
-        new = [seq for seq in self.unfinished if seq.admission and seq not in self._has_had_slot]
+        new = [seq for seq in self.core.unfinished if seq.admission and seq not in self._has_had_slot]
         for seq in sorted(new, key=lambda seq: seq.admission):
             self._has_had_slot.add(seq)
             self.first_admitted.append(seq.request_id)
 
     def _check_block_ids(self, plan: StepPlan) -> None:
+        core, pool = self.core, self.core.block_pool
         tokens = self._stored_tokens(plan)
         owners: Counter[int] = Counter()
         num_extra = 0  # blocks of branches that are recomputed
-        for seq in self.running.values():
+        for seq in core.running.values():
             if num_prompt_block_tokens(seq) is not None:
-                owners.update({number for table in self.branched.block_ids(seq) for number in table})
+                owners.update({number for table in core.branched.block_ids(seq) for number in table})
                 continue
             num_tokens, num_more = self._slots(seq, tokens.get(seq.request_id, 0))
             num_extra += num_more
-            ids = self.block_pool.block_ids(seq, num_tokens)
-            assert len(ids) == self.block_pool.blocks_held(seq, num_tokens)
+            ids = pool.block_ids(seq, num_tokens)
+            assert len(ids) == pool.blocks_held(seq, num_tokens)
             owners.update(ids)
-        assert all(1 <= number <= self.block_pool.num_blocks for number in owners)
-        shares = type(self.block_pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
+        assert all(1 <= number <= pool.num_blocks for number in owners)
+        shares = type(pool).num_cached is not BlockPool.num_cached  # a prefix cache shares blocks
         assert shares or all(count == 1 for count in owners.values()), "a KV block has two owners"
-        num_extra += 0 if self.residents is None else self.residents.num_blocks
+        num_extra += 0 if core.residents is None else core.residents.num_blocks
         # Pins keep blocks of prefixes, whether or not a running sequence has them, too.
-        pool = self.block_pool
         num_pinned = pool.num_pinned if isinstance(pool, PrefixPool) else 0
         assert 0 <= pool.num_used - num_extra - len(owners) <= num_pinned, "a KV block is leaked"
-        for source, target in self.branched.copies(plan):
+        for source, target in core.branched.copies(plan):
             assert source in owners, "KV is copied from a block without an owner"
             assert target in owners, "KV is copied to a block without an owner"
 
@@ -117,9 +150,9 @@ class RecordingCore(EngineCore):
 
     def _slots(self, seq: Sequence, num_planned: int) -> tuple[int, int]:
         """Returns the KV slots of a sequence with its planned tokens, and the blocks that it has beside."""
-        if self.drafts is None:
+        if self.core.drafts is None:
             return seq.num_held + num_planned, seq.num_extra_blocks
-        if seq in self.drafts.decodes:
-            return int(self.drafts.decodes.blocks_S[seq.slot]) * self.block_pool.block_size, 0
-        num_blocks = self.block_pool.blocks_for(seq.num_held + num_planned) + seq.num_extra_blocks
-        return num_blocks * self.block_pool.block_size, 0
+        if seq in self.core.drafts.decodes:
+            return int(self.core.drafts.decodes.blocks_S[seq.slot]) * self.core.block_pool.block_size, 0
+        num_blocks = self.core.block_pool.blocks_for(seq.num_held + num_planned) + seq.num_extra_blocks
+        return num_blocks * self.core.block_pool.block_size, 0

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
@@ -149,7 +149,7 @@ class World:
     plans_ahead: bool = False
     recv_interval: int = 1
     signal_age_s: float = 0.05
-    engine: type[EngineCore] = RecordingCore
+    engine: Callable[..., Any] = RecordingCore
     """The engine if it does not plan ahead; EngineCore itself records no decisions."""
 
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
@@ -211,10 +211,10 @@ class World:
             "num_swap_blocks": self.num_swap_blocks,
         }
         usual["ends"] = Ends.one_step_late if self.plans_ahead else Ends.at_once
-        core = self.engine(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
+        core: Any = self.engine(block_pool=kv_pool, residents=self._residents(kv_pool), **usual | settings)
         if isinstance(core, RecordingCore):
             cores.append(core)
-        return core
+        return cast("EngineCore", core)
 
     def _residents(self, kv_pool: BlockPool) -> Residents | None:
         """Returns the adapters of an engine; a rank takes as much memory as one token of KV."""

@@ -41,7 +41,7 @@ from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Operator, Part
 from hwmodels.levels.in_proportions import InProportions
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
 from hwmodels.model.mlp import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)
@@ -82,8 +82,7 @@ class Afd:
     @property
     def jitter(self) -> Jitter | None:
         """Random scatter of the iteration times: that of the base, if it has this setting."""
-        jitter: Jitter | None = getattr(self.base, "jitter", None)
-        return jitter
+        return jitter_of(self.base)
 
     def num_attention_groups(self, layout: ParallelLayout) -> int:
         """Returns the number of groups of tensor_parallel_size attention devices."""

@@ -9,7 +9,7 @@ recorded     the durations of a run, replayed
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
@@ -61,6 +61,28 @@ class LatencyLevel(Protocol):
 
     def basis(self, replica: Replica) -> str:
         """Returns the sentence of the reports that states the basis of the iteration times."""
+
+
+@runtime_checkable
+class Jittered(Protocol):
+    """A level with a setting for the random scatter of iteration times; others have none."""
+
+    @property
+    def jitter(self) -> Jitter | None:
+        """Random scatter of the iteration times; None: there is none."""
+
+
+@runtime_checkable
+class DividesAttention(Protocol):
+    """A level whose groups of attention devices are not those of the layout alone."""
+
+    def num_attention_groups(self, layout: ParallelLayout) -> int:
+        """Returns the number of groups of devices that compute attention for sequences of their own."""
+
+
+def jitter_of(level: LatencyLevel) -> Jitter | None:
+    """Returns the random scatter of the iteration times of a level; None: there is none."""
+    return level.jitter if isinstance(level, Jittered) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

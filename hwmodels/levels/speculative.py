@@ -25,7 +25,7 @@ from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.levels.in_proportions import InProportions
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
 from hwmodels.speculation.draft import LayerDraft
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 
@@ -51,8 +51,7 @@ class Speculative:
     @property
     def jitter(self) -> Jitter | None:
         """Random scatter of the iteration times: that of the base, if it has this setting."""
-        jitter: Jitter | None = getattr(self.base, "jitter", None)
-        return jitter
+        return jitter_of(self.base)
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the iteration model. Raises ValueError if the base cannot price the replica or passes."""

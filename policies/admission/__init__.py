@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -37,6 +38,16 @@ class Admission(Protocol):
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Returns None if the request is admitted. `replicas` accept requests now; there is at least one."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionTraits:
+    """Members that an admission policy may have beside `refusal`: see `Admission`."""
+
+    reads_signals: bool = False
+    reads_caches: bool = False
+    on_first_token: Callable[[Request, float], None] | None = None
+    on_end: Callable[[Request, float], None] | None = None
 
 
 def check_retry_after(retry_after_s: float | None) -> None:

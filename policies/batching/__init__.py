@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from policies.core.policy_names import name_of
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+from policies.user_code.traits import traits_of
 
 
 class Batching(Protocol):
@@ -15,6 +17,32 @@ class Batching(Protocol):
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Fills the step with the tokens of the next iteration. `now`: seconds on the caller's clock."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchingTraits:
+    """Members that a batching policy may have beside `fill`: declarations, and settings that others read."""
+
+    supports_mixed_role: bool = True
+    """Whether it can serve requests from arrival to end; False: it is for prefill or decode replicas only."""
+    serves_alone: bool = True
+    """The old name of supports_mixed_role, which is read for one more version."""
+    until_last: bool = False
+    """Whether the outputs of a batch are complete together, with its last member."""
+    max_num_batched_tokens: int | None = None
+    """Maximum tokens of an iteration; None: it has no limit of its own, and so for the others."""
+    max_num_scheduled_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    max_batch_prefill_tokens: int | None = None
+    n_batch: int | None = None
+    long_prefill_token_threshold: int = 0
+    """Maximum tokens of one prompt in an iteration; 0: no limit."""
+    batch_size: int | None = None
+    """Maximum sequences of a batch."""
+    n_parallel: int | None = None
+    """The same, by its name in llama.cpp."""
+    num_ranks: int | None = None
+    """Attention groups for which prompts wait; None: they wait for none."""
 
 
 @runtime_checkable
@@ -58,7 +86,7 @@ def declares_itself(batching: object, name: str = "max_unasked_decodes") -> bool
         own = vars(each)
         if "fill" in own or any(callable(own[name]) for name in own if not name.startswith("__")):
             return False
-    return name in getattr(batching, "__dict__", {})
+    return hasattr(batching, "__dict__") and name in vars(batching)
 
 
 def supports_mixed_role(policy: object) -> bool:
@@ -67,4 +95,5 @@ def supports_mixed_role(policy: object) -> bool:
     A policy for one role only declares `supports_mixed_role = False`; its old name `serves_alone` is also
     read, for one more version.
     """
-    return bool(getattr(policy, "supports_mixed_role", getattr(policy, "serves_alone", True)))
+    traits = traits_of(policy, BatchingTraits)
+    return bool(traits.supports_mixed_role and traits.serves_alone)

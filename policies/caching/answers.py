@@ -30,39 +30,44 @@ class Answers:
         self._offer_now = offer
         self._block_size = block_size
         self.writers: dict[int, dict[int, Sequence]] = {}
-        """By place of an answer: the running sequences that generate it, by request id."""
+        """By place of answers: the running sequences that generate tokens there, by request id."""
         self.num_shared = 0
-        """Number of answers that several sequences generate."""
+        """Number of places at which several sequences generate tokens."""
 
     def begin(self, seq: Sequence) -> None:
         """Adds an admitted sequence with a content id for its answer, unless it has several."""
-        if seq.request.branching is None:
-            writers = self.writers.setdefault(seq.kv.path[-1][0], {})
+        for place in self._places(seq):
+            writers = self.writers.setdefault(place, {})
             writers[seq.request_id] = seq
             self.num_shared += len(writers) == 2
 
     def is_shared(self, seq: Sequence) -> bool:
         """Returns whether other running sequences generate the answer of a sequence, too."""
-        return len(self.writers.get(seq.kv.path[-1][0], ())) > 1
+        return any(len(self.writers.get(place, ())) > 1 for place in self._places(seq))
 
     def offer(self, seq: Sequence) -> None:
         """Offers what a sequence and those with an equal answer have generated, if there are any."""
-        writers = self.writers[seq.kv.path[-1][0]] if seq.request.branching is None else {}
-        if len(writers) > 1:
-            self._offer_all(writers)
+        for place in self._places(seq):
+            if len(writers := self.writers[place]) > 1:
+                self._offer_all(writers)
 
     def end(self, seq: Sequence, num_full: int) -> None:
         """Removes a sequence that frees its blocks, of which the first num_full have all their tokens."""
+        for place in self._places(seq):
+            writers = self.writers[place]
+            if len(writers) == 1:
+                del self.writers[place]
+                continue
+            self._offer_all(writers, seq, num_full)
+            del writers[seq.request_id]
+            self.num_shared -= len(writers) == 1
+
+    def _places(self, seq: Sequence) -> list[int]:
+        """Returns the places of a sequence's answer: several if a prompt has quoted only its beginning."""
         if seq.request.branching is not None:
-            return
-        place: int = seq.kv.path[-1][0]
-        writers = self.writers[place]
-        if len(writers) == 1:
-            del self.writers[place]
-            return
-        self._offer_all(writers, seq, num_full)
-        del writers[seq.request_id]
-        self.num_shared -= len(writers) == 1
+            return []
+        num_prompt_blocks = seq.num_prompt_tokens // self._block_size
+        return [place for place, end in seq.kv.path if end > num_prompt_blocks]
 
     def num_generated(self, seq: Sequence) -> int:
         """Counts the first tokens of a running sequence that are known and computed; 0 before it decodes."""

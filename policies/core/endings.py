@@ -148,12 +148,12 @@ class LateEnds:
         for seq in members:
             seq.num_unread = num_lost = 0
             assert seq.finish_reason is not None
-            if seq.state is DECODING and plan is not None:
-                if seq in plan.idle:
-                    seq.stored_computed = seq.num_computed  # its newest token has been read
-                elif plan.num_decodes:
+            if seq.state is DECODING:
+                if plan is not None and plan.num_decodes and seq not in plan.idle:
                     num_lost = max(1, core.num_reserved)
                     core.num_discarded += num_lost
+                else:
+                    seq.stored_computed = seq.num_computed  # its newest token has been read
             core.finish(seq, seq.finish_reason, num_lost)
         if core.drafts is not None:
             core.drafts.note_read(False)

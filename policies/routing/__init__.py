@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeVar
 
@@ -121,6 +122,22 @@ class Routing(Protocol):
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the position in `replicas` of the replica that gets the request."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingTraits:
+    """Members that a router may have beside `choose`: see `ReplicaView` and `Routing`."""
+
+    reads_replicas: bool = True
+    reads_only_signals: bool = False
+    reads_signals: bool = False
+    reads_caches: bool = False
+    keeps_together: str | None = None
+    needs_predictor: bool = False
+    check: Callable[[int], None] | None = None
+    on_predicted: Callable[[Request, int], None] | None = None
+    on_first_token: Callable[[Request, float], None] | None = None
+    on_end: Callable[[Request, float], None] | None = None
 
 
 Member = TypeVar("Member", bound=ReplicaView)

@@ -20,8 +20,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routing import ReplicaView, Routing
+from policies.routing import ReplicaView, Routing, RoutingTraits
 from policies.user_code.decisions import WrongDecisionError
+from policies.user_code.traits import traits_of
 
 STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) if n[0] != "_") - {"index"}
 """What a router may read of a replica if it does not declare that it reads none."""
@@ -29,7 +30,7 @@ STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) 
 
 def reads_replicas(routing: object) -> bool:
     """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
-    return bool(getattr(routing, "reads_replicas", True))
+    return bool(traits_of(routing, RoutingTraits).reads_replicas)
 
 
 SIGNALS = frozenset(
@@ -40,7 +41,7 @@ SIGNALS = frozenset(
 
 def reads_only_signals(routing: object) -> bool:
     """Returns whether a policy reads no more of a replica than `SIGNALS`."""
-    return bool(getattr(routing, "reads_only_signals", False))
+    return bool(traits_of(routing, RoutingTraits).reads_only_signals)
 
 
 @runtime_checkable

@@ -73,6 +73,14 @@ class Scheduling:
         """Is called when a sequence has ended or was aborted."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StarvationTraits:
+    """Promises of a policy of any family on how many later requests go first; see `Scheduling`."""
+
+    starvation_bound: int | None = None
+    starvation_bound_s: float | None = None
+
+
 def overrides(scheduling: Scheduling, name: str) -> bool:
     """Returns whether a policy overrides an optional method."""
     return getattr(type(scheduling), name) is not getattr(Scheduling, name)

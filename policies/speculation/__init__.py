@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -82,6 +83,16 @@ class DraftLength(Protocol):
         With a tree, the number is a depth: the first levels of the tree are used.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftLengthTraits:
+    """Members that a draft-length policy may have beside those of its protocol."""
+
+    needs_tpot: bool = False
+    """Whether the run must have an SLO with a TPOT."""
+    num_tokens: int | None = None
+    """Draft tokens of a sequence, if the policy has this setting; None: as many as the proposer drafts."""
 
 
 @runtime_checkable

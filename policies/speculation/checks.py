@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from policies.adapters import AdapterServing
 from policies.adapters.unified_paging import UnifiedPaging
-from policies.batching import Batching
+from policies.batching import Batching, BatchingTraits
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.eviction.future import FutureUses
 from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory, pool_of
 from policies.core.policy_names import name_of
-from policies.speculation import DraftLength, Proposer, num_places
+from policies.speculation import DraftLength, DraftLengthTraits, Proposer, num_places
+from policies.user_code.traits import traits_of
 
 KEY = "speculation"
 BUDGETS = ("max_num_scheduled_tokens", "max_prefill_tokens", "max_batch_prefill_tokens", "n_batch")
@@ -75,14 +76,15 @@ def _check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens
             f"{chosen}, max_num_batched_tokens={max_num_batched_tokens}: must be >= {needed} for the pass of "
             f"one sequence; raise it, or lower {KEY}.num_speculative_tokens={proposer.num_speculative_tokens}"
         )
+    traits = traits_of(batching, BatchingTraits)
     for name in BUDGETS:
-        limit = getattr(batching, name, None)
+        limit = getattr(traits, name)
         if limit is not None and limit < needed:
             raise ValueError(
                 f"{chosen}, batching.{name}={limit}: must be >= {needed}, the tokens of a pass or of the end "
                 f"of a prompt; raise it, or lower {KEY}.num_speculative_tokens"
             )
-    threshold = getattr(batching, "long_prefill_token_threshold", 0)
+    threshold = traits.long_prefill_token_threshold
     if 0 < threshold < num_rows:
         raise ValueError(
             f"{chosen}, batching.long_prefill_token_threshold={threshold}: must be 0 or >= {num_rows}, the "
@@ -92,7 +94,7 @@ def _check_budget(proposer: Proposer, batching: Batching, max_num_batched_tokens
 
 def _check_length(proposer: Proposer, draft_length: DraftLength) -> None:
     """Raises ValueError for a policy that would draft more tokens than its proposer has places for."""
-    tree, length = proposer.tree, getattr(draft_length, "num_tokens", None)
+    tree, length = proposer.tree, traits_of(draft_length, DraftLengthTraits).num_tokens
     places = num_places(proposer)
     if length is not None and length > places:
         which = "the levels of the tree" if tree is not None else f"{KEY}.num_speculative_tokens"

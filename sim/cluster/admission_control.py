@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from policies.admission import Admission, Refusal
+from policies.admission import Admission, AdmissionTraits, Refusal
 from policies.user_code.decisions import returned
+from policies.user_code.traits import traits_of
 from sim.cluster.gateway import Gateway
 from sim.cluster.gateway_attachment import GatewayAttachment
 from sim.cluster.request_attempt import RequestAttempt
-from sim.cluster.routers import Hooks
 from sim.engine.replica import Replica
 
 
@@ -17,7 +17,7 @@ class AdmissionControl(GatewayAttachment):
     def __init__(self, admission: Admission, gateway: Gateway) -> None:
         self._admission = admission
         self._gateway = gateway
-        self._on_end = Hooks.of(admission).end
+        self._on_end = traits_of(admission, AdmissionTraits).on_end
 
     def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
         if attempt.is_admitted:

@@ -20,7 +20,9 @@ from typing import Any, Protocol
 
 from simpy import Environment, Event
 
+from policies.batching import BatchingTraits
 from policies.core.request import Prompt, Request
+from policies.user_code.traits import traits_of
 from sim.cluster.failure_injector import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import Gateway
@@ -190,13 +192,13 @@ class AttachedReplica:
     @property
     def max_num_batched_tokens(self) -> int:
         """Tokens of an iteration at most. A change holds from the next plan on, until the replica crashes."""
-        return int(getattr(self._replica.core.batching, "max_num_batched_tokens", 0))
+        return int(traits_of(self._replica.core.batching, BatchingTraits).max_num_batched_tokens or 0)
 
     @max_num_batched_tokens.setter
     def max_num_batched_tokens(self, value: int) -> None:
         replica = self._replica
         batching: Any = replica.core.batching
-        if not hasattr(batching, "max_num_batched_tokens"):
+        if traits_of(batching, BatchingTraits).max_num_batched_tokens is None:
             raise ValueError(f"max_num_batched_tokens={value}: {type(batching).__name__} has no such limit")
         if replica.core.drafts is not None:
             raise ValueError(f"max_num_batched_tokens={value}: it cannot change with speculation")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from policies.admission import AdmissionTraits
 from policies.admission.none import AdmitAll
 from policies.core.request import Request
+from policies.user_code.traits import traits_of
 from sim.cluster.admission_control import AdmissionControl
 from sim.cluster.clients import Clients
 from sim.cluster.first_tokens import FirstTokens
@@ -17,7 +19,7 @@ from sim.cluster.length_predictions import LengthPredictions
 from sim.cluster.pool_counts import PoolCounts
 from sim.cluster.request_attempt import RequestAttempt
 from sim.cluster.resends import Resends
-from sim.cluster.routers import Hooks, Routers
+from sim.cluster.routers import Routers
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.transfer_gateway import PrefillPools, TransferGateway
 from sim.engine.clock import Clock
@@ -62,7 +64,7 @@ class GatewayAssembly:
         self.gateway = Gateway(routers, clock=clock, requests=requests, attempts=attempts, on_end=on_end)
         self.first_tokens = FirstTokens(
             routers,
-            Hooks.of(cluster.admission).first_token,
+            traits_of(cluster.admission, AdmissionTraits).on_first_token,
             is_waited_for=cluster.retries.waits_for_token,
             attempts=attempts,
             clock=clock,

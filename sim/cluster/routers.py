@@ -8,20 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from policies.core.request import Request
-from policies.routing import ReplicaView, Routing
+from policies.routing import ReplicaView, Routing, RoutingTraits
+from policies.user_code.traits import traits_of
 from sim.cluster.length_predictions import LengthPredictions
-
-
-class Hooks(NamedTuple):
-    """The optional event handlers of a policy; None: the policy has no such handler."""
-
-    first_token: Callable[[Request, float], None] | None
-    end: Callable[[Request, float], None] | None
-
-    @classmethod
-    def of(cls, policy: object) -> Hooks:
-        """Returns the handlers that a policy defines."""
-        return cls(getattr(policy, "on_first_token", None), getattr(policy, "on_end", None))
 
 
 class Router(NamedTuple):
@@ -47,13 +36,13 @@ class Routers(dict[str | None, Router]):
     @property
     def see_first_tokens(self) -> bool:
         """True if the policy has a handler of first tokens."""
-        return Hooks.of(self._routing).first_token is not None
+        return traits_of(self._routing, RoutingTraits).on_first_token is not None
 
     def __missing__(self, model: str | None) -> Router:
         policy = self._routing if model is None else deepcopy(self._routing)
-        choose = policy.choose
-        if getattr(policy, "needs_predictor", False):
+        choose, traits = policy.choose, traits_of(policy, RoutingTraits)
+        if traits.needs_predictor:
             assert self._length_predictions is not None
             choose = partial(self._length_predictions.choose, policy)
-        router = self[model] = Router(policy, choose, *Hooks.of(policy))
+        router = self[model] = Router(policy, choose, traits.on_first_token, traits.on_end)
         return router

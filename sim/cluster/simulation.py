@@ -11,10 +11,12 @@ import pandas as pd
 from simpy import Event
 from simpy.events import ProcessGenerator
 
+from policies.admission import AdmissionTraits
 from policies.core.plan import StepPlan
 from policies.core.request import Request
-from policies.routing import Routing
+from policies.routing import Routing, RoutingTraits
 from policies.user_code.failure import note_time
+from policies.user_code.traits import traits_of
 from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes, unhandled
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
@@ -56,7 +58,7 @@ AFTER_USERS: Final = Phase.control + 1
 
 def check_fleet(routing: Routing, num_replicas: int) -> None:
     """Raises ValueError if the settings of a router do not fit the number of replicas."""
-    check = getattr(routing, "check", None)
+    check = traits_of(routing, RoutingTraits).check
     if check is not None:
         check(num_replicas)
 
@@ -194,15 +196,18 @@ class Simulation:
         """
         clock, resends = self._clock, self._assembly.resends
         kv_replication, kv_transfers = resends.kv_replication, resends.kv_transfers
-        readers: list[object] = [cluster.admission, cluster.routing]
+        readers: list[AdmissionTraits | RoutingTraits] = [
+            traits_of(cluster.admission, AdmissionTraits),
+            traits_of(cluster.routing, RoutingTraits),
+        ]
         scales = any(pool.scaling is not None for pool in pools)
         reads_signals = scales or bool(self._attach)
         if kv_transfers is not None:
-            readers.append(cluster.decode_routing)
+            readers.append(traits_of(cluster.decode_routing, RoutingTraits))
             has_mixed = any(pool.role == "mixed" for pool in pools)
             reads_signals = reads_signals or has_mixed or cluster.roles.interval_s is not None
-        reads_signals = reads_signals or any(getattr(p, "reads_signals", False) for p in readers)
-        reads_caches = any(getattr(p, "reads_caches", False) for p in readers)
+        reads_signals = reads_signals or any(traits.reads_signals for traits in readers)
+        reads_caches = any(traits.reads_caches for traits in readers)
 
         def attach_to(replica: Replica) -> None:
             if replica.core.residents is not None:

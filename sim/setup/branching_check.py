@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies.batching import BatchingTraits
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
+from policies.user_code.traits import traits_of
 from sim.setup.pool import PoolSettings
 from sim.workload.base import Workload
 from sim.workload.marked import answers_of, branching_key
@@ -36,11 +38,14 @@ def check_branching(workload: Workload, pools: Mapping[str, PoolSettings]) -> No
                 f"{setting}, caching={name_of(pool.caching)}: cannot share KV between branches; "
                 f"choose caching=paged, prefix or radix, or {key}=1"
             )
+        traits = traits_of(pool.batching, BatchingTraits)
         for name, limit in (
             ("engine.max_num_seqs", pool.engine.max_num_seqs),
             ("max_num_batched_tokens", pool.max_num_batched_tokens),
+            ("batching.max_num_scheduled_tokens", traits.max_num_scheduled_tokens),
+            ("batching.n_batch", traits.n_batch),
         ):
-            if answers.width > limit:
+            if limit is not None and answers.width > limit:
                 raise ValueError(
                     f"{setting}, {name}={limit}: all branches decode together; raise {name} or "
                     "lower the width"

@@ -15,13 +15,13 @@ from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.iterations.memory_profile import GIB
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec
+from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec, jitter_of
 from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.calibration import Calibration
 from policies.adapters import AdapterServing
 from policies.adapters.registry import AdapterMemory
-from policies.batching import Batching
+from policies.batching import Batching, BatchingTraits
 from policies.caching.eviction.future import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.settings import Caching, KvMemory
@@ -29,6 +29,7 @@ from policies.core.policy_names import name_of
 from policies.core.ranks import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
+from policies.user_code.traits import traits_of
 from sim.engine.kv_layout import KvLayout
 from sim.setup.engine_profile import EngineProfile
 from sim.setup.no_effect import check_chain, check_experts, check_ranks, check_shares, num_groups
@@ -160,8 +161,7 @@ class Deployment:
     @property
     def jitter(self) -> Jitter | None:
         """Random scatter of the iteration times; a latency level need not have this setting."""
-        jitter: Jitter | None = getattr(self.latency, "jitter", None)
-        return jitter
+        return jitter_of(self.latency)
 
     @property
     def max_model_len(self) -> int:
@@ -177,8 +177,8 @@ class Deployment:
     @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens of one iteration: the limit of the batching policy, else of the engine."""
-        limit: int = getattr(self.batching, "max_num_batched_tokens", self.engine.max_num_batched_tokens)
-        return limit
+        limit = traits_of(self.batching, BatchingTraits).max_num_batched_tokens
+        return self.engine.max_num_batched_tokens if limit is None else limit
 
     def plan_memory(self) -> MemoryPlan:
         """Returns the memory plan of each device. Raises ValueError if the model does not fit.

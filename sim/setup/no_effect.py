@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels.rooflines import DividesAttention, LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
-from policies.batching import Batching
+from policies.batching import Batching, BatchingTraits
 from policies.caching.settings import Caching
 from policies.core.policy_names import name_of
 from policies.core.ranks import DataParallel
+from policies.user_code.traits import traits_of
 from sim.setup.engine_profile import EngineProfile
 
 ROUTING = "engine.kernels.routing"
@@ -20,7 +21,7 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
 
     With one group there is no number to contradict; `delayer_note` says what the policy does then.
     """
-    num_ranks = _num_ranks(batching)
+    num_ranks = traits_of(batching, BatchingTraits).num_ranks
     if num_ranks is None:
         return
     groups = num_groups(layout, latency)
@@ -36,7 +37,7 @@ def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Ba
     """Raises ValueError unless each rank of data-parallel attention has a share of the limits."""
     limits = {
         "engine.max_num_seqs": engine.max_num_seqs,
-        "batching.max_num_batched_tokens": getattr(batching, "max_num_batched_tokens", None),
+        "batching.max_num_batched_tokens": traits_of(batching, BatchingTraits).max_num_batched_tokens,
         "engine.num_kv_blocks": engine.num_kv_blocks,
     }
     for name, limit in limits.items():
@@ -50,7 +51,7 @@ def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Ba
 def ranks_note(ranks: DataParallel, engine: EngineProfile, batching: Batching) -> str:
     """Returns a note on the share of the limits that each rank of data-parallel attention has."""
     shares = [f"{engine.max_num_seqs // ranks.size:,} of max_num_seqs={engine.max_num_seqs:,}"]
-    budget = getattr(batching, "max_num_batched_tokens", None)
+    budget = traits_of(batching, BatchingTraits).max_num_batched_tokens
     if budget is not None:
         shares.append(f"{budget // ranks.size:,} of max_num_batched_tokens={budget:,}")
     return (
@@ -61,7 +62,7 @@ def ranks_note(ranks: DataParallel, engine: EngineProfile, batching: Batching) -
 
 def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:
     """Returns a note if prompts wait for attention groups that a replica does not have; empty if not."""
-    num_ranks = _num_ranks(batching)
+    num_ranks = traits_of(batching, BatchingTraits).num_ranks
     if num_ranks is not None and num_ranks > 1 == num_groups(layout, latency):
         return (
             f"batching.num_ranks={num_ranks}: prompts wait for so many attention groups, and a "
@@ -70,16 +71,11 @@ def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLev
     return ""
 
 
-def _num_ranks(batching: Batching) -> int | None:
-    """Returns the number of attention groups for which a policy waits; None: it waits for none."""
-    num_ranks: int | None = getattr(batching, "num_ranks", None)
-    return num_ranks
-
-
 def num_groups(layout: ParallelLayout, latency: LatencyLevel) -> int:
     """Returns the number of groups of devices that compute attention for sequences of their own."""
-    of_level = getattr(latency, "num_attention_groups", None)  # of attention/FFN disaggregation
-    return layout.attention_data_parallel_size if of_level is None else int(of_level(layout))
+    if isinstance(latency, DividesAttention):
+        return latency.num_attention_groups(layout)
+    return layout.attention_data_parallel_size
 
 
 def check_experts(
@@ -103,7 +99,7 @@ def check_experts(
     if (
         routing.placement != "dealt"
         and layout.expert_parallel_size == 1
-        and not hasattr(latency, "num_attention_groups")
+        and not isinstance(latency, DividesAttention)
     ):
         raise ValueError(
             f"{ROUTING}.placement={routing.placement}, expert_parallel_size=1: all experts are on one "

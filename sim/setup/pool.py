@@ -14,7 +14,7 @@ from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
-from policies.batching import max_unasked_of
+from policies.batching import BatchingTraits, max_unasked_of
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.endings import Ends
@@ -25,6 +25,7 @@ from policies.scaling import Scaling
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
+from policies.user_code.traits import traits_of
 from sim.engine.frontend import Frontend
 from sim.engine.links import Links
 from sim.engine.replica import Replica
@@ -114,9 +115,8 @@ class PoolSettings(Deployment):
 
     def _check_batch_size(self) -> None:
         """Raises ValueError for a batching policy whose batches are larger than the number of slots."""
-        limit = self.engine.max_num_seqs
-        for name in ("batch_size", "n_parallel"):
-            batch_size = getattr(self.batching, name, None)
+        limit, traits = self.engine.max_num_seqs, traits_of(self.batching, BatchingTraits)
+        for name, batch_size in (("batch_size", traits.batch_size), ("n_parallel", traits.n_parallel)):
             if isinstance(batch_size, int) and batch_size > limit:
                 raise ValueError(
                     f"batching.{name}={batch_size}: must be <= engine.max_num_seqs={limit}, the sequences "
@@ -125,7 +125,7 @@ class PoolSettings(Deployment):
 
     def _check_batch_ends(self) -> None:
         """Raises ValueError for batches that end as a whole beside asynchronous scheduling."""
-        if getattr(self.batching, "until_last", False) and self.host.overlapped:
+        if self._ends_with_batch and self.host.overlapped:
             raise ValueError(
                 "batching.until_last=true, engine.host.overlapped=true: batches that end as a whole are not "
                 "modelled with asynchronous scheduling, which learns of the last end a step later; set "
@@ -146,7 +146,7 @@ class PoolSettings(Deployment):
         """Raises ValueError for a proposer without the policies beside it, or that the engine cannot run."""
         if self.speculation is None:
             return
-        if getattr(self.batching, "until_last", False):
+        if self._ends_with_batch:
             raise ValueError(
                 f"batching.until_last=true, speculation={self.speculation.method}: batches that end as a "
                 "whole are not modelled with drafts; set batching.until_last=false, or speculation=none"
@@ -284,7 +284,7 @@ class PoolSettings(Deployment):
             residents = residents_of(self.adapters, self.registry(served), kv_pool)
         has_stages = self.batches_in_flight > 1
         ends = Ends.one_step_late if self.host.overlapped and not has_stages else Ends.at_once
-        if getattr(self.batching, "until_last", False):
+        if self._ends_with_batch:
             ends = Ends.with_batch
         new_drafts = None
         if self.speculation is not None and self.draft_length is not None:
@@ -306,12 +306,16 @@ class PoolSettings(Deployment):
         )
 
     @property
+    def _ends_with_batch(self) -> bool:
+        return traits_of(self.batching, BatchingTraits).until_last
+
+    @property
     def batches_in_flight(self) -> int:
         """Batches that a replica has in flight: one per pipeline stage, if the stages are priced one by one.
 
         Drafts, batches that end as a whole and measured times of whole iterations have one at a time.
         """
-        if self.pipeline_parallel_size == 1 or getattr(self.batching, "until_last", False):
+        if self.pipeline_parallel_size == 1 or self._ends_with_batch:
             return 1
         model = self.iteration_model()
         has_stages = isinstance(model, Roofline) and model.stages is not None

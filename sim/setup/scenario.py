@@ -16,6 +16,9 @@ from policies.adapters.registry import Adapter
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
 from policies.core.policy_names import name_of
+from policies.routing import RoutingTraits
+from policies.speculation import DraftLengthTraits
+from policies.user_code.traits import traits_of
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
@@ -93,7 +96,7 @@ class Scenario(PoolSettings, ClusterSettings):
                     check_fleet(routing, self.num_replicas)
             except ValueError as error:
                 raise ValueError(f"{key}.{error}") from None
-            if getattr(routing, "needs_predictor", False) and self.prediction is None:
+            if traits_of(routing, RoutingTraits).needs_predictor and self.prediction is None:
                 raise ValueError(
                     f"prediction=none: {key}={name_of(routing)} needs predicted output lengths; choose "
                     "a predictor, such as prediction=histogram"
@@ -184,7 +187,7 @@ class Scenario(PoolSettings, ClusterSettings):
     def _check_tpot(self) -> None:
         """Raises ValueError for a draft-length policy that needs the TPOT of an SLO that has none."""
         for name, pool in self.pools_by_name.items():
-            if self.tpot_s is None and getattr(pool.draft_length, "needs_tpot", False):
+            if self.tpot_s is None and traits_of(pool.draft_length, DraftLengthTraits).needs_tpot:
                 key = f"pools.{name}.draft_length" if name else "draft_length"
                 raise ValueError(
                     f"{key}={name_of(pool.draft_length)}: needs a TPOT to keep, and slo has none; set "

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from policies.admission.none import AdmitAll
 from policies.core.policy_names import name_of
+from policies.routing import RoutingTraits
 from policies.routing.static import reads_only_signals, reads_replicas
+from policies.user_code.traits import traits_of
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.setup.pool import PoolSettings
 from sim.workload.base import Source, is_open_loop
@@ -48,8 +50,9 @@ def _of_routing(cluster: ClusterSettings) -> Iterator[tuple[str, str]]:
             yield f"{name}, signal_age_s=0: parts run ahead for that time only", "set signal_age_s=0.05"
     elif reads_replicas(routing):
         yield f"{name}: it reads the state of replicas, which shards do not share", f"choose {STATIC}"
+    traits = traits_of(routing, RoutingTraits)
     for method in ("on_first_token", "on_end", "on_predicted"):
-        if hasattr(routing, method):
+        if getattr(traits, method) is not None:
             yield (
                 f"{name}: its {method} learns from all replicas, which shards do not share",
                 (f"choose {STATIC}"),

@@ -20,7 +20,9 @@ from typing import TypeVar
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
+from policies.routing import RoutingTraits
 from policies.routing.static import reads_replicas
+from policies.user_code.traits import traits_of
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.workload.thinned import ThinnedWorkload
@@ -38,7 +40,7 @@ def thinned(scenario: Scenario) -> Scenario:
     n = scenario.sim.thin
     _check_parts(scenario)
     pools = {name: _fewer_replicas(pool, f"pools.{name}.", n) for name, pool in scenario.pools.items()}
-    keeps_together = getattr(scenario.routing, "keeps_together", None)
+    keeps_together = traits_of(scenario.routing, RoutingTraits).keeps_together
     is_scattered = keeps_together not in ("prefix", "session") and any(
         map(_finds_kv, scenario.pools_by_name.values())
     )
@@ -85,12 +87,12 @@ def _check_parts(scenario: Scenario) -> None:
         raise ValueError(
             f"{key}, failures: failures name single replicas and pools; choose failures=none or sim.thin=1"
         )
-    if scenario.served_adapters and getattr(scenario.routing, "keeps_together", None) == "adapter":
+    if scenario.served_adapters and traits_of(scenario.routing, RoutingTraits).keeps_together == "adapter":
         raise ValueError(
             f"{key}, routing={name_of(scenario.routing)}: gives replicas whole adapters, of which a part of "
             "the fleet has all; choose a routing by load, such as routing=least_outstanding, or sim.thin=1"
         )
-    if getattr(scenario.routing, "reads_signals", False):
+    if traits_of(scenario.routing, RoutingTraits).reads_signals:
         raise ValueError(
             f"{key}, routing={name_of(scenario.routing)}: picks extremes of all replicas by their signals, "
             "which a part of the fleet does not have (join_shortest_kv: mean TTFT up to 8 % too low); choose "

@@ -27,7 +27,8 @@ from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.routing import Routing, chosen
+from policies.routing import Routing, RoutingTraits, chosen
+from policies.user_code.traits import traits_of
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
@@ -107,8 +108,8 @@ class KvTransfers:
         self.overflow_tokens = settings.overflow_tokens
         self._settings = settings
         self._routing = routing
-        self._needs_length: bool = getattr(routing, "needs_predictor", False)
-        self._on_routed_end: Callable[[Request, float], None] | None = getattr(routing, "on_end", None)
+        traits = traits_of(routing, RoutingTraits)
+        self._needs_length, self._on_routed_end = traits.needs_predictor, traits.on_end
         self._clock = clock
         self._requests = requests
         self._gateway = gateway

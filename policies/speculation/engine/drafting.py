@@ -25,7 +25,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.batching import Batching
+from policies.batching import Batching, BatchingTraits
 from policies.caching.pool import BlockPool
 from policies.core.limits import RejectedError
 from policies.core.parts import Engine
@@ -39,6 +39,7 @@ from policies.speculation.engine.iterations import Reservation, iterations_to_ev
 from policies.speculation.engine.running import DraftRunningSet
 from policies.speculation.engine.step import DraftStep
 from policies.speculation.engine.watch import DraftWatch
+from policies.user_code.traits import traits_of
 
 
 class Drafting:
@@ -71,7 +72,7 @@ class Drafting:
 
     def new_step(self, state: EngineState, batching: Batching) -> DraftStep:
         """Returns the builder of steps with draft tokens."""
-        max_inputs = getattr(batching, "max_num_batched_tokens", 0)
+        max_inputs = traits_of(batching, BatchingTraits).max_num_batched_tokens or 0
         self._step = DraftStep(state, self.speculation, self.decodes, max_inputs)
         return self._step
 

@@ -49,6 +49,41 @@ def test_a_prompt_finds_what_a_running_sequence_has_generated(kind, num_decodes)
         assert run(core, 1) == {B: found}
 
 
+def test_generated_blocks_are_found_although_a_prompt_has_quoted_them_before():
+    """The quote, whose blocks are gone, is 17 tokens of the answer, and something else follows it."""
+    core = make_engine()
+    quote = Prompt(25, (*QUOTE.segments, Segment(7, 4)))
+    core.add(Request(2, 0.0, quote), stop_after=1)
+    run(core, 1)
+    core.block_pool.clear_cache()
+    core.add(Request(A, 0.0, PROMPT, answer_id=6), stop_after=50)
+    run(core, 4)
+    core.add(Request(B, 0.0, QUOTE), stop_after=1)
+    assert run(core, 1) == {B: 8}
+
+
+class StopsDecoding:
+    """Decodes in the first three steps only; later ones compute prompts, token by token."""
+
+    def fill(self, view, step, now):
+        if view.num_iterations < 3:
+            step.decode_all()
+        for seq in view.prefilling:
+            step.prefill(seq, 1)
+        for seq in view.waiting:
+            step.admit(seq, 3)
+
+
+def test_an_answer_that_ends_late_without_a_surplus_token_is_found_as_far_as_it_was_computed():
+    """A ends with its third token in step 2, and no later step decodes: 3 + 2 tokens have KV."""
+    core = make_engine(async_core, batching=StopsDecoding(), block_size=1)
+    core.add(Request(A, 0.0, Prompt(3, (Segment(5, 3),)), answer_id=6), stop_after=3)
+    core.add(Request(2, 0.0, Prompt(50)), stop_after=1)
+    run(core, 4)
+    core.add(Request(B, 0.0, Prompt(20, (Segment(5, 3), Segment(6, 17)))), stop_after=1)
+    assert run(core, 1) == {B: 5}
+
+
 def test_an_answer_with_another_content_is_not_found():
     core = make_engine()
     core.add(Request(A, 0.0, PROMPT, answer_id=7), stop_after=50)

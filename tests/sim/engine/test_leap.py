@@ -2,16 +2,12 @@
 
 from functools import partial
 from math import inf, nextafter
-from pathlib import Path
 
 import pytest
-from hydra.utils import instantiate
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from experiments.conformance.same_run import assert_leap_equals_step
-from hwmodels.assembly.roofline import Roofline
 from policies.batching.chunked import Chunked
 from policies.batching.partial_prefills import PartialPrefills
 from policies.caching.paged import Paged
@@ -22,8 +18,8 @@ from policies.scheduling.priority import Priority
 from sim.engine.links import Links
 from sim.engine.replica import MAX_LEAP
 from tests.examples import examples
+from tests.worlds.rooflines import small_roofline
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 TICK_S = 0.125  # one iteration of the flat toy model
 
 
@@ -73,10 +69,7 @@ def test_leap_equals_step_on_a_roofline(data, worlds, roofline):
 
 @pytest.fixture(scope="module")
 def roofline():
-    nodes = [OmegaConf.load(CONFIGS / path) for path in ("model/smollm2_135m.yaml", "hardware/l4.yaml")]
-    nodes[1].pop("defaults")  # the calibration that a device brings along
-    model, device = (instantiate(node, _convert_="all") for node in nodes)
-    return Roofline(model=model, device=device)
+    return small_roofline()
 
 
 class LongestContextFirst:

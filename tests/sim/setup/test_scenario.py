@@ -74,6 +74,14 @@ def build(*overrides):
             "workload.branching.width=16, max_num_batched_tokens=15: .*raise max_num_batched_tokens or",
         ),
         (
+            ["workload.branching.width=16", "batching.max_num_scheduled_tokens=15", "engine.max_num_seqs=64"],
+            "workload.branching.width=16, batching.max_num_scheduled_tokens=15: .*; raise batching.max_num_",
+        ),
+        (
+            ["workload.branching.width=9", "batching=slots", "batching.n_parallel=8", "batching.n_batch=8"],
+            "workload.branching.width=9, batching.n_batch=8: .*raise batching.n_batch or",
+        ),
+        (
             ["workload.branching.width=4", "speculation=eagle3"],
             "workload.branching.width=4, speculation=eagle3: .*one answer per request; choose",
         ),
