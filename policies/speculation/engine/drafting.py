@@ -102,27 +102,27 @@ class Drafting:
 
         If it returns None after a commit without acceptances, these must be read before the next call.
         """
-        if self._late is not None:
-            return self._plan_and_decide(now)
-        decodes = self.decodes
-        decodes.hide()
-        plan = self._plan_and_decide(now)
-        decodes.show(plan)
-        if plan is None:
-            self.watch.read()
+        core, decodes = self._core, self.decodes
+        if self._late is None and not self.watch.is_fixed:
+            decodes.hide()
+        plan = core.plan_step(now)
+        if plan is not None and not plan.is_unasked:
+            self._decide(plan, drafts_of(plan), now)
+        if self._late is None:
+            decodes.show(plan)
+            if plan is None:
+                self.watch.read()
         return plan
 
-    def _plan_and_decide(self, now: float) -> StepPlan | None:
-        """Returns the next step, with the numbers of draft tokens of the pass after it."""
-        core = self._core
-        plan = core.plan_step(now)
-        if plan is not None:
-            try:
-                self.watch.decide(plan, drafts_of(plan), now, self._step.tokens_left)
-            except Exception:
-                core.cancel(plan)  # no plan is in flight after a failed call
-                raise
-        return plan
+    def _decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
+        """Decides the numbers of draft tokens of the pass after a step that has just been planned."""
+        try:
+            self.watch.decide(plan, drafts, now, self._step.tokens_left)
+        except Exception:
+            self._core.cancel(plan)  # no plan is in flight after a failed call
+            raise
+        if self.watch.is_fixed and drafts.are_alike and self._step.decodes_together(drafts):
+            self.decodes.repeatable = drafts
 
     def plan_unasked(self, max_unasked: int, is_undisturbed: bool) -> StepPlan | None:
         """Returns a step that decodes all sequences, while nothing changes; None: policies must be called.
@@ -130,16 +130,20 @@ class Drafting:
         is_undisturbed: whether the plan need not list changes since the last one.
         """
         core, decodes, step = self._core, self.decodes, self._step
-        if decodes.size + core.num_held != core.num_in_engine or not is_undisturbed:
-            return None
-        if not 0 < decodes.size <= max_unasked:
-            return None
-        step.begin()
-        step.budget(max_unasked)
-        if not step.decode_together():
-            return None
-        step.repeat()
-        return step.end()
+        if decodes.size + core.num_held == core.num_in_engine and is_undisturbed:
+            if 0 < decodes.size <= max_unasked:
+                last = decodes.repeatable
+                plan = None if last is None else step.again(last, max_unasked)
+                if plan is not None:
+                    return plan
+                step.begin()
+                step.budget(max_unasked)
+                if step.decode_together():
+                    step.repeat()
+                    return step.end()
+        if self._late is None:
+            decodes.hide()  # what policies must not see
+        return None
 
     def make_room(self) -> None:
         """Reads the tokens of the step before, after a step that computes nothing.
@@ -147,7 +151,7 @@ class Drafting:
         Then its rejected draft tokens no longer count as computed, and sequences may turn out to have ended.
         """
         decodes = self.decodes
-        if (decodes.base_S > decodes.computed_S)[decodes.slots].any():
+        if any(decodes.base_S.item(seq.slot) > seq.num_computed for seq in decodes.members):
             self._step.has_read = True
             if self._late is None:  # else the caller reads them now
                 decodes.show(None)
@@ -170,35 +174,41 @@ class Drafting:
             raise ValueError(
                 "commit: read must be called first for the step before, which had no acceptances"
             )
+        accepted, decodes = outcome.accepted, self.decodes
+        if accepted is None and drafts.accepted is not None:  # as `num_iterations_of` was told
+            accepted = drafts.accepted[: outcome.iterations]
         if self._reads_late:
             self._offer_read()
-            if outcome.accepted is None:
+            if accepted is None:
                 if outcome.iterations != 1 or outcome.proposed is not None:
                     raise ValueError(
                         f"commit of {outcome.iterations} iterations without acceptances: must be of 1, and "
                         "without outcome.proposed"
                     )
-                outcome = outcome._replace(accepted=np.zeros((1, len(drafts.seqs)), np.int64))
+                accepted = np.zeros((1, len(drafts.seqs)), np.int64)
                 self._late = plan
-        check_accepted(drafts, outcome.accepted, outcome.iterations)
+        if drafts.accepted is None or outcome.accepted is not None:
+            accepted = check_accepted(drafts, accepted, outcome.iterations)
+            drafts.judge(accepted)
         if core.num_reserved:
             core.check_commit(plan, outcome.iterations, now)
-            self._reservation.settle(drafts, outcome.accepted)
+            self._reservation.settle(drafts, outcome.iterations)
         if self._late is None:
-            self.watch.record(drafts, outcome)
+            self.watch.record(drafts, accepted)
         if not plan.num_decodes:
-            self.decodes.rest()
+            decodes.rest()
         progress = core.commit_step(plan, outcome, now)
         self._set_next(drafts, outcome)
         self.watch.committed(progress, now)
         if self._late is not None:
-            self.decodes.unread = None
+            decodes.num_unread = 0
         return progress
 
     def _set_next(self, drafts: DraftPlan, outcome: StepOutcome) -> None:
         """Sets the draft tokens of the next pass of each sequence that got a token."""
-        num_next = drafts.next_drafts if outcome.proposed is None else outcome.proposed
-        decodes, num_decodes = self.decodes, len(drafts.seqs)
+        decodes, num_decodes, num_next = self.decodes, len(drafts.seqs), drafts.next_drafts
+        if outcome.proposed is not None:
+            num_next, decodes.repeatable = outcome.proposed, None
         decodes.drafts_S[drafts.slots] = num_next[:num_decodes]
         for seq, num in zip(drafts.next_seqs[num_decodes:], num_next[num_decodes:].tolist(), strict=True):
             if seq.state is DECODING:
@@ -208,12 +218,15 @@ class Drafting:
 
     def advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan; returns the sequences that end."""
-        drafts, accepted = drafts_of(plan), outcome.accepted
+        drafts = drafts_of(plan)
         if drafts.num_changes != self.decodes.num_changes:
             is_member = self.decodes.is_member_S[drafts.slots]
             if np.count_nonzero(is_member) < len(is_member):  # others had ended before this step
-                return self.decodes.advance_by(drafts.part(is_member), accepted.compress(is_member, axis=1))
-        return self.decodes.advance_by(drafts, accepted)
+                assert drafts.accepted is not None
+                part = drafts.part(is_member)
+                part.judge(drafts.accepted[: outcome.iterations].compress(is_member, axis=1))
+                drafts = part
+        return self.decodes.advance_by(drafts, outcome.iterations)
 
     def read(self, plan: StepPlan, accepted: Ints, stopped: Iterable[Sequence] = ()) -> list[Sequence]:
         """Applies the acceptances of a plan that was committed without; returns the sequences that ended.
@@ -228,7 +241,7 @@ class Drafting:
         if plan is not self._late:
             raise ValueError("read: must be of the plan that was committed last, without acceptances")
         core, drafts, decodes = self._core, drafts_of(plan), self.decodes
-        check_accepted(drafts, accepted, 1)
+        accepted = check_accepted(drafts, accepted, 1)
         self._late = None
         self.watch.read(drafts, accepted)
         certain = drafts.num_computed + 1
@@ -279,9 +292,11 @@ class Drafting:
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
         """Returns the iterations until the first event, and the KV blocks that each takes after the first.
 
-        accepted: draft tokens that would be accepted [iterations, sequences]. The last iteration is the first
+        accepted: draft tokens that would be accepted [iterations, sequences]; a commit without acceptances then
+        takes them from here, as many iterations as it has. The last iteration is the first
         in which a sequence ends, or the one before blocks run out or the model's context may be full.
         """
+        check_accepted(drafts_of(plan), accepted, len(accepted))
         return iterations_to_event(drafts_of(plan), accepted, self.decodes, self._step, self._pool)
 
     def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
@@ -306,6 +321,7 @@ class Drafting:
         pool = self._pool
         worst = np.tile(drafts_of(plan).depth, (min(limit, plan.horizon), 1))
         num_iterations, num_blocks = self.num_iterations_of(plan, worst)
+        drafts_of(plan).accepted = None  # it was no more than a question
         while num_iterations > 1 and num_blocks[num_iterations - 1] > pool.num_free_without_content:
             num_iterations -= 1
         return num_iterations

@@ -29,7 +29,7 @@ class DraftStep(StepBuilder):
     max_inputs: tokens of a batch, those of drafting included.
     """
 
-    _together: tuple[Ints, Ints, Ints]  # if all decode: slots, base and number of draft tokens of each
+    _together: tuple[Ints, Ints, Ints, Ints]  # if all decode: slots, base, number of draft tokens, and reach
 
     def __init__(
         self, state: EngineState, speculation: Speculation, decodes: DraftSet, max_inputs: int
@@ -37,6 +37,9 @@ class DraftStep(StepBuilder):
         self._shapes = Shapes(speculation.proposer)
         self._rules = speculation.proposer.rules
         decodes.num_lookahead = self._shapes.num_rows if self._rules.keeps_lookahead else 0
+        decodes.margin = 4 * self._shapes.num_rows + 1 + decodes.num_lookahead
+        self._ahead = np.array([1 + decodes.num_lookahead])
+        self._block_size = np.array([decodes.block_size])
         self._num_padding = 0
         policy = speculation.draft_length
         if isinstance(policy, Fixed) and self._shapes.is_chain:
@@ -107,19 +110,14 @@ class DraftStep(StepBuilder):
         num_slots = self._rules.num_input_slots * (len(slots) - 1)
         if total + num_slots > self.tokens_left:
             return False
-        end: Ints = base + num_drafts
-        end += 1
-        if end.max() >= decodes.max_model_len:
+        reach: Ints = num_drafts + self._ahead
+        end: Ints = base + reach
+        if not decodes.is_far and end.max() >= decodes.max_model_len + decodes.num_lookahead:
             return False
-        num_new = self._num_new_blocks(slots, end)
-        num_blocks = int(np.add.reduce(num_new))
-        if num_blocks > pool.num_free and not self._state.make_room(num_blocks):
+        if not self._take_blocks(slots, end):
             return False
-        if num_blocks:
-            pool.take(num_blocks)
-            decodes.blocks_S[slots] += num_new
         self._all_decode = True
-        self._together = slots, base, num_drafts
+        self._together = slots, base, num_drafts, reach
         self._spend_on(total, len(slots))
         if pool.needs_offers:
             for seq in decodes.members:
@@ -130,29 +128,56 @@ class DraftStep(StepBuilder):
         """Offers the tokens of a sequence that this step decodes to the cache."""
         self._pool.offer_known(seq, self.num_readable(seq, None))
 
-    def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
-        """Counts the blocks that sequences need for so many tokens and the lookahead."""
-        decodes = self._drafting
-        num_new = self._blocks_for(num_tokens + decodes.num_lookahead)
-        num_new -= decodes.blocks_S[slots]
-        return np.maximum(num_new, 0, out=num_new)
+    def again(self, last: DraftPlan, max_num_tokens: int) -> StepPlan | None:
+        """Returns a step that does what the last one did, after budget(max_num_tokens) and repeat().
 
-    def _blocks_for(self, num_slots: Ints) -> Ints:
+        last: its draft tokens, while they are `DraftSet.repeatable`. None: the step must be built.
+        """
+        decodes, pool, slots, num_seqs = self._drafting, self._pool, last.slots, len(last.seqs)
+        num_inputs = self._rules.num_input_slots
+        budget = min(max_num_tokens, max(self._max_inputs, max_num_tokens) - num_inputs)
+        if last.num_tokens + num_seqs + num_inputs * (num_seqs - 1) > budget or pool.needs_offers:
+            return None
+        base = decodes.base_S[slots]
+        if not (decodes.is_far and self._take_blocks(slots, base + last.reach)):
+            return None
+        context = decodes.num_context_tokens + num_seqs
+        plan = StepPlan(
+            pool.num_iterations, num_seqs, context, 0, decodes, MAX_HORIZON, pool.expires_s
+        )
+        plan.drafts = last.again(decodes.computed_S[slots], base)
+        plan.is_unasked = True
+        self._state.complete(plan, {})
+        return plan
+
+    def decodes_together(self, drafts: DraftPlan) -> bool:
+        """Returns whether the step that has just been built decodes all sequences as they asked for."""
+        return self._all_decode and not drafts.padded and drafts.num_changes == self._drafting.num_changes
+
+    def _take_blocks(self, slots: Ints, end: Ints) -> bool:
+        """Takes the blocks that sequences need for so many KV slots; false, without a change, if they lack."""
+        decodes, pool = self._drafting, self._pool
+        held = decodes.blocks_S[slots]
+        if not np.count_nonzero(end > held * self._block_size):
+            return True
+        num_new = self.blocks_for(end)
+        num_new -= held
+        np.maximum(num_new, 0, out=num_new)
+        num_blocks = int(np.add.reduce(num_new))
+        if num_blocks > pool.num_free and not self._state.make_room(num_blocks):
+            return False
+        pool.take(num_blocks)
+        decodes.blocks_S[slots] += num_new
+        return True
+
+    def blocks_for(self, num_slots: Ints) -> Ints:
         """Converts numbers of KV slots, cut to the model's context, to those of their blocks, in place."""
         decodes = self._drafting
-        np.minimum(num_slots, decodes.max_slots, out=num_slots)
-        num_slots += decodes.block_size - 1
-        num_slots //= decodes.block_size
+        if not decodes.is_far:
+            np.minimum(num_slots, decodes.max_slots, out=num_slots)
+        num_slots += self._block_size - 1
+        num_slots //= self._block_size
         return num_slots
-
-    def blocks_of(self, drafts: DraftPlan, base: Ints) -> Ints:
-        """Returns the KV blocks of each sequence in iterations that begin with `base` tokens.
-
-        base: computed tokens as the scheduler counts them [iterations, sequences], which never decrease.
-        """
-        decodes = self._drafting
-        num_blocks = self._blocks_for(base + (drafts.num_drafts + (1 + decodes.num_lookahead)))
-        return np.maximum(num_blocks, decodes.blocks_S[drafts.slots], out=num_blocks)
 
     def decode(self, seq: SequenceView) -> bool:
         """Gives a decoding sequence its next tokens; False if the budget is used up or it was preempted.
@@ -168,8 +193,8 @@ class DraftStep(StepBuilder):
         if wanted < 1:
             return True
         num_drafts = int(self._shapes.whole_levels(np.array([min(wanted, self.tokens_left) - 1]))[0])
-        slots, end = np.array([slot]), np.array([base + 1 + num_drafts])
-        num_blocks = int(self._num_new_blocks(slots, end)[0])
+        num_slots = min(base + 1 + num_drafts + decodes.num_lookahead, decodes.max_slots)
+        num_blocks = max(self._pool.blocks_for(num_slots) - int(decodes.blocks_S[slot]), 0)
         if not self._make_room(seq, num_blocks):
             return False
         self._pool.take(num_blocks)
@@ -294,7 +319,7 @@ class DraftStep(StepBuilder):
         plan.drafts = drafts = self._drafts()
         plan.num_widening = 0
         num_seqs = len(drafts.seqs)
-        plan.num_decode_context_tokens = self._drafting.num_tokens_of(drafts.num_computed) + num_seqs
+        plan.num_decode_context_tokens = self._drafting.num_tokens_of(drafts) + num_seqs
         for request_id, num_rows in self._padded.items():
             drafts.pad(request_id, num_rows)
         self._state.complete(plan, self._decoded)
@@ -308,19 +333,20 @@ class DraftStep(StepBuilder):
         decodes = self._drafting
         if self._all_decode:
             seqs, slots = decodes.members, decodes.slots
-            known_slots, base, num_drafts = self._together
+            known_slots, base, num_drafts, reach = self._together
             if known_slots is not slots:  # a policy has resumed others
                 base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
+                reach = num_drafts + self._ahead
         else:
             seqs = (
                 [seq for seq in decodes.members if seq.request_id in self._decoded] if self._decoded else []
             )
             slots = np.array([seq.slot for seq in seqs], np.int64)
             num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
-            base = decodes.base_S[slots]
+            base, reach = decodes.base_S[slots], num_drafts + self._ahead
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
         computed, end = decodes.computed_S[slots], decodes.end_S[slots]
-        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth)
+        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth, reach)
         drafts.ids, drafts.num_changes = decodes.ids_S[slots], decodes.num_changes
         if drafts.num_tokens == len(seqs) * self._shapes.num_rows:
             drafts.common = self._shapes.num_rows
