@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
@@ -16,6 +16,9 @@ from sim.engine.intake import Intake, Pending
 from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
 from sim.engine.polled_intake import PolledIntake
+
+if TYPE_CHECKING:
+    from sim.speculation.passes import Passes
 
 ROLES = ("mixed", "prefill", "decode")
 
@@ -39,6 +42,8 @@ class ReplicaPool:
     name: str = ""
     make_replica: Callable[..., Any] | None = None
     """Makes a replica from its index, this pool and the context of the run; None: a plain one."""
+    new_passes: Callable[[IterationModel, int, int], Passes] | None = None
+    """Makes the passes of a replica from its model, its slots and a seed; None: it does not speculate."""
     serves: str = ""
     """Name of the served model, as in requests."""
     replicas: int = 1

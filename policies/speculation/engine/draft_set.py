@@ -53,8 +53,6 @@ class DraftSet(DecodeSet):
         """Maximum KV slots of a sequence."""
         self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
         """Maximum known tokens of a sequence, the newest of which needs no slot."""
-        self.repeatable: DraftPlan | None = None
-        """The draft tokens of the last plan, while each member decodes with as many again; see `DraftStep`."""
         self.margin = 0
         """Upper bound of the slots that a sequence may take behind the end of its answer."""
         self.num_lookahead = 0
@@ -87,9 +85,9 @@ class DraftSet(DecodeSet):
         """Accepted draft tokens of the last pass that stay, of all members; see `hide`."""
         self.is_hiding = False
         """Whether these are left out of the counts."""
-        self._left_hidden: list[tuple[Sequence, int, int]] = []  # while they are: members that left, their tokens
+        self._left_hidden: list[tuple[Sequence, int, int]] = []  # members that left meanwhile, their tokens
         self.is_far = True
-        """Whether no member can come near the end of the model's context, so that no limit need be checked."""
+        """Whether no member can come near the end of the model's context: no limit need be checked."""
         self._one = np.ones(1, np.int64)  # an array, as numpy adds numbers more slowly
         self._may_idle = False  # whether there may be a member whose tokens had all been read
         self._admitted: list[Sequence] = []  # the members in the order of their admission
@@ -181,7 +179,6 @@ class DraftSet(DecodeSet):
     def expect_end(self, seq: Sequence) -> None:
         """Sets the end of a member."""
         self.end_S[seq.slot] = end = seq._end_known - 1
-        self.repeatable = None
         if end + self.margin >= self.max_slots:
             self.is_far = False
 
@@ -195,7 +192,6 @@ class DraftSet(DecodeSet):
         slot = seq.slot
         assert slot is not None
         seq.stored_computed = num_computed = self.num_shown(slot)
-        self.repeatable = None
         if self.num_unread and (num_unread := max(self.last_S.item(slot) - 1, 0)):
             self.num_unread -= num_unread
             if self.is_hiding:
@@ -256,7 +252,8 @@ class DraftSet(DecodeSet):
         """
         slots, totals, num_seqs = drafts.slots, drafts.totals, len(drafts.seqs)
         after = totals[num_iterations - 1]
-        certain: Ints = (drafts.num_computed if num_iterations == 1 else totals[num_iterations - 2]) + self._one
+        before = drafts.num_computed if num_iterations == 1 else totals[num_iterations - 2]
+        certain: Ints = before + self._one
         num_kept = drafts.sums[num_iterations - 1]
         self.num_context_tokens += num_iterations * num_seqs + sum(drafts.sums[:num_iterations])
         has_ended = after >= drafts.end
@@ -331,7 +328,7 @@ class DraftSet(DecodeSet):
         """Sets the numbers of a plan in flight that follow from the computed tokens of its sequences."""
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        drafts.num_computed = num_computed = self.computed_S[drafts.slots]
+        drafts.num_computed = self.computed_S[drafts.slots]
         drafts.end = self.end_S[drafts.slots]
         plan.num_decode_context_tokens = self.num_tokens_of(drafts) + len(drafts.seqs)
 
@@ -368,7 +365,6 @@ class DraftSet(DecodeSet):
 
     def rest(self) -> None:
         """Records a step in which no member decodes: the tokens of the step before have been read."""
-        self.repeatable = None
         if self.reads_late:
             self.last_S[:] = 0
             self.base_S[:] = self.computed_S
@@ -377,7 +373,7 @@ class DraftSet(DecodeSet):
     def bases(self, drafts: DraftPlan, num_iterations: int) -> Ints:
         """Computes the tokens [iterations, sequences] that the scheduler counts before each iteration."""
         totals = drafts.totals
-        base = np.empty((num_iterations, totals.shape[1]), np.int64)
+        base = np.empty((num_iterations, len(drafts.seqs)), np.int64)
         base[0] = drafts.base
         if not self.reads_late:
             base[1:] = totals[: num_iterations - 1]

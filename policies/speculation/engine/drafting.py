@@ -106,7 +106,7 @@ class Drafting:
         if self._late is None and not self.watch.is_fixed:
             decodes.hide()
         plan = core.plan_step(now)
-        if plan is not None and not plan.is_unasked:
+        if plan is not None:
             self._decide(plan, drafts_of(plan), now)
         if self._late is None:
             decodes.show(plan)
@@ -121,8 +121,6 @@ class Drafting:
         except Exception:
             self._core.cancel(plan)  # no plan is in flight after a failed call
             raise
-        if self.watch.is_fixed and drafts.are_alike and self._step.decodes_together(drafts):
-            self.decodes.repeatable = drafts
 
     def plan_unasked(self, max_unasked: int, is_undisturbed: bool) -> StepPlan | None:
         """Returns a step that decodes all sequences, while nothing changes; None: policies must be called.
@@ -130,17 +128,11 @@ class Drafting:
         is_undisturbed: whether the plan need not list changes since the last one.
         """
         core, decodes, step = self._core, self.decodes, self._step
-        if decodes.size + core.num_held == core.num_in_engine and is_undisturbed:
-            if 0 < decodes.size <= max_unasked:
-                last = decodes.repeatable
-                plan = None if last is None else step.again(last, max_unasked)
-                if plan is not None:
-                    return plan
-                step.begin()
-                step.budget(max_unasked)
-                if step.decode_together():
-                    step.repeat()
-                    return step.end()
+        all_decode = is_undisturbed and decodes.size + core.num_held == core.num_in_engine
+        if all_decode and 0 < decodes.size <= max_unasked:
+            plan = step.unasked(max_unasked)
+            if plan is not None:
+                return plan
         if self._late is None:
             decodes.hide()  # what policies must not see
         return None
@@ -151,7 +143,7 @@ class Drafting:
         Then its rejected draft tokens no longer count as computed, and sequences may turn out to have ended.
         """
         decodes = self.decodes
-        if any(decodes.base_S.item(seq.slot) > seq.num_computed for seq in decodes.members):
+        if any(int(decodes.base_S[seq.slot]) > seq.num_computed for seq in decodes.members):
             self._step.has_read = True
             if self._late is None:  # else the caller reads them now
                 decodes.show(None)
@@ -208,7 +200,7 @@ class Drafting:
         """Sets the draft tokens of the next pass of each sequence that got a token."""
         decodes, num_decodes, num_next = self.decodes, len(drafts.seqs), drafts.next_drafts
         if outcome.proposed is not None:
-            num_next, decodes.repeatable = outcome.proposed, None
+            num_next = outcome.proposed
         decodes.drafts_S[drafts.slots] = num_next[:num_decodes]
         for seq, num in zip(drafts.next_seqs[num_decodes:], num_next[num_decodes:].tolist(), strict=True):
             if seq.state is DECODING:
@@ -292,9 +284,9 @@ class Drafting:
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
         """Returns the iterations until the first event, and the KV blocks that each takes after the first.
 
-        accepted: draft tokens that would be accepted [iterations, sequences]; a commit without acceptances then
-        takes them from here, as many iterations as it has. The last iteration is the first
-        in which a sequence ends, or the one before blocks run out or the model's context may be full.
+        accepted: draft tokens that would be accepted [iterations, sequences]; a commit without acceptances
+        then takes them from here. The last iteration is the first in which a sequence ends, or the one before
+        blocks run out or the model's context may be full.
         """
         check_accepted(drafts_of(plan), accepted, len(accepted))
         return iterations_to_event(drafts_of(plan), accepted, self.decodes, self._step, self._pool)

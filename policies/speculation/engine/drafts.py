@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import compress
@@ -77,7 +78,7 @@ class DraftPlan:
     differ. are_alike: whether every sequence that decodes has the same number of draft tokens, and gets as
     many again. reach: KV slots behind `base` that each needs.
 
-    Of what the plan accepts, once it is known (see `judge`), accepted, totals [iterations, sequences]: accepted
+    Once it is known what the plan accepts (see `judge`), accepted, totals [iterations, sequences]: accepted
     draft tokens, and computed tokens after each iteration without regard to ends. sums [iterations]: accepted
     draft tokens of all sequences.
     """
@@ -122,10 +123,7 @@ class DraftPlan:
         self.num_changes = -1
         """`DraftSet.num_changes` when the step was planned."""
         self.are_alike = False
-        self._begin()
-
-    def _begin(self) -> None:
-        """Forgets what was accepted."""
+        # What is accepted.
         self.accepted: Ints | None = None
         self.totals = NO_BLOCKS
         self.sums: list[int] = []
@@ -134,19 +132,6 @@ class DraftPlan:
         """KV blocks that repeated iterations take, summed; the first has its blocks."""
         self.num_blocks: Ints = NO_BLOCKS
         """KV blocks of each sequence [iterations, sequences]."""
-
-    def again(self, num_computed: Ints, base: Ints) -> DraftPlan:
-        """Returns the draft tokens of a step in which the same sequences have as many."""
-        plan = DraftPlan.__new__(DraftPlan)
-        plan.seqs, plan.slots, plan.ids, plan.num_computed, plan.base = (
-            self.seqs, self.slots, self.ids, num_computed, base,
-        )  # fmt: skip
-        plan.end, plan.num_drafts, plan.depth, plan.reach = self.end, self.num_drafts, self.depth, self.reach
-        plan.padded, plan.num_tokens, plan.common = self.padded, self.num_tokens, self.common
-        plan.next_seqs, plan.next_drafts, plan.next_levels = self.next_seqs, self.next_drafts, self.next_levels
-        plan.next_counts, plan.num_changes, plan.are_alike = self.next_counts, self.num_changes, self.are_alike
-        plan._begin()
-        return plan
 
     def judge(self, accepted: Ints) -> None:
         """Notes what is accepted."""
@@ -172,6 +157,11 @@ class DraftPlan:
         """Returns the number of draft tokens and padding rows, by request id."""
         counts = zip(self.seqs, self.num_drafts.tolist(), strict=True)
         return {seq.request_id: num for seq, num in counts if num} | self.padded
+
+    def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
+        """Returns the tokens that each sequence has got after iterations that have been judged."""
+        num_computed = np.minimum(self.totals[num_iterations - 1], self.end)
+        return zip(self.seqs, (num_computed - self.num_computed).tolist(), strict=True)
 
     def decision(self) -> object:
         """Returns the drafts by request and the next ones, for digests."""

@@ -8,6 +8,8 @@ so that all sequences of a step without prompts have equally many rows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from policies.core.plan import FOREVER, Cause, StepPlan
@@ -23,13 +25,23 @@ MAX_HORIZON = 512
 """Iterations of a plan with drafts at most: their acceptances are drawn together."""
 
 
+class _Together(NamedTuple):
+    """All decoding sequences with all their draft tokens; see `DraftPlan`. num_tokens: those of the step."""
+
+    slots: Ints
+    base: Ints
+    num_drafts: Ints
+    reach: Ints
+    num_tokens: int
+
+
 class DraftStep(StepBuilder):
     """Builds the steps of an engine that speculates.
 
     max_inputs: tokens of a batch, those of drafting included.
     """
 
-    _together: tuple[Ints, Ints, Ints, Ints]  # if all decode: slots, base, number of draft tokens, and reach
+    _together: _Together  # if all decode
 
     def __init__(
         self, state: EngineState, speculation: Speculation, decodes: DraftSet, max_inputs: int
@@ -42,6 +54,7 @@ class DraftStep(StepBuilder):
         self._block_size = np.array([decodes.block_size])
         self._num_padding = 0
         policy = speculation.draft_length
+        self._is_fixed = isinstance(policy, Fixed)  # it does not read the step
         if isinstance(policy, Fixed) and self._shapes.is_chain:
             num_rows = self._shapes.num_rows
             self._num_padding = num_rows if policy.num_tokens is None else min(policy.num_tokens, num_rows)
@@ -103,59 +116,60 @@ class DraftStep(StepBuilder):
 
     def decode_together(self) -> bool:
         """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
-        decodes, pool = self._drafting, self._pool
-        slots = decodes.slots
-        base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
-        total = int(np.add.reduce(num_drafts)) + len(slots)
-        num_slots = self._rules.num_input_slots * (len(slots) - 1)
-        if total + num_slots > self.tokens_left:
+        together = self._take_together(self.tokens_left)
+        if together is None:
             return False
-        reach: Ints = num_drafts + self._ahead
-        end: Ints = base + reach
-        if not decodes.is_far and end.max() >= decodes.max_model_len + decodes.num_lookahead:
-            return False
-        if not self._take_blocks(slots, end):
-            return False
+        decodes, self._together = self._drafting, together
         self._all_decode = True
-        self._together = slots, base, num_drafts, reach
-        self._spend_on(total, len(slots))
-        if pool.needs_offers:
+        self._spend_on(together.num_tokens, decodes.size)
+        if self._pool.needs_offers:
             for seq in decodes.members:
                 self._offer(seq)
         return True
+
+    def unasked(self, max_num_tokens: int) -> StepPlan | None:
+        """Returns a step of max_num_tokens in which all decode, which is repeated; None: there is no room."""
+        decodes, pool = self._drafting, self._pool
+        if pool.needs_offers or not self._is_fixed:
+            self.begin()
+            self.budget(max_num_tokens)
+            if not self.decode_together():
+                return None
+            self.repeat()
+            return self.end()
+        inputs_left = max(self._max_inputs, max_num_tokens) - self._rules.num_input_slots
+        together = self._take_together(min(max_num_tokens, inputs_left))
+        if together is None:
+            return None
+        context = decodes.num_context_tokens + decodes.size
+        plan = StepPlan(pool.num_iterations, decodes.size, context, 0, decodes, MAX_HORIZON, pool.expires_s)
+        plan.drafts = self._new_drafts(decodes.members, *together[:-1])
+        plan.is_unasked = True
+        self._state.complete(plan, {})
+        return plan
+
+    def _take_together(self, tokens_left: int) -> _Together | None:
+        """Takes the blocks for all sequences with all their draft tokens; None, without a change: no room."""
+        decodes = self._drafting
+        slots = decodes.slots
+        num_drafts = decodes.drafts_S[slots]
+        num_tokens = int(np.add.reduce(num_drafts)) + len(slots)
+        if num_tokens + self._rules.num_input_slots * (len(slots) - 1) > tokens_left:
+            return None
+        base, reach = decodes.base_S[slots], num_drafts + self._ahead
+        end: Ints = base + reach
+        if not decodes.is_far and end.max() >= decodes.max_model_len + decodes.num_lookahead:
+            return None
+        if not self._take_blocks(slots, end):
+            return None
+        return _Together(slots, base, num_drafts, reach, num_tokens)
 
     def _offer(self, seq: Sequence) -> None:
         """Offers the tokens of a sequence that this step decodes to the cache."""
         self._pool.offer_known(seq, self.num_readable(seq, None))
 
-    def again(self, last: DraftPlan, max_num_tokens: int) -> StepPlan | None:
-        """Returns a step that does what the last one did, after budget(max_num_tokens) and repeat().
-
-        last: its draft tokens, while they are `DraftSet.repeatable`. None: the step must be built.
-        """
-        decodes, pool, slots, num_seqs = self._drafting, self._pool, last.slots, len(last.seqs)
-        num_inputs = self._rules.num_input_slots
-        budget = min(max_num_tokens, max(self._max_inputs, max_num_tokens) - num_inputs)
-        if last.num_tokens + num_seqs + num_inputs * (num_seqs - 1) > budget or pool.needs_offers:
-            return None
-        base = decodes.base_S[slots]
-        if not (decodes.is_far and self._take_blocks(slots, base + last.reach)):
-            return None
-        context = decodes.num_context_tokens + num_seqs
-        plan = StepPlan(
-            pool.num_iterations, num_seqs, context, 0, decodes, MAX_HORIZON, pool.expires_s
-        )
-        plan.drafts = last.again(decodes.computed_S[slots], base)
-        plan.is_unasked = True
-        self._state.complete(plan, {})
-        return plan
-
-    def decodes_together(self, drafts: DraftPlan) -> bool:
-        """Returns whether the step that has just been built decodes all sequences as they asked for."""
-        return self._all_decode and not drafts.padded and drafts.num_changes == self._drafting.num_changes
-
     def _take_blocks(self, slots: Ints, end: Ints) -> bool:
-        """Takes the blocks that sequences need for so many KV slots; false, without a change, if they lack."""
+        """Takes the blocks that sequences need for KV slots up to `end`; false, without a change: no room."""
         decodes, pool = self._drafting, self._pool
         held = decodes.blocks_S[slots]
         if not np.count_nonzero(end > held * self._block_size):
@@ -331,19 +345,24 @@ class DraftStep(StepBuilder):
     def _drafts(self) -> DraftPlan:
         """Returns the draft tokens of the sequences that decode in this step."""
         decodes = self._drafting
-        if self._all_decode:
+        if self._all_decode and self._together.slots is decodes.slots:
+            return self._new_drafts(decodes.members, *self._together[:-1])
+        if self._all_decode:  # a policy has resumed others
             seqs, slots = decodes.members, decodes.slots
-            known_slots, base, num_drafts, reach = self._together
-            if known_slots is not slots:  # a policy has resumed others
-                base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
-                reach = num_drafts + self._ahead
+            num_drafts = decodes.drafts_S[slots]
         else:
             seqs = (
                 [seq for seq in decodes.members if seq.request_id in self._decoded] if self._decoded else []
             )
             slots = np.array([seq.slot for seq in seqs], np.int64)
             num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
-            base, reach = decodes.base_S[slots], num_drafts + self._ahead
+        return self._new_drafts(seqs, slots, decodes.base_S[slots], num_drafts, num_drafts + self._ahead)
+
+    def _new_drafts(
+        self, seqs: list[Sequence], slots: Ints, base: Ints, num_drafts: Ints, reach: Ints
+    ) -> DraftPlan:
+        """Returns the draft tokens of some sequences."""
+        decodes = self._drafting
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
         computed, end = decodes.computed_S[slots], decodes.end_S[slots]
         drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth, reach)
