@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection
 from struct import Struct
 from typing import Any, Final
 
@@ -37,13 +37,10 @@ _PLAN_COLUMNS: Final = (
     *("proposed_tokens", "draft_passes", "verified_tokens"),
 )
 """Columns with the same number in all iterations of a plan."""
-_PASS_COLUMNS: Final = (
-    *("decode_context_tokens", "kv_blocks_used"),
-    *("draft_pairs", "accepted_tokens", "kept_tokens"),
-)
-"""Columns with a number of their own in each iteration."""
-_PACK_PASS: Final = Struct(f"={len(_PASS_COLUMNS)}q").pack
-_PACK: Final = Struct(f"={1 + len(_PLAN_COLUMNS)}q").pack
+_PLAN: Final = ("iterations", *_PLAN_COLUMNS, "common", "lost", "surplus")
+"""Of each plan: its iterations, the columns, draft tokens of each sequence (-1: they differ, and their pairs
+are logged), and accepted draft tokens of sequences that had ended before, and of those behind an end."""
+_PACK: Final = Struct(f"={len(_PLAN)}q").pack
 
 
 class DraftLog:
@@ -52,9 +49,11 @@ class DraftLog:
     def __init__(self, first_iteration: int) -> None:
         self.bursts = BurstLog(first_iteration)
         """Accepted draft tokens of each pass."""
-        self._drafts = bytearray()  # per plan: iterations, `_PLAN_COLUMNS`
-        self._passes = bytearray()  # per plan, for each of `_PASS_COLUMNS` one number per iteration
-        self._buffers = MappedBuffers(self._drafts, self._passes)
+        self._drafts = bytearray()  # per plan: `_PLAN`
+        self._sums = bytearray()  # per iteration: tokens that sequences got
+        self._blocks = bytearray()  # per iteration of a leap: KV blocks in use beside those of the first
+        self._pairs = bytearray()  # per iteration: query-key pairs of draft tokens, if they are logged
+        self._buffers = MappedBuffers(self._drafts, self._sums, self._blocks, self._pairs)
 
     @property
     def num_bytes(self) -> int:
@@ -66,80 +65,82 @@ class DraftLog:
         drafts: DraftPlan,
         contexts: list[int],
         *,
-        num_blocks: int,
         num_proposed: int | None,
-        ended: Iterable[Sequence],
+        ended: Collection[Sequence],
     ) -> None:
         """Logs iterations of a plan that are about to be committed.
 
-        contexts: tokens that all decodes attend to in each. num_blocks: KV blocks in use in the first.
-        num_proposed: draft tokens that were made for the next passes; None: as many as were asked for. ended:
-        sequences that had ended before.
+        contexts: tokens that all decodes attend to in each. num_proposed: draft tokens that were made for the
+        next passes; None: as many as were asked for. ended: sequences that had ended before.
         """
         num_iterations, num_seqs, rows = len(contexts), len(drafts.seqs), drafts.num_drafts
-        accepted, depth, sums = drafts.accepted, drafts.depth, drafts.sums[:num_iterations]
+        accepted, depth, common = drafts.accepted, drafts.depth, drafts.common
         assert accepted is not None
-        accepted, totals = accepted[:num_iterations], drafts.totals[num_iterations - 1]
-        surplus = None
-        if np.count_nonzero(totals > drafts.end):  # behind the end of an answer
+        if num_iterations < len(accepted):
+            accepted = accepted[:num_iterations]
+        totals, surplus, num_lost, num_surplus = drafts.totals[num_iterations - 1], None, 0, 0
+        if np.count_nonzero(totals > drafts.end):
             surplus = np.maximum(totals - drafts.end, 0)
-        num_judged, num_verified = num_seqs, num_seqs * (drafts.common or 0)
-        if not drafts.common:
+        if common:
+            num_judged, num_verified = num_seqs, num_seqs * common
+        else:
             num_judged, num_verified = int(np.count_nonzero(rows)), int(np.add.reduce(rows))
-        places = _places_of(ended, drafts.slots)
-        if places:
+        if ended and (places := _places_of(ended, drafts.slots)):
+            assert num_iterations == 1
             num_judged -= int(np.count_nonzero(rows[places]))
             num_verified -= int(np.add.reduce(rows[places]))
+            num_lost = int(np.add.reduce(accepted[0][places]))
             accepted, depth = accepted.copy(), depth.copy()
             accepted[:, places] = depth[places] = 0
-            sums = np.add.reduce(accepted, axis=1).tolist()
             if surplus is not None:
                 surplus[places] = 0
-        num_surplus = 0 if surplus is None else int(np.add.reduce(surplus))
+        if surplus is not None:
+            num_surplus = int(np.add.reduce(surplus))
         self.bursts.add(drafts, depth, accepted, surplus if num_surplus else None)
+        if common is None or drafts.padded:
+            common = -1
+            self._pairs += array("q", pairs_of(drafts, contexts)).tobytes()
+        self._sums += drafts.sums[:num_iterations].tobytes()
+        if num_iterations > 1:
+            self._blocks += drafts.num_new_blocks[:num_iterations].tobytes()
         num_next, num_drafted = drafts.next_counts
         made = drafts.next_levels, num_drafted, num_drafted if num_proposed is None else num_proposed
-        self._drafts += _PACK(num_iterations, drafts.num_tokens, num_next, *made, num_judged, num_verified)
-        pairs = pairs_of(drafts, contexts)
-        if num_iterations == 1:
-            self._passes += _PACK_PASS(contexts[0], num_blocks, pairs[0], sums[0], sums[0] - num_surplus)
-        else:
-            blocks = [num_blocks + num_new for num_new in drafts.num_new_blocks[:num_iterations].tolist()]
-            kept = [*sums[:-1], sums[-1] - num_surplus]
-            self._passes += array("q", [*contexts, *blocks, *pairs, *sums, *kept]).tobytes()
+        of_pass = num_judged, num_verified, common, num_lost, num_surplus
+        self._drafts += _PACK(num_iterations, drafts.num_tokens, num_next, *made, *of_pass)
         if len(self._drafts) >= self._buffers.limit:
             self._buffers.move()
 
     def fill(self, columns: dict[str, NDArray[Any]]) -> None:
         """Fills the columns of drafts, and corrects those that count them. The log is dropped."""
-        found = self._columns_of_plans()
-        for name in DRAFT_COLUMNS:
-            columns[name][:] = found[name]
+        plans = self._buffers.take(self._drafts, np.int64).reshape(-1, len(_PLAN))
+        plan = dict(zip(_PLAN, plans.T, strict=True))
+        num = plan["iterations"]
+        for name in _PLAN_COLUMNS:
+            columns[name][:] = np.repeat(plan[name], num)
         columns["sampled_seqs"] += columns["draft_tokens"].astype(np.int32)
-        grown = found["decode_context_tokens"] - columns["decode_context_tokens"]
+        sums, num_seqs = self._buffers.take(self._sums, np.int64), columns["decode_seqs"].astype(np.int64)
+        last = np.cumsum(num) - 1
+        first = last - num + 1
+        accepted = sums - num_seqs
+        accepted[first] -= plan["lost"]
+        columns["accepted_tokens"][:] = columns["kept_tokens"][:] = accepted
+        columns["kept_tokens"][last] -= plan["surplus"]
         has_chunks = columns["prefill_seqs"] > 0
+        before = np.cumsum(sums) - sums
+        grown = before - np.repeat(before[first], num)
         columns["kv_tokens_used"] += np.where(has_chunks, 0, grown)
         columns["decode_context_tokens"] += grown
-        num_blocks = columns["kv_blocks_used"]
-        num_blocks[:] = np.where(has_chunks, num_blocks, found["kv_blocks_used"])
-
-    def _columns_of_plans(self) -> dict[str, Ints]:
-        """Returns the logged columns, one number per iteration."""
-        plans = self._buffers.take(self._drafts, np.int64).reshape(-1, 1 + len(_PLAN_COLUMNS))
-        passes = self._buffers.take(self._passes, np.int64)
-        num = plans[:, 0]
-        found = {
-            name: np.repeat(column, num) for name, column in zip(_PLAN_COLUMNS, plans.T[1:], strict=True)
-        }
-        # The numbers of a row are in the order of _PASS_COLUMNS, of each one per iteration.
-        num_columns = len(_PASS_COLUMNS)
-        first = np.repeat((np.cumsum(num) - num) * num_columns, num)
-        index = np.arange(len(first)) - np.repeat(np.cumsum(num) - num, num) + first
-        for place, name in enumerate(_PASS_COLUMNS):
-            found[name] = passes[index + np.repeat(num, num) * place]
-        return found
+        is_leap = np.repeat(num > 1, num)
+        new_blocks = np.zeros(len(sums), np.int64)
+        new_blocks[is_leap] = self._buffers.take(self._blocks, np.int64)
+        columns["kv_blocks_used"] += np.where(has_chunks, 0, new_blocks).astype(np.int32)
+        common = np.repeat(plan["common"], num)
+        pairs = (columns["decode_context_tokens"] - num_seqs) * common
+        pairs += num_seqs * (common * (common + 3) // 2)
+        pairs[common < 0] = self._buffers.take(self._pairs, np.int64)
+        columns["draft_pairs"][:] = pairs
 
 
-def _places_of(ended: Iterable[Sequence], slots: Ints) -> list[int]:
+def _places_of(ended: Collection[Sequence], slots: Ints) -> list[int]:
     """Returns the places of ended sequences among those of a plan, which have slots [sequences]."""
     return [place for seq in ended for place in np.flatnonzero(slots == seq.slot).tolist()]

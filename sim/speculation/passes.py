@@ -54,11 +54,10 @@ class Passes:
         assert core.drafts is not None
         accepted = verdicts.accepted(drafts, 1 if verdicts.varies else num_iterations)
         num_iterations = core.drafts.num_iterations_of(plan, accepted)[0]
-        context = plan.num_decode_context_tokens
-        self._contexts = contexts = [context]
-        for num_accepted in drafts.sums[: num_iterations - 1]:
-            context += num_accepted + num_seqs
-            contexts.append(context)
+        contexts = [plan.num_decode_context_tokens]
+        if num_iterations > 1:
+            contexts = list(accumulate(drafts.sums[: num_iterations - 1].tolist(), initial=contexts[0]))
+        self._contexts = contexts
         is_plain = plan.adapters is None and slowdown == 1 and factors is None
         if drafts.are_alike and is_plain and not plan.chunks:
             rows = drafts.num_tokens // num_seqs
@@ -87,7 +86,6 @@ class Passes:
         log.add(
             drafts,
             self._contexts[:num_iterations],
-            num_blocks=core.block_pool.num_used,
             num_proposed=None if proposed is None else int(proposed.sum()),
             ended=core.ending.values(),
         )

@@ -82,8 +82,8 @@ class VerdictTable:
         slots, depth = drafts.slots, drafts.depth
         position = drafts.num_computed + self._offset_S[slots]
         if num_iterations == 1:
-            one: Ints = np.minimum(self._accepted_SP[slots, position], depth)[np.newaxis]
-            return one
+            one: Ints = np.minimum(self._accepted_SP[slots, position], depth)
+            return one[np.newaxis]
         first = self._next_S[slots]
         is_known = (first < self._num_passes_S[slots]) & (self._depth_S[slots] == depth)
         is_known &= self._place_SN[slots, np.minimum(first, self._place_SN.shape[1] - 1)] == position
@@ -101,12 +101,13 @@ class VerdictTable:
         """Computes the passes of some slots up to the ends of their answers."""
         for slot, position, depth in zip(slots.tolist(), positions.tolist(), depths.tolist(), strict=True):
             num_positions = self._num_positions[slot]
-            steps = np.minimum(self._accepted_SP[slot, position:num_positions], depth)
-            after = (steps + np.arange(position + 1, position + 1 + len(steps))).tolist()
-            places, place, offset = [position], position, position
+            steps = np.minimum(self._accepted_SP[slot, :num_positions], depth)
+            after = (steps + np.arange(1, num_positions + 1)).tolist()
+            places, place = [position], position
+            add = places.append
             while place < num_positions:
-                place = after[place - offset]
-                places.append(place)
+                place = after[place]
+                add(place)
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
             if len(places) > self._place_SN.shape[1]:

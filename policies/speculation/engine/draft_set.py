@@ -254,17 +254,28 @@ class DraftSet(DecodeSet):
         after = totals[num_iterations - 1]
         before = drafts.num_computed if num_iterations == 1 else totals[num_iterations - 2]
         certain: Ints = before + self._one
-        num_kept = drafts.sums[num_iterations - 1]
-        self.num_context_tokens += num_iterations * num_seqs + sum(drafts.sums[:num_iterations])
+        num_kept = int(drafts.sums[num_iterations - 1]) - num_seqs
+        num_new = num_kept + num_seqs
+        if num_iterations > 1:
+            num_new = int(np.add.reduce(drafts.sums[:num_iterations]))
         has_ended = after >= drafts.end
+        if drafts.num_changes != self.num_changes:
+            is_member = self.is_member_S[slots]
+            if np.count_nonzero(is_member) < num_seqs:  # others had ended before this step
+                has_ended &= is_member
+                for index in np.flatnonzero(~is_member).tolist():
+                    num_seqs -= 1
+                    num_kept -= int(after[index] - certain[index])
+                    num_new -= int(after[index] - drafts.num_computed[index])
         ended: list[Sequence] = []
         if np.count_nonzero(has_ended):
-            num_surplus = int(np.add.reduce(after))
-            after = np.minimum(after, drafts.end)
-            num_surplus -= int(np.add.reduce(after))
+            indices = np.flatnonzero(has_ended)
+            num_surplus = int(np.add.reduce(after[indices] - drafts.end[indices]))
             num_kept -= num_surplus
-            self.num_context_tokens -= num_surplus
-            ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
+            num_new -= num_surplus
+            after = np.minimum(after, drafts.end)
+            ended = [drafts.seqs[index] for index in indices.tolist()]
+        self.num_context_tokens += num_new
         num_last = after - certain
         num_last += self._one
         self.computed_S[slots] = after

@@ -202,6 +202,8 @@ class Drafting:
         if outcome.proposed is not None:
             num_next = outcome.proposed
         decodes.drafts_S[drafts.slots] = num_next[:num_decodes]
+        if len(num_next) == num_decodes:
+            return
         for seq, num in zip(drafts.next_seqs[num_decodes:], num_next[num_decodes:].tolist(), strict=True):
             if seq.state is DECODING:
                 decodes.drafts_S[seq.slot] = num
@@ -210,15 +212,7 @@ class Drafting:
 
     def advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan; returns the sequences that end."""
-        drafts = drafts_of(plan)
-        if drafts.num_changes != self.decodes.num_changes:
-            is_member = self.decodes.is_member_S[drafts.slots]
-            if np.count_nonzero(is_member) < len(is_member):  # others had ended before this step
-                assert drafts.accepted is not None
-                part = drafts.part(is_member)
-                part.judge(drafts.accepted[: outcome.iterations].compress(is_member, axis=1))
-                drafts = part
-        return self.decodes.advance_by(drafts, outcome.iterations)
+        return self.decodes.advance_by(drafts_of(plan), outcome.iterations)
 
     def read(self, plan: StepPlan, accepted: Ints, stopped: Iterable[Sequence] = ()) -> list[Sequence]:
         """Applies the acceptances of a plan that was committed without; returns the sequences that ended.

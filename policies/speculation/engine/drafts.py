@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,8 +78,8 @@ class DraftPlan:
     many again. reach: KV slots behind `base` that each needs.
 
     Once it is known what the plan accepts (see `judge`), accepted, totals [iterations, sequences]: accepted
-    draft tokens, and computed tokens after each iteration without regard to ends. sums [iterations]: accepted
-    draft tokens of all sequences.
+    draft tokens, and computed tokens after each iteration without regard to ends. sums [iterations]: tokens
+    that all sequences get.
     """
 
     __slots__ = (
@@ -99,6 +98,7 @@ class DraftPlan:
         num_drafts: Ints,
         depth: Ints,
         reach: Ints,
+        num_tokens: int,
     ) -> None:
         self.seqs = seqs
         self.slots = slots
@@ -110,7 +110,7 @@ class DraftPlan:
         self.reach = reach
         self.padded: dict[int, int] = {}
         """Rows without a draft token of requests that have just been admitted, by request id."""
-        self.num_tokens = int(np.add.reduce(num_drafts))
+        self.num_tokens = num_tokens
         """Number of draft tokens and padding rows that one iteration computes."""
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
@@ -126,7 +126,7 @@ class DraftPlan:
         # What is accepted.
         self.accepted: Ints | None = None
         self.totals = NO_BLOCKS
-        self.sums: list[int] = []
+        self.sums = NO_BLOCKS
         # What `Drafting.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
         """KV blocks that repeated iterations take, summed; the first has its blocks."""
@@ -136,8 +136,8 @@ class DraftPlan:
     def judge(self, accepted: Ints) -> None:
         """Notes what is accepted."""
         self.accepted = accepted
-        self.sums = np.add.reduce(accepted, axis=1).tolist()
         self.totals = totals = accepted + ONE
+        self.sums = np.add.reduce(totals, axis=1)
         if len(accepted) > 1:
             np.add.accumulate(totals, axis=0, out=totals)
         totals += self.num_computed
@@ -146,12 +146,6 @@ class DraftPlan:
         """Adds rows without a draft token to a request that has one token to compute."""
         self.padded[request_id] = num_rows
         self.num_tokens += num_rows
-
-    def part(self, is_kept: NDArray[np.bool_]) -> DraftPlan:
-        """Returns the draft tokens of some of the sequences."""
-        seqs = list(compress(self.seqs, is_kept.tolist()))
-        arrays = (self.slots, self.num_computed, self.base, self.end, self.num_drafts, self.depth, self.reach)
-        return DraftPlan(seqs, *(array[is_kept] for array in arrays))
 
     def by_request(self) -> dict[int, int]:
         """Returns the number of draft tokens and padding rows, by request id."""

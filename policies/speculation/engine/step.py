@@ -26,7 +26,7 @@ MAX_HORIZON = 512
 
 
 class _Together(NamedTuple):
-    """All decoding sequences with all their draft tokens; see `DraftPlan`. num_tokens: those of the step."""
+    """All decoding sequences with all their draft tokens; see `DraftPlan`. num_tokens: those of drafts."""
 
     slots: Ints
     base: Ints
@@ -121,7 +121,7 @@ class DraftStep(StepBuilder):
             return False
         decodes, self._together = self._drafting, together
         self._all_decode = True
-        self._spend_on(together.num_tokens, decodes.size)
+        self._spend_on(together.num_tokens + decodes.size, decodes.size)
         if self._pool.needs_offers:
             for seq in decodes.members:
                 self._offer(seq)
@@ -143,7 +143,7 @@ class DraftStep(StepBuilder):
             return None
         context = decodes.num_context_tokens + decodes.size
         plan = StepPlan(pool.num_iterations, decodes.size, context, 0, decodes, MAX_HORIZON, pool.expires_s)
-        plan.drafts = self._new_drafts(decodes.members, *together[:-1])
+        plan.drafts = self._new_drafts(decodes.members, *together)
         plan.is_unasked = True
         self._state.complete(plan, {})
         return plan
@@ -153,8 +153,8 @@ class DraftStep(StepBuilder):
         decodes = self._drafting
         slots = decodes.slots
         num_drafts = decodes.drafts_S[slots]
-        num_tokens = int(np.add.reduce(num_drafts)) + len(slots)
-        if num_tokens + self._rules.num_input_slots * (len(slots) - 1) > tokens_left:
+        num_tokens = int(np.add.reduce(num_drafts))
+        if num_tokens + len(slots) + self._rules.num_input_slots * (len(slots) - 1) > tokens_left:
             return None
         base, reach = decodes.base_S[slots], num_drafts + self._ahead
         end: Ints = base + reach
@@ -346,7 +346,7 @@ class DraftStep(StepBuilder):
         """Returns the draft tokens of the sequences that decode in this step."""
         decodes = self._drafting
         if self._all_decode and self._together.slots is decodes.slots:
-            return self._new_drafts(decodes.members, *self._together[:-1])
+            return self._new_drafts(decodes.members, *self._together)
         if self._all_decode:  # a policy has resumed others
             seqs, slots = decodes.members, decodes.slots
             num_drafts = decodes.drafts_S[slots]
@@ -356,16 +356,17 @@ class DraftStep(StepBuilder):
             )
             slots = np.array([seq.slot for seq in seqs], np.int64)
             num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
-        return self._new_drafts(seqs, slots, decodes.base_S[slots], num_drafts, num_drafts + self._ahead)
+        num_tokens, reach = int(np.add.reduce(num_drafts)), num_drafts + self._ahead
+        return self._new_drafts(seqs, slots, decodes.base_S[slots], num_drafts, reach, num_tokens)
 
     def _new_drafts(
-        self, seqs: list[Sequence], slots: Ints, base: Ints, num_drafts: Ints, reach: Ints
+        self, seqs: list[Sequence], slots: Ints, base: Ints, num_drafts: Ints, reach: Ints, num_tokens: int
     ) -> DraftPlan:
         """Returns the draft tokens of some sequences."""
         decodes = self._drafting
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
         computed, end = decodes.computed_S[slots], decodes.end_S[slots]
-        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth, reach)
+        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth, reach, num_tokens)
         drafts.ids, drafts.num_changes = decodes.ids_S[slots], decodes.num_changes
         if drafts.num_tokens == len(seqs) * self._shapes.num_rows:
             drafts.common = self._shapes.num_rows
