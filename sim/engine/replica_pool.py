@@ -15,7 +15,6 @@ from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
 from sim.engine.intake import Intake, Pending
 from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
-from sim.engine.polled_intake import PolledIntake
 
 if TYPE_CHECKING:
     from sim.speculation.passes import Passes
@@ -112,9 +111,7 @@ class ReplicaPool:
 
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""
-        if self.recv_interval == 1:
-            return Intake(self.plans_ahead, on_enter)
-        return PolledIntake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
+        return Intake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
 
 
 def check_role(role: str) -> None:

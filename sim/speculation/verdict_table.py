@@ -91,8 +91,9 @@ class VerdictTable:
             self._walk(slots[~is_known], position[~is_known], depth[~is_known])
             first = self._next_S[slots]
         num_left = int(np.minimum.reduce(self._num_passes_S[slots] - first))
+        first = first + slots * self._place_SN.shape[1]
         passes = first + np.arange(min(num_iterations, num_left) + 1)[:, np.newaxis]
-        places = self._place_SN[slots, passes]
+        places = self._place_SN.ravel().take(passes)
         accepted: Ints = places[1:] - places[:-1]
         accepted -= 1
         return accepted

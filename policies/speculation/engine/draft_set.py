@@ -263,13 +263,13 @@ class DraftSet(DecodeSet):
             is_member = self.is_member_S[slots]
             if np.count_nonzero(is_member) < num_seqs:  # others had ended before this step
                 has_ended &= is_member
-                for index in np.flatnonzero(~is_member).tolist():
+                for index in (~is_member).nonzero()[0].tolist():
                     num_seqs -= 1
                     num_kept -= int(after[index] - certain[index])
                     num_new -= int(after[index] - drafts.num_computed[index])
         ended: list[Sequence] = []
         if np.count_nonzero(has_ended):
-            indices = np.flatnonzero(has_ended)
+            indices = has_ended.nonzero()[0]
             num_surplus = int(np.add.reduce(after[indices] - drafts.end[indices]))
             num_kept -= num_surplus
             num_new -= num_surplus

@@ -52,6 +52,7 @@ class DraftStep(StepBuilder):
         decodes.margin = 4 * self._shapes.num_rows + 1 + decodes.num_lookahead
         self._ahead = np.array([1 + decodes.num_lookahead])
         self._block_size = np.array([decodes.block_size])
+        self._rounding = self._block_size - 1
         self._num_padding = 0
         policy = speculation.draft_length
         self._is_fixed = isinstance(policy, Fixed)  # it does not read the step
@@ -189,7 +190,7 @@ class DraftStep(StepBuilder):
         decodes = self._drafting
         if not decodes.is_far:
             np.minimum(num_slots, decodes.max_slots, out=num_slots)
-        num_slots += self._block_size - 1
+        num_slots += self._rounding
         num_slots //= self._block_size
         return num_slots
 
