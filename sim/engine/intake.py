@@ -12,7 +12,7 @@ The first request wakes an idle engine that plans ahead; others that arrive at t
 plan.
 
 SGLang's scheduler can save host time (`--scheduler-recv-interval`): it looks for requests after every
-iteration with prompt tokens and while it is idle, but only after every n-th iteration that decodes. With n = 30
+iteration with prompt tokens and while it is idle, but only after every n-th iteration that decodes. With n=30
 and decodes of 20 ms, a request waits 0.3 s on average before the scheduler knows it. SGLang begins to count
 anew after each look; here the engine looks at the multiples of n of its iterations. The distribution of the
 wait is the same for requests that arrive at random.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,11 +105,9 @@ class VerdictTable:
             num_positions = self._num_positions[slot]
             steps = np.minimum(self._accepted_SP[slot, :num_positions], depth)
             after = (steps + np.arange(1, num_positions + 1)).tolist()
-            places, place = [position], position
-            add = places.append
-            while place < num_positions:
-                place = after[place]
-                add(place)
+            places = [position]
+            with suppress(IndexError):  # from place to place, as `extend` reads what it has just appended
+                places.extend(map(after.__getitem__, places))
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
             if len(places) > self._place_SN.shape[1]:

@@ -282,13 +282,14 @@ class Drafting:
         then takes them from here. The last iteration is the first in which a sequence ends, or the one before
         blocks run out or the model's context may be full.
         """
-        check_accepted(drafts_of(plan), accepted, len(accepted))
-        return iterations_to_event(drafts_of(plan), accepted, self.decodes, self._step, self._pool)
+        drafts = drafts_of(plan)
+        check_accepted(drafts, accepted, len(accepted))
+        return iterations_to_event(drafts, accepted, self.decodes, self._step, self._pool)
 
     def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
         """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
-        drafts = drafts_of(plan)
         if num_iterations > 1:
+            drafts = drafts_of(plan)
             self._pool.take(int(drafts.num_new_blocks[num_iterations - 1]))
             self.decodes.blocks_S[drafts.slots] = drafts.num_blocks[num_iterations - 1]
 
