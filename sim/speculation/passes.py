@@ -19,6 +19,7 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.speculation import Proposer
 from policies.speculation.engine.drafting import drafts_of
+from sim.engine.iteration_times import seconds_of
 from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
 from sim.speculation.acceptance import Acceptance
@@ -47,8 +48,13 @@ class Passes:
         start_s: float,
         slowdown: float,
         factors: JitterFactors | None,
+        by_rank: bool,
     ) -> list[float]:
-        """Returns the end times of a plan's iterations, up to the first event that the draws bring."""
+        """Returns the end times of a plan's iterations, up to the first event that the draws bring.
+
+        by_rank: whether the ranks of data-parallel attention wait for the slowest; other arguments as for
+        `Replica`.
+        """
         drafts, verdicts = drafts_of(plan), self._verdicts
         num_seqs = len(drafts.seqs)
         assert core.drafts is not None
@@ -58,7 +64,7 @@ class Passes:
         if num_iterations > 1:
             contexts = list(accumulate(drafts.sums[: num_iterations - 1].tolist(), initial=contexts[0]))
         self._contexts = contexts
-        is_plain = plan.adapters is None and slowdown == 1 and factors is None
+        is_plain = plan.adapters is None and slowdown == 1 and factors is None and not by_rank
         if drafts.are_alike and is_plain and not plan.chunks:
             rows = drafts.num_tokens // num_seqs
             return self._pass_ends(start_s, num_seqs, contexts, rows, drafts.next_levels)
@@ -67,7 +73,7 @@ class Passes:
             if factors is not None:
                 slowdown *= float(factors.of(plan.index, 1)[0])
             one = with_drafts(shape or shape_of(plan, 0), drafts, pairs[0])
-            return [float(start_s + slowdown * self._model.seconds(one))]
+            return [float(start_s + slowdown * seconds_of(self._model, plan, one, 0, by_rank))]
         shapes = shape_of(plan, 0)._replace(decode_context_tokens=np.array(contexts))
         durations_s = np.asarray(self._model.seconds(with_drafts(shapes, drafts, np.array(pairs))))
         if factors is not None:
