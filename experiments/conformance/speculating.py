@@ -18,7 +18,7 @@ from policies.speculation.tree import TokenTree
 from sim.engine.replica_pool import ReplicaPool
 from sim.speculation.acceptance import Acceptance
 from sim.speculation.acceptance.iid import Iid
-from sim.speculation.replica import SpeculativeReplica
+from sim.speculation.passes import Passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,5 +57,5 @@ class SpeculatingWorld(World):
     def _pool(
         self, cores: list[RecordingCore], *, core: Mapping[str, Any] | None = None, **settings: Any
     ) -> ReplicaPool:
-        make = partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.proposer)
-        return super()._pool(cores, core=core, make_replica=make, **settings)
+        new_passes = partial(Passes, self.acceptance, self.proposer)
+        return super()._pool(cores, core=core, new_passes=new_passes, **settings)

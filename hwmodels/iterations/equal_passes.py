@@ -6,6 +6,7 @@ therefore mostly lie below those that grow with the keys, and a pass costs as li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ class EqualPasses:
         """Highest line per operator at the contexts looked up last: calls, fixed seconds, those per key."""
         self._from, self._to = inf, -inf  # the contexts at which they are the highest
 
-    def each(self, contexts: list[float]) -> list[float]:
+    def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
         tokens, counted_s, added_s = self._tokens, self._counted_s, self._added_s
         if self._is_straight(contexts[0], contexts[-1]) and len(self._straight) == 1:  # as nearly always

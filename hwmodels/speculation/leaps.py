@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ class Prices(Protocol):
 
     few_passes: int
 
-    def each(self, contexts: list[float]) -> list[float]:
+    def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
 
     def many(self, contexts: NDArray[Any]) -> Any:
@@ -51,7 +51,7 @@ class OneByOne:
         self._seconds, self._equal = seconds, (num_seqs, rows, steps)
         self.few_passes = 6
 
-    def each(self, contexts: list[float]) -> list[float]:
+    def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
         num_seqs, rows, steps = self._equal
         return [float(self._seconds(pass_of_equal(num_seqs, c, rows, steps))) for c in contexts]
@@ -69,7 +69,7 @@ class EqualPrices:
         self.few_passes = min(passes.few_passes, drafting.few_passes)
         self._passes, self._drafting, self._least_s = passes, drafting, least_s
 
-    def each(self, contexts: list[float]) -> list[float]:
+    def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
         least_s, passes_s, after_s = self._least_s, self._passes.each(contexts), self._drafting.each(contexts)
         sums_s = [pass_s + drafting_s for pass_s, drafting_s in zip(passes_s, after_s, strict=True)]
@@ -101,19 +101,21 @@ class Leaps:
         self._known: dict[tuple[int, int, int], Prices] = {}
 
     def pass_ends(
-        self, start_s: float, num_seqs: int, contexts: NDArray[np.int64], rows: int, steps: int
+        self, start_s: float, num_seqs: int, contexts: list[int], rows: int, steps: int
     ) -> list[float]:
         """Computes `SpeculativeModel.pass_ends`."""
         key = num_seqs, rows, steps
         prices = self._known.get(key) or self._prices(key)
         if len(contexts) > prices.few_passes:
-            times_s = prices.many(contexts)
+            times_s = prices.many(np.array(contexts))
             if type(times_s) is not np.ndarray:
                 times_s = np.full(len(contexts), times_s)
             times_s[0] += start_s
             ends_s: list[float] = times_s.cumsum().tolist()
             return ends_s
-        return list(accumulate(prices.each(contexts.tolist()), initial=start_s))[1:]
+        times_s = prices.each(contexts)
+        times_s[0] += start_s
+        return list(accumulate(times_s))
 
     def _prices(self, key: tuple[int, int, int]) -> Prices:
         if len(self._known) >= MOST_PRICES:

@@ -12,9 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
@@ -132,7 +129,7 @@ class SpeculativeModel:
         return self._base.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
 
     def pass_ends(
-        self, start_s: float, num_seqs: int, contexts: NDArray[np.int64], rows: int, steps: int
+        self, start_s: float, num_seqs: int, contexts: list[int], rows: int, steps: int
     ) -> list[float]:
         """Returns the end times of consecutive passes of the same sequences, each with as many draft tokens.
 

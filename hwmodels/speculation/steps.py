@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
@@ -54,7 +54,7 @@ class EqualSteps:
         self._num_later, self._ahead = num_later, ahead
         self.few_passes = first.few_passes
 
-    def each(self, contexts: list[float]) -> list[float]:
+    def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
         start_s, num_later, ahead = self._start_s, self._num_later, self._ahead
         firsts_s = self._first.each(contexts)

@@ -150,6 +150,10 @@ class Drafts(Protocol):
         """Returns what the policies have decided about drafts, for digests."""
         ...
 
+    def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
+        """Returns the tokens that each sequence has got after iterations that have been judged."""
+        ...
+
 
 class StepPlan:
     """The computation of one iteration, and the number of iterations for which it may be repeated.
@@ -250,6 +254,12 @@ class StepPlan:
         for chunk in self.chunks:
             num_sampled += chunk.completes
         return num_sampled
+
+    def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
+        """Returns the tokens that each decoding sequence has got after num_iterations of the running plan."""
+        if self.drafts is not None:
+            return self.drafts.decoded_after(num_iterations)
+        return ((seq, num_iterations) for seq in self.decodes)
 
     def digest(self) -> str:
         """Computes a hash of the decision, which is equal for equal decisions in simulator and real engine.

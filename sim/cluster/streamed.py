@@ -21,7 +21,6 @@ from sim.records.joined_logs import joined_events, joined_iterations
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.pending_waits import PendingWaits
 from sim.records.run import RunRecords
-from sim.speculation.log import DraftLog
 from sim.speculation.records import SpeculationRecord, speculation_record
 from sim.workload.base import Source
 
@@ -171,9 +170,7 @@ class StreamedSimulation(Simulation):
         """Takes the iterations since the last chunk: own gaps, drafts, iterations and all gaps."""
         logs: list[IterationLog] = [replica.recorder.iterations.cut() for replica in self.fleet.replicas]
         own_gaps = own_gaps_table(logs)
-        speculation = None
-        if any(isinstance(log, DraftLog) for log in logs):
-            speculation = speculation_record(logs, self._pool_by_replica())
+        speculation = speculation_record(logs, self._pool_by_replica())
         if speculation is not None:
             self._count(speculation.acceptance)
         columns, gaps = joined_iterations(logs)

@@ -10,6 +10,12 @@ after the running iteration, so the plan after that one is the first that includ
 
 The first request wakes an idle engine that plans ahead; others that arrive at the same time are not in that
 plan.
+
+SGLang's scheduler can save host time (`--scheduler-recv-interval`): it looks for requests after every
+iteration with prompt tokens and while it is idle, but only after every n-th iteration that decodes. With n=30
+and decodes of 20 ms, a request waits 0.3 s on average before the scheduler knows it. SGLang begins to count
+anew after each look; here the engine looks at the multiples of n of its iterations. The distribution of the
+wait is the same for requests that arrive at random.
 """
 
 from __future__ import annotations
@@ -50,14 +56,24 @@ class Intake:
     """The pending requests of one replica, in the order of the times at which they reach the engine.
 
     plans_ahead: whether the engine plans a step before the running one has ended. on_enter is called with
-    each request that reaches the engine.
+    each request that reaches the engine. interval: the engine looks for requests at every n-th iteration of
+    decodes. num_iterations: returns the number of iterations that it has committed.
     """
 
-    __slots__ = ("_num_sent", "_on_enter", "_pending", "next_s", "plans_ahead")
+    __slots__ = (
+        *("_interval", "_num_iterations", "_num_sent", "_on_enter", "_pending", "next_s", "plans_ahead"),
+    )
 
-    def __init__(self, plans_ahead: bool, on_enter: Callable[[Pending], None]) -> None:
+    def __init__(
+        self,
+        plans_ahead: bool,
+        on_enter: Callable[[Pending], None],
+        interval: int = 1,
+        num_iterations: Callable[[], int] = int,
+    ) -> None:
         self.plans_ahead = plans_ahead
         self._on_enter = on_enter
+        self._interval, self._num_iterations = interval, num_iterations
         self.next_s = inf
         """Time at which the first pending request reaches the engine, s; inf: none is pending."""
         self._pending: deque[Pending] = deque()
@@ -79,7 +95,12 @@ class Intake:
             pending.append(entry)
 
     def enter_during(self, step: RunningStep) -> None:
-        """Enters the requests that have reached the engine before the end of a step, in the order of time."""
+        """Enters the requests that have reached the engine before the end of a step, in the order of time.
+
+        Those of an engine that does not look then stay pending.
+        """
+        if self._interval > 1 and self._num_until_look(step, step.num_iterations) != step.num_iterations:
+            return
         known_until_s = step.last_start_s if self.plans_ahead else step.end_s
         while self.next_s <= known_until_s and self.next_s < step.end_s:
             self._enter()
@@ -89,6 +110,8 @@ class Intake:
 
         An engine that plans ahead enters the first of them if it is idle, else none.
         """
+        if self._interval > 1 and not is_idle and self._num_iterations() % self._interval:
+            return
         if self.plans_ahead:
             if is_idle:
                 self._enter()
@@ -130,6 +153,13 @@ class Intake:
     def num_iterations_before(self, step: RunningStep) -> int:
         """Returns the number of iterations until a plan includes the first pending request."""
         known_s = self.next_s
-        if known_s <= step.start_s:
-            return 1
-        return bisect_left(step.ends_s, known_s) + (2 if self.plans_ahead else 1)
+        num_iterations = 1
+        if known_s > step.start_s:
+            num_iterations = bisect_left(step.ends_s, known_s) + (2 if self.plans_ahead else 1)
+        return num_iterations if self._interval == 1 else self._num_until_look(step, num_iterations)
+
+    def _num_until_look(self, step: RunningStep, num_iterations: int) -> int:
+        """Returns after how many iterations of a step, at least num_iterations, the engine looks."""
+        if step.plan.chunks:
+            return num_iterations
+        return num_iterations + -(self._num_iterations() + num_iterations) % self._interval

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan, Transfer
@@ -16,6 +15,9 @@ from sim.records.events import EventLog
 from sim.records.iterations import IterationLog
 from sim.records.requests import FINISHED, RequestLog
 from sim.records.run import EngineRecord
+
+if TYPE_CHECKING:
+    from sim.speculation.passes import Passes
 
 
 class _Outcomes(dict[int, StepOutcome]):
@@ -33,7 +35,7 @@ class Recorder:
     """The logs of one replica.
 
     replica: its index. frontend_s, frontend_times: see `EventLog`. seed: for random draws, such as the
-    parents of branches.
+    parents of branches. passes: of a replica that speculates.
     """
 
     def __init__(
@@ -44,23 +46,20 @@ class Recorder:
         frontend_s: float,
         seed: int,
         frontend_times: dict[int, float] | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.replica = replica
+        self._passes = passes
         self.requests = requests
-        self.iterations = self._new_log(replica, core.block_pool.block_size, core.residents is not None)
+        self.iterations = IterationLog(
+            replica, core.block_pool.block_size, core.residents is not None, passes is not None
+        )
         self.events = EventLog(frontend_s, frontend_times)
         self.lost_engines: list[EngineRecord] = []
         """Records of the engines that this replica has lost in crashes, in order."""
         self._frontend_s, self._frontend_times = frontend_s, frontend_times
         self.tokens = LastTokens(core, requests, seed)
         self._follow(core)
-
-    def _new_log(self, replica: int, block_size: int, serves_adapters: bool) -> IterationLog:
-        return IterationLog(replica, block_size, serves_adapters)
-
-    def decoded_after(self, plan: StepPlan, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
-        """Returns the tokens that each decoding sequence has got after num_iterations of a running plan."""
-        return ((seq, num_iterations) for seq in plan.decodes)
 
     def _follow(self, core: EngineCore) -> None:
         self._core = core
@@ -121,6 +120,9 @@ class Recorder:
             num_prefills = self.requests.prefill_iterations
             for chunk in plan.chunks:
                 num_prefills[chunk.seq.request_id] += step.num_iterations
+        if self._passes is not None:
+            assert self.iterations.drafts is not None
+            return self._passes.ran(core, step, self.iterations.drafts)
         return outcome
 
     def prefilled(self, seq: Sequence, now: float) -> None:

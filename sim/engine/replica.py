@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from simpy import Event
 
@@ -44,9 +44,6 @@ MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of th
 class Replica(LoadCounts):
     """An engine on the simulated clock. It is a `policies.routing.ReplicaView`."""
 
-    has_own_times: ClassVar[bool] = False
-    """Whether iterations take longer or shorter than the hardware model says for their plans."""
-
     def __init__(self, index: int, pool: ReplicaPool, context: RunContext) -> None:
         self.index = index
         self.pool = pool
@@ -54,7 +51,12 @@ class Replica(LoadCounts):
         self.core = core = pool.core()
         LoadCounts.__init__(self, core.block_pool.block_size, core.block_pool.num_blocks)
         self.frontend = pool.frontend_queue()
-        self.recorder = self._new_recorder(context)
+        self._passes = None
+        if pool.new_passes is not None:
+            self._passes = pool.new_passes(pool.model, core.max_num_seqs, context.seed)
+        self.recorder = Recorder(
+            *(index, core, context.requests, pool.frontend_s, context.seed, self.frontend_times, self._passes)
+        )
         self.copies = Copies(pool.links(), self._load)
         self.intake = pool.intake(self._enter, lambda: self.core.num_iterations)
         self._clock = context.clock
@@ -67,7 +69,7 @@ class Replica(LoadCounts):
         self._factors: JitterFactors | None = None  # each is that of the number of an iteration
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
-        self._has_own_times = self.has_own_times or pool.waits_for_ranks
+        self._has_own_times = self._passes is not None or pool.waits_for_ranks
         self._scales_times = self._has_own_times or self._factors is not None
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
@@ -79,11 +81,6 @@ class Replica(LoadCounts):
         self._at_boundary: list[Callable[[], None]] = []
         self._migrated: set[int] = set()  # ids of the requests that one of these actions releases
         self._listeners = Listeners()
-
-    def _new_recorder(self, context: RunContext) -> Recorder:
-        return Recorder(
-            self.index, self.core, context.requests, self.pool.frontend_s, context.seed, self.frontend_times
-        )
 
     @property
     def frontend_times(self) -> dict[int, float] | None:
@@ -188,6 +185,9 @@ class Replica(LoadCounts):
     ) -> list[float]:
         """Returns the end time of each iteration of a plan, with the present slowdown and the jitter."""
         model, by_rank = self.pool.model, self.pool.waits_for_ranks
+        if self._passes is not None:
+            scale_by = self._slowdown, self._factors, by_rank
+            return self._passes.ends_s(self.core, plan, shape, num_iterations, start_s, *scale_by)
         if self._factors is None:
             return scaled_ends_s(model, plan, shape, num_iterations, start_s, self._slowdown, by_rank)
         factors = self._slowdown * self._factors.of(plan.index, num_iterations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
@@ -15,7 +15,9 @@ from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
 from sim.engine.intake import Intake, Pending
 from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
-from sim.engine.polled_intake import PolledIntake
+
+if TYPE_CHECKING:
+    from sim.speculation.passes import Passes
 
 ROLES = ("mixed", "prefill", "decode")
 
@@ -39,6 +41,8 @@ class ReplicaPool:
     name: str = ""
     make_replica: Callable[..., Any] | None = None
     """Makes a replica from its index, this pool and the context of the run; None: a plain one."""
+    new_passes: Callable[[IterationModel, int, int], Passes] | None = None
+    """Makes the passes of a replica from its model, its slots and a seed; None: it does not speculate."""
     serves: str = ""
     """Name of the served model, as in requests."""
     replicas: int = 1
@@ -110,9 +114,7 @@ class ReplicaPool:
 
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""
-        if self.recv_interval == 1:
-            return Intake(self.plans_ahead, on_enter)
-        return PolledIntake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
+        return Intake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
 
 
 def check_role(role: str) -> None:

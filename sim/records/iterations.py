@@ -30,6 +30,7 @@ from sim.records.iteration_rows import (
     pack_row,
 )
 from sim.records.mapped_buffers import MappedBuffers
+from sim.speculation.log import DRAFT_COLUMNS, DraftLog
 
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields[1:]))
@@ -75,8 +76,11 @@ class IterationLog:
     )
     """COUNTS that may exceed 32 bits."""
 
-    def __init__(self, replica: int, block_size: int, serves_adapters: bool = False) -> None:
+    def __init__(
+        self, replica: int, block_size: int, serves_adapters: bool = False, speculates: bool = False
+    ) -> None:
         self.replica = replica
+        self._speculates = speculates
         self.serves_adapters = serves_adapters
         self.block_size = block_size
         self._begin(0)
@@ -84,6 +88,8 @@ class IterationLog:
     def _begin(self, first_iteration: int) -> None:
         """Begins a log without rows. first_iteration: number of iterations of the replica before it."""
         self.first_iteration = first_iteration
+        self.drafts = DraftLog(first_iteration) if self._speculates else None
+        """The draft tokens of the iterations; None: the replica does not speculate."""
         self._rows = bytearray()
         self._ends_s = bytearray()  # ends of all iterations
         self._blocks_due = bytearray()  # block_size numbers, by phase, per row of several iterations
@@ -97,7 +103,7 @@ class IterationLog:
 
     def cut(self) -> Self:
         """Returns a log with all rows so far; this one goes on without them."""
-        taken = type(self)(self.replica, self.block_size, self.serves_adapters)
+        taken = type(self)(self.replica, self.block_size, self.serves_adapters, self._speculates)
         taken._take(self)
         self._begin(self.next_iteration)
         return taken
@@ -107,7 +113,7 @@ class IterationLog:
         self.first_iteration = other.first_iteration
         self._rows, self._ends_s, self._blocks_due = other._rows, other._ends_s, other._blocks_due
         self._queues, self._chunks, self._adapters = other._queues, other._chunks, other._adapters
-        self._buffers, self._gaps = other._buffers, other._gaps
+        self._buffers, self._gaps, self.drafts = other._buffers, other._gaps, other.drafts
 
     def extend(self, other: IterationLog) -> None:
         """Adds the rows of another log with the same block size and the same columns."""
@@ -116,7 +122,8 @@ class IterationLog:
 
     def more_dtypes(self) -> dict[str, str]:
         """Returns the dtypes of further columns of the table, by name."""
-        return dict.fromkeys(ADAPTER_COLUMNS, "i8") if self.serves_adapters else {}
+        names = (*(ADAPTER_COLUMNS if self.serves_adapters else ()), *(DRAFT_COLUMNS if self.drafts else ()))
+        return dict.fromkeys(names, "i8")
 
     def add_gap(self, request_id: int, since_s: float, end_s: float) -> None:
         """Logs the gap of one sequence between two tokens, from since_s to end_s."""
@@ -134,11 +141,14 @@ class IterationLog:
         self._ends_s += TIME_PACKERS[num_iterations](*ends_s)
         if self.serves_adapters:
             self._add_use(plan)
-        num_running, num_widening = len(core.running), plan.num_widening
+        num_running = len(core.running)
+        num_widening = num_new = plan.num_widening
+        if plan.drafts is not None:
+            num_new = plan.num_decodes + plan.drafts.num_tokens
         if decodes.size == num_running:
-            num_held = decodes.num_context_tokens + num_widening
+            num_held = decodes.num_context_tokens + num_new
         else:
-            num_held = core.num_tokens_held + num_widening + plan.num_copied_tokens
+            num_held = core.num_tokens_held + num_new + plan.num_copied_tokens
         num_blocks_used = pool.num_blocks - pool.num_free
         more = 0
         if not plan.is_unasked:
@@ -205,7 +215,8 @@ class IterationLog:
     @property
     def num_bytes(self) -> int:
         """Memory of the log, bytes."""
-        return self._buffers.num_all_bytes() + 8 * len(self._gaps)
+        num_bytes = self._buffers.num_all_bytes() + 8 * len(self._gaps)
+        return num_bytes if self.drafts is None else num_bytes + self.drafts.num_bytes
 
     @property
     def max_gaps(self) -> int:
@@ -251,6 +262,8 @@ class IterationLog:
             used = self._buffers.take(self._adapters, np.int64).reshape(-1, len(ADAPTER_COLUMNS))
             for name, column in zip(ADAPTER_COLUMNS, used.T, strict=True):
                 columns[name][:] = np.repeat(column, num)
+        if self.drafts is not None:
+            self.drafts.fill(columns)
         return self._write_gaps(gaps, ends_s, columns["decode_seqs"], rows, first)
 
     def own_gaps(self) -> NDArray[np.float64]:

@@ -17,9 +17,8 @@ from sim.records.iterations import IterationLog
 
 def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
     """Returns what `expanded` does, the gaps in another order. The logs are dropped."""
-    if len({(type(log), log.block_size, log.serves_adapters) for log in logs}) != 1:
-        return expanded(logs)
-    if type(logs[0]) is not IterationLog:  # with draft tokens, which only its own class expands
+    kinds = {(log.block_size, log.serves_adapters, log.drafts is None) for log in logs}
+    if len(kinds) != 1 or logs[0].drafts is not None:  # the passes of each refer to its own iterations
         return expanded(logs)
     joined = IterationLog(0, logs[0].block_size, logs[0].serves_adapters)
     sizes = np.array([log.num_iterations for log in logs])

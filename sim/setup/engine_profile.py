@@ -44,7 +44,7 @@ class EngineProfile:
     frontend: Frontend | None = None
     """Work of the API server, for whose processes requests wait; None: there is none."""
     scheduler_recv_interval: int = 1
-    """Iterations of decodes between two looks for new requests; see `sim.engine.polled_intake`."""
+    """Iterations of decodes between two looks for new requests; see `sim.engine.intake`."""
     pp_max_micro_batch_size: int | None = None
     """Maximum number of sequences of a batch in a pipeline that admits some; 0: max_num_seqs over the stages,
     None: no limit (vLLM). See `policies.core.batches`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
@@ -28,11 +29,13 @@ from policies.speculation.checks import check_adapters, check_policies
 from policies.user_code.traits import traits_of
 from sim.engine.frontend import Frontend
 from sim.engine.links import Links
-from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, check_role
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import drafting_of
 from sim.speculation.acceptance import Acceptance
+
+if TYPE_CHECKING:
+    from sim.speculation.passes import Passes
 
 MAX_REPLICAS = 1_000_000
 """Largest number of replicas of a pool: each is an engine in memory, with about 50 kB."""
@@ -190,7 +193,7 @@ class PoolSettings(Deployment):
             replicas=self.replicas,
             core=lambda: self.core(num_blocks, future, served, tpot_s),
             model=self.iteration_model(),
-            make_replica=self._make_replica,
+            new_passes=self._new_passes,
             jitter=self.jitter,
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.host.overlapped and self.batches_in_flight == 1,
@@ -259,13 +262,13 @@ class PoolSettings(Deployment):
             residents_of(self.adapters, self.registry(served), kv_pool)
 
     @property
-    def _make_replica(self) -> Callable[..., Replica] | None:
-        """Makes a replica that speculates; None: replicas do not."""
+    def _new_passes(self) -> Callable[..., Passes] | None:
+        """Makes the passes of a replica that speculates; None: replicas do not."""
         if self.speculation is None or self.acceptance is None:
             return None
-        from sim.speculation.replica import SpeculativeReplica  # noqa: PLC0415 (most runs do not speculate)
+        from sim.speculation.passes import Passes  # noqa: PLC0415 (most runs do not speculate)
 
-        return partial(SpeculativeReplica, acceptance=self.acceptance, proposer=self.speculation)
+        return partial(Passes, self.acceptance, self.speculation)
 
     def core(
         self,

@@ -19,8 +19,8 @@ MAX_PLACES: Final = 255
 """Places of a draft at most, as acceptances are bytes."""
 COLUMNS: Final = {"request_id": "i8", "replica": "i4", "iteration": "i4", "kept_tokens": "u1"}
 """Columns of the table of bursts and their dtypes."""
-_PLAN: Final = np.dtype([("first_id", "i8"), ("num_seqs", "i8"), ("num_iterations", "i8")])
-_PACK: Final = Struct("=3q").pack
+_PLAN: Final = np.dtype([(name, "i8") for name in ("first_id", "first_depth", "num_seqs", "num_iterations")])
+_PACK: Final = Struct("=4q").pack
 
 
 class BurstLog:
@@ -30,13 +30,14 @@ class BurstLog:
         self._accepted = bytearray()  # [iterations, sequences] of each plan
         self._plans = bytearray()
         self._ids = bytearray()  # request ids
-        self._depths = bytearray()  # [sequences] of each plan
+        self._depths = bytearray()  # [sequences], if they differ from those of the plan before
         self._buffers = MappedBuffers(self._accepted, self._plans, self._ids, self._depths)
         self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
         self.first_iteration = first_iteration
         """Number of iterations of the replica before the first that is logged here."""
         self._seqs: SequenceOf[Sequence] = ()
-        self._first_id = self._num_ids = self._num_passes = 0
+        self._depth: Ints | None = None
+        self._first_id = self._num_ids = self._first_depth = self._num_depths = self._num_passes = 0
 
     def add(self, drafts: DraftPlan, depth: Ints, accepted: Ints, surplus: Ints | None) -> None:
         """Logs the iterations of a plan.
@@ -51,9 +52,13 @@ class BurstLog:
             self._first_id = self._num_ids
             self._num_ids += num_seqs
             self._ids += drafts.ids.tobytes()
-        self._plans += _PACK(self._first_id, num_seqs, num_iterations)
+        if depth is not self._depth:
+            self._depth = depth
+            self._first_depth = self._num_depths
+            self._num_depths += num_seqs
+            self._depths += depth.astype(np.uint8).tobytes()
+        self._plans += _PACK(self._first_id, self._first_depth, num_seqs, num_iterations)
         self._accepted += accepted.astype(np.uint8).tobytes()
-        self._depths += depth.astype(np.uint8).tobytes()
         self._num_passes += num_iterations * num_seqs
         if surplus is not None:
             for index in np.flatnonzero(surplus).tolist():
@@ -69,8 +74,14 @@ class BurstLog:
         kept = self._buffers.take(self._accepted, np.uint8)
         plans = self._buffers.take(self._plans, _PLAN)
         ids = self._buffers.take(self._ids, np.int64)
+        first, at, plan = np.unique(
+            plans["first_depth"][plans["num_seqs"] > 0], return_index=True, return_inverse=True
+        )
+        decoding = plans[plans["num_seqs"] > 0]
+        repeats = np.zeros(len(first), np.int64)
+        np.add.at(repeats, plan, decoding["num_iterations"])
         num_by_depth = np.zeros(MAX_PLACES + 1, np.int64)
-        repeats = np.repeat(plans["num_iterations"], plans["num_seqs"])
+        repeats = np.repeat(repeats, decoding["num_seqs"][at])
         np.add.at(num_by_depth, self._buffers.take(self._depths, np.uint8), repeats)
         num_by_accepted = np.bincount(kept, minlength=MAX_PLACES + 1)
         surplus = np.frombuffer(self._surplus, np.int64).reshape(-1, 2)

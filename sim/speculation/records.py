@@ -10,7 +10,6 @@ import pandas as pd
 
 from policies.speculation.engine.drafts import Ints
 from sim.records.iterations import IterationLog
-from sim.speculation.log import DraftLog
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,15 +31,15 @@ def speculation_record(
     logs: SequenceOf[IterationLog], pool_by_replica: SequenceOf[int]
 ) -> SpeculationRecord | None:
     """Returns the record of a run; None if no replica speculates. The bursts of the logs are dropped."""
-    drafting = [log for log in logs if isinstance(log, DraftLog)]
+    drafting = [(log.replica, log.drafts) for log in logs if log.drafts is not None]
     if not drafting:
         return None
     drafted_by_pool: dict[int, Ints] = {}
     accepted_by_pool: dict[int, Ints] = {}
     bursts = []
-    for log in drafting:
-        pool = pool_by_replica[log.replica]
-        drafted, accepted, own_bursts = log.passes.take(log.replica)
+    for replica, log in drafting:
+        pool = pool_by_replica[replica]
+        drafted, accepted, own_bursts = log.bursts.take(replica)
         drafted_by_pool[pool] = drafted_by_pool.get(pool, 0) + drafted
         accepted_by_pool[pool] = accepted_by_pool.get(pool, 0) + accepted
         bursts.append(own_bursts)

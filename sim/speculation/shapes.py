@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import DraftWork, IterationShape
 from policies.core.plan import StepPlan
-from policies.speculation.engine.drafts import DraftPlan, Ints
+from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.shape import shape_of
 
 
-def pairs_of(drafts: DraftPlan, computed: Ints, sums: Any) -> Any:
-    """Counts the query-key pairs of the draft tokens and padding rows of iterations.
+def pairs_of(drafts: DraftPlan, contexts: list[int]) -> list[int]:
+    """Counts the query-key pairs of the draft tokens and padding rows of each iteration.
 
-    computed: computed tokens before each iteration [iterations, sequences], or before one [sequences]. sums:
-    their sums over the sequences.
+    contexts: tokens that all decodes attend to in each.
     """
-    rows, common = drafts.num_drafts, drafts.common
+    rows, common, num_seqs = drafts.num_drafts, drafts.common, len(drafts.seqs)
     if common is not None and not drafts.padded:
-        return sums * common + len(rows) * (common * (common + 3) // 2)
+        own_pairs = num_seqs * (common * (common + 3) // 2)
+        return [(context - num_seqs) * common + own_pairs for context in contexts]
     own_pairs = int(np.dot(rows, rows + 3)) // 2  # with the new token, and with those before it
-    padded = sum(drafts.padded.values()) if drafts.padded else 0
-    return computed @ rows + (own_pairs + padded)
+    own_pairs += sum(drafts.padded.values())
+    computed = [drafts.num_computed, *drafts.totals[: len(contexts) - 1]]
+    return [int(np.dot(each, rows)) + own_pairs for each in computed]
 
 
 def first_shape(plan: StepPlan, drafts: DraftPlan) -> IterationShape:
     """Returns the shape of the first iteration of a plan."""
-    num_computed = plan.num_decode_context_tokens - len(drafts.seqs)
-    return with_drafts(shape_of(plan, 0), drafts, int(pairs_of(drafts, drafts.num_computed, num_computed)))
+    return with_drafts(shape_of(plan, 0), drafts, pairs_of(drafts, [plan.num_decode_context_tokens])[0])
 
 
 def with_drafts(shape: IterationShape, drafts: DraftPlan, pairs: Num) -> IterationShape:

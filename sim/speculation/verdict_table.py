@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +83,8 @@ class VerdictTable:
         slots, depth = drafts.slots, drafts.depth
         position = drafts.num_computed + self._offset_S[slots]
         if num_iterations == 1:
-            one: Ints = np.minimum(self._accepted_SP[slots, position], depth)[np.newaxis]
-            return one
+            one: Ints = np.minimum(self._accepted_SP[slots, position], depth)
+            return one[np.newaxis]
         first = self._next_S[slots]
         is_known = (first < self._num_passes_S[slots]) & (self._depth_S[slots] == depth)
         is_known &= self._place_SN[slots, np.minimum(first, self._place_SN.shape[1] - 1)] == position
@@ -91,8 +92,9 @@ class VerdictTable:
             self._walk(slots[~is_known], position[~is_known], depth[~is_known])
             first = self._next_S[slots]
         num_left = int(np.minimum.reduce(self._num_passes_S[slots] - first))
+        first = first + slots * self._place_SN.shape[1]
         passes = first + np.arange(min(num_iterations, num_left) + 1)[:, np.newaxis]
-        places = self._place_SN[slots, passes]
+        places = self._place_SN.ravel().take(passes)
         accepted: Ints = places[1:] - places[:-1]
         accepted -= 1
         return accepted
@@ -101,12 +103,11 @@ class VerdictTable:
         """Computes the passes of some slots up to the ends of their answers."""
         for slot, position, depth in zip(slots.tolist(), positions.tolist(), depths.tolist(), strict=True):
             num_positions = self._num_positions[slot]
-            steps = np.minimum(self._accepted_SP[slot, position:num_positions], depth)
-            after = (steps + np.arange(position + 1, position + 1 + len(steps))).tolist()
-            places, place, offset = [position], position, position
-            while place < num_positions:
-                place = after[place - offset]
-                places.append(place)
+            steps = np.minimum(self._accepted_SP[slot, :num_positions], depth)
+            after = (steps + np.arange(1, num_positions + 1)).tolist()
+            places = [position]
+            with suppress(IndexError):  # from place to place, as `extend` reads what it has just appended
+                places.extend(map(after.__getitem__, places))
             if len(places) == 1:  # the answer has ended: another pass, whose tokens are discarded
                 places.append(position + 1)
             if len(places) > self._place_SN.shape[1]:

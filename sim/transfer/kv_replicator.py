@@ -75,7 +75,7 @@ class KvReplicator(Attachment):
             if seq.state is not LOADING and request_id not in ending and seq.request.branching is None
         }
         if num_iterations:
-            for seq, num_tokens in self._replica.recorder.decoded_after(plan, num_iterations):
+            for seq, num_tokens in plan.decoded_after(num_iterations):
                 if seq.request_id in computed:
                     computed[seq.request_id] += num_tokens
             for chunk in plan.chunks:

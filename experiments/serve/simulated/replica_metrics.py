@@ -22,7 +22,6 @@ from sim.engine.attachment import Attachment
 from sim.engine.replica import Replica
 from sim.engine.running_step import RunningStep
 from sim.engine.shape import shape_of
-from sim.speculation.recorder import DraftRecorder
 from sim.speculation.shapes import first_shape
 
 MAX_SHAPES = 4096
@@ -145,13 +144,13 @@ class ReplicaMetrics(Attachment):
         """Counts the passes of an iteration; returns the accepted draft tokens that become output."""
         if not drafts.seqs:
             return 0
-        recorder, counts, ended = self._replica.recorder, drafts.num_drafts > 0, self._core.running_set.ending
-        assert isinstance(recorder, DraftRecorder)
+        counts, ended = drafts.num_drafts > 0, self._core.running_set.ending
+        assert drafts.accepted is not None
         assert self.engine.drafts is not None
         if ended:
             counts &= np.array([seq.request_id not in ended for seq in drafts.seqs], bool)
-        accepted = np.where(counts, recorder.accepted[0], 0)
-        surplus = np.where(counts, recorder.computed[0] + accepted + 1 - drafts.end, 0)
+        accepted = np.where(counts, drafts.accepted[0], 0)
+        surplus = np.where(counts, drafts.num_computed + accepted + 1 - drafts.end, 0)
         num_by_count = np.bincount(accepted, minlength=1)
         by_place = np.cumsum(num_by_count[:0:-1])[::-1]  # passes that accepted at least 1, 2, ...
         self.engine.drafts.add(

@@ -19,7 +19,7 @@ from sim.setup.scenario import Scenario
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.table import table_verdicts
 from sim.speculation.acceptance.table_files import COLUMNS, TaskCounts
-from sim.speculation.replica import SpeculativeReplica
+from sim.speculation.passes import Passes
 
 TASK = "recorded"
 """Name of the task of all recorded requests, as a table of acceptance has tasks."""
@@ -72,12 +72,12 @@ class RecordedAcceptance:
         return Verdicts(accepted, _filled(self._found.get(request.request_id, ()), num_positions))
 
 
-def replaying(scenario: Scenario, recording: Recording) -> Callable[..., SpeculativeReplica] | None:
-    """Returns what makes replicas that accept what was recorded; None: the scenario does not speculate."""
+def replaying(scenario: Scenario, recording: Recording) -> Callable[..., Passes] | None:
+    """Returns what makes passes that accept what was recorded; None: the scenario does not speculate."""
     if scenario.speculation is None:
         return None
     acceptance = RecordedAcceptance(recording)
-    return partial(SpeculativeReplica, acceptance=acceptance, proposer=scenario.speculation)
+    return partial(Passes, acceptance, scenario.speculation)
 
 
 def as_measured(scenario: Scenario, recordings: Sequence[Recording]) -> Scenario:

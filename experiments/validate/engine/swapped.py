@@ -71,7 +71,7 @@ def replay_in_simulator(
                 frontend=None if as_seen else scenario.engine.frontend,
                 plans_ahead=not as_seen and scenario.host.overlapped,
                 links=lambda: _RecordedLinks(plan_call_s=plan_call_s),
-                make_replica=replaying(scenario, recording),
+                new_passes=replaying(scenario, recording),
             )
         ],
         cluster=ClusterSettings(routing=RoundRobin(), seed=scenario.seed),

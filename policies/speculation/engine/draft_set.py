@@ -10,7 +10,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,35 +23,19 @@ from policies.speculation.engine.drafts import DraftPlan, Ints
 _ADMISSION = attrgetter("admission")
 
 
-class Unread(NamedTuple):
-    """The last pass of members, of which the scheduler has not read the accepted draft tokens.
-
-    certain, after, num_last [sequences]: computed tokens without and with these tokens, and tokens of the
-    pass. num_kept: accepted draft tokens that stay, summed. num_changes: `DraftSet.num_changes` at the pass;
-    -1: members have joined or left before the tokens were hidden.
-    """
-
-    drafts: DraftPlan
-    certain: Ints
-    after: Ints
-    num_last: Ints
-    num_kept: int
-    num_changes: int
-
-
 class SlotClock:
     """The number of computed tokens of one slot, read as the clock of its sequence."""
 
-    __slots__ = ("_num_computed_S", "_slot")
+    __slots__ = ("_decodes", "_slot")
 
-    def __init__(self, num_computed_S: Ints, slot: int) -> None:
-        self._num_computed_S = num_computed_S
+    def __init__(self, decodes: DraftSet, slot: int) -> None:
+        self._decodes = decodes
         self._slot = slot
 
     @property
     def clock(self) -> int:
         """Number of computed tokens."""
-        return int(self._num_computed_S[self._slot])
+        return self._decodes.num_shown(self._slot)
 
 
 class DraftSet(DecodeSet):
@@ -70,6 +53,8 @@ class DraftSet(DecodeSet):
         """Maximum KV slots of a sequence."""
         self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
         """Maximum known tokens of a sequence, the newest of which needs no slot."""
+        self.margin = 0
+        """Upper bound of the slots that a sequence may take behind the end of its answer."""
         self.num_lookahead = 0
         """KV slots behind those of a pass that the proposer needs."""
         self.reads_late = False
@@ -96,8 +81,14 @@ class DraftSet(DecodeSet):
         """How often a member has joined or left."""
         self.is_member_S = np.zeros(max_num_seqs, bool)
         """Whether the slot is that of a member."""
-        self.unread: Unread | None = None
-        """The last pass, until the next plan is made; see `hide`."""
+        self.num_unread = 0
+        """Accepted draft tokens of the last pass that stay, of all members; see `hide`."""
+        self.is_hiding = False
+        """Whether these are left out of the counts."""
+        self._left_hidden: list[tuple[Sequence, int, int]] = []  # members that left meanwhile, their tokens
+        self.is_far = True
+        """Whether no member can come near the end of the model's context: no limit need be checked."""
+        self._one = np.ones(1, np.int64)  # an array, as numpy adds numbers more slowly
         self._may_idle = False  # whether there may be a member whose tokens had all been read
         self._admitted: list[Sequence] = []  # the members in the order of their admission
         self._admitted_slots = array("q")
@@ -136,6 +127,13 @@ class DraftSet(DecodeSet):
         """Computed tokens by slot [max_num_seqs]; 0 where no sequence decodes. A new array."""
         return np.where(self.is_member_S, self.computed_S, 0)
 
+    def num_shown(self, slot: int) -> int:
+        """Returns the computed tokens of a member; while they are hidden without those of its last pass."""
+        num_computed = self.computed_S.item(slot)
+        if self.is_hiding and (num_last := self.last_S.item(slot)):
+            num_computed -= num_last - 1
+        return num_computed
+
     def admit(self, seq: Sequence) -> None:
         """Clears the counts of the slot of a sequence that has just been admitted."""
         self.drafts_S[seq.slot] = self.last_S[seq.slot] = 0
@@ -150,12 +148,12 @@ class DraftSet(DecodeSet):
         slot, num_computed = seq.slot, seq.stored_computed
         assert slot is not None
         was_paused = seq.state is PAUSED
-        seq.clock_source = SlotClock(self.computed_S, slot)
+        seq.clock_source = SlotClock(self, slot)
         seq.origin = 0
         seq.state = DECODING
         seq.growth = growth
         self.computed_S[slot] = self.base_S[slot] = num_computed
-        self.end_S[slot] = seq._end_known - 1
+        self.expect_end(seq)
         self.ids_S[slot] = seq.request_id
         if was_paused:
             self._may_idle = True
@@ -176,11 +174,13 @@ class DraftSet(DecodeSet):
     def stay(self, seq: Sequence) -> None:
         """Keeps a member that has just ended for one more pass, whose tokens are discarded."""
         seq._end_known += 1
-        self.end_S[seq.slot] += 1
+        self.expect_end(seq)
 
     def expect_end(self, seq: Sequence) -> None:
         """Sets the end of a member."""
-        self.end_S[seq.slot] = seq._end_known - 1
+        self.end_S[seq.slot] = end = seq._end_known - 1
+        if end + self.margin >= self.max_slots:
+            self.is_far = False
 
     def leave(self, seq: Sequence, state: SequenceState) -> None:
         """Removes a member; its token counts are written back to it, and its state becomes `state`.
@@ -191,7 +191,13 @@ class DraftSet(DecodeSet):
         """
         slot = seq.slot
         assert slot is not None
-        seq.stored_computed = num_computed = int(self.computed_S[slot])
+        seq.stored_computed = num_computed = self.num_shown(slot)
+        if self.num_unread and (num_unread := max(self.last_S.item(slot) - 1, 0)):
+            self.num_unread -= num_unread
+            if self.is_hiding:
+                self._left_hidden.append((seq, slot, num_unread))
+                self.computed_S[slot] = num_computed
+                self.last_S[slot] = 1
         seq.stored_known = num_computed + 1
         seq.state = state
         num_readable = self.num_readable(seq, has_decoded=False)
@@ -209,6 +215,8 @@ class DraftSet(DecodeSet):
         self.num_context_tokens -= num_computed
         if state is WAITING:
             self.drafts_S[slot] = 0
+        if not self.size:
+            self.is_far = True
 
     def needs_block(self, seq: Sequence) -> bool:
         """Returns whether the next pass of a member needs a KV block that the member does not hold."""
@@ -237,50 +245,55 @@ class DraftSet(DecodeSet):
         """
         self._num_told = self.num_readable(seq, has_decoded=True)
 
-    def totals(self, drafts: DraftPlan, accepted: Ints) -> Ints:
-        """Computes the computed tokens [iterations, sequences] after each iteration, without ends."""
-        totals: Ints = np.add.accumulate(accepted + 1, axis=0)
-        totals += drafts.num_computed
-        return totals
-
-    def advance_by(self, drafts: DraftPlan, accepted: Ints) -> list[Sequence]:
-        """Advances the sequences of a plan by accepted [iterations, sequences] draft tokens and one each.
+    def advance_by(self, drafts: DraftPlan, num_iterations: int) -> list[Sequence]:
+        """Advances the sequences of a plan by what iterations have accepted, and one token each.
 
         Returns the sequences that end; those after the first iteration must not end before the last one.
         """
-        slots, last = drafts.slots, accepted[-1]
-        certain: Ints = drafts.num_computed + len(accepted)
-        if len(accepted) > 1:
-            certain += np.add.reduce(accepted[:-1], axis=0)
-        after: Ints = certain + last
+        slots, totals, num_seqs = drafts.slots, drafts.totals, len(drafts.seqs)
+        after = totals[num_iterations - 1]
+        before = drafts.num_computed if num_iterations == 1 else totals[num_iterations - 2]
+        certain: Ints = before + self._one
+        num_kept = int(drafts.sums[num_iterations - 1]) - num_seqs
+        num_new = num_kept + num_seqs
+        if num_iterations > 1:
+            num_new = int(np.add.reduce(drafts.sums[:num_iterations]))
         has_ended = after >= drafts.end
+        if drafts.num_changes != self.num_changes:
+            is_member = self.is_member_S[slots]
+            if np.count_nonzero(is_member) < num_seqs:  # others had ended before this step
+                has_ended &= is_member
+                for index in (~is_member).nonzero()[0].tolist():
+                    num_seqs -= 1
+                    num_kept -= int(after[index] - certain[index])
+                    num_new -= int(after[index] - drafts.num_computed[index])
         ended: list[Sequence] = []
         if np.count_nonzero(has_ended):
+            indices = has_ended.nonzero()[0]
+            num_surplus = int(np.add.reduce(after[indices] - drafts.end[indices]))
+            num_kept -= num_surplus
+            num_new -= num_surplus
             after = np.minimum(after, drafts.end)
-            ended = [drafts.seqs[index] for index in np.flatnonzero(has_ended).tolist()]
-        decode_all = len(slots) == self.size
-        before = self.num_context_tokens if decode_all else int(np.add.reduce(drafts.num_computed))
-        num_after = int(np.add.reduce(after))
-        self.num_context_tokens += num_after - before
+            ended = [drafts.seqs[index] for index in indices.tolist()]
+        self.num_context_tokens += num_new
+        num_last = after - certain
+        num_last += self._one
         self.computed_S[slots] = after
         if not self.reads_late:
             self.base_S[slots] = after
-            self.last_S[slots] = last + 1 if not ended else after - certain + 1
+            self.last_S[slots] = num_last
             return ended
         if self._may_idle:
             idle = self.last_S[slots] == 0  # all their tokens had been read when this step was planned
             if np.count_nonzero(idle):
                 self._told_S[slots[idle]] = drafts.num_computed[idle] + 1
-        self.last_S[:] = 0
-        self._may_idle = not decode_all
-        if not decode_all:
+        self._may_idle = num_seqs != self.size
+        if self._may_idle:
             self.base_S[self.slots] = self.computed_S[self.slots]
         self.base_S[slots] = certain + drafts.num_drafts
-        num_last = after - certain
-        num_last += 1
+        self.last_S[:] = 0
         self.last_S[slots] = num_last
-        before_last = before + len(slots) if len(accepted) == 1 else int(np.add.reduce(certain))
-        self.unread = Unread(drafts, certain, after, num_last, num_after - before_last, self.num_changes)
+        self.num_unread = num_kept
         return ended
 
     def hide(self) -> None:
@@ -288,35 +301,26 @@ class DraftSet(DecodeSet):
 
         The executor of that pass may not know them yet: it may read them while the next step runs.
         """
-        unread = self.unread
-        if unread is None:
+        if self.is_hiding or not self.num_unread:
             return
-        if unread.num_changes == self.num_changes:
-            slots = unread.drafts.slots
-            self.computed_S[slots] = unread.certain
-            self.last_S[slots] = 1
-            self.num_context_tokens -= unread.num_kept
-            return
-        drafts, num_last = unread.drafts, unread.num_last
-        is_member = self.is_member_S[drafts.slots]
-        if np.count_nonzero(is_member) < len(is_member):  # others were aborted since, or are at their limit
-            drafts, num_last = drafts.part(is_member), num_last[is_member]
-        num_kept = int(np.add.reduce(num_last)) - len(num_last)
-        self.unread = unread._replace(drafts=drafts, num_last=num_last, num_kept=num_kept, num_changes=-1)
-        self._add_last(drafts.slots, 1 - num_last)
+        self.is_hiding = True
+        self.num_context_tokens -= self.num_unread
 
     def show(self, in_flight: StepPlan | None) -> None:
         """Adds the draft tokens that `hide` has taken out to the counts, and to the plan that was made."""
-        unread, self.unread = self.unread, None
-        if unread is None or not unread.num_kept:
+        num_unread, self.num_unread = self.num_unread, 0
+        if not self.is_hiding:
             return
-        if unread.num_changes == self.num_changes:
-            slots = unread.drafts.slots
-            self.computed_S[slots] = unread.after
-            self.last_S[slots] = unread.num_last
-            self.num_context_tokens += unread.num_kept
-        else:
-            self.add_kept(unread.drafts, unread.num_last - 1)
+        self.is_hiding = False
+        self.num_context_tokens += num_unread
+        left, self._left_hidden = self._left_hidden, []
+        for seq, slot, num_hidden in left:
+            if seq.state is DECODING and seq.slot == slot:  # it has joined again
+                self.computed_S[slot] += num_hidden
+                self.last_S[slot] += num_hidden
+                self.num_context_tokens += num_hidden
+            else:
+                self._add_to_former(seq, num_hidden)
         if in_flight is not None:
             self.update(in_flight)
 
@@ -335,15 +339,18 @@ class DraftSet(DecodeSet):
         """Sets the numbers of a plan in flight that follow from the computed tokens of its sequences."""
         drafts = plan.drafts
         assert isinstance(drafts, DraftPlan)
-        drafts.num_computed = num_computed = self.computed_S[drafts.slots]
+        drafts.num_computed = self.computed_S[drafts.slots]
         drafts.end = self.end_S[drafts.slots]
-        plan.num_decode_context_tokens = self.num_tokens_of(num_computed) + len(drafts.seqs)
+        plan.num_decode_context_tokens = self.num_tokens_of(drafts) + len(drafts.seqs)
 
-    def num_tokens_of(self, num_computed: Ints) -> int:
-        """Sums the computed tokens of members [sequences], each of them once."""
-        if len(num_computed) == self.size:
+    def num_tokens_of(self, drafts: DraftPlan) -> int:
+        """Sums the computed tokens of the sequences of a plan."""
+        if len(drafts.seqs) == self.size:
             return self.num_context_tokens
-        return int(np.add.reduce(num_computed))
+        num_tokens = int(np.add.reduce(drafts.num_computed))
+        if self.is_hiding:
+            num_tokens -= int(np.add.reduce(np.maximum(self.last_S[drafts.slots] - 1, 0)))
+        return num_tokens
 
     def _add_last(self, slots: Ints, num_tokens: Ints) -> None:
         """Adds tokens to the last pass of members."""
@@ -374,17 +381,15 @@ class DraftSet(DecodeSet):
             self.base_S[:] = self.computed_S
             self._may_idle = True
 
-    def bases(self, drafts: DraftPlan, totals: Ints) -> Ints:
-        """Computes the tokens that the scheduler counts as computed before each iteration.
-
-        totals: computed tokens after each iteration. Both [iterations, sequences].
-        """
-        base = np.empty_like(totals)
+    def bases(self, drafts: DraftPlan, num_iterations: int) -> Ints:
+        """Computes the tokens [iterations, sequences] that the scheduler counts before each iteration."""
+        totals = drafts.totals
+        base = np.empty((num_iterations, len(drafts.seqs)), np.int64)
         base[0] = drafts.base
         if not self.reads_late:
-            base[1:] = totals[:-1]
-        elif len(base) > 1:
-            num_rows = drafts.num_drafts + 1
+            base[1:] = totals[: num_iterations - 1]
+        elif num_iterations > 1:
+            num_rows = drafts.num_drafts + self._one
             np.add(drafts.num_computed, num_rows, out=base[1])
-            np.add(totals[:-2], num_rows, out=base[2:])
+            np.add(totals[: num_iterations - 2], num_rows, out=base[2:])
         return base

@@ -103,27 +103,25 @@ class Drafting:
 
         If it returns None after a commit without acceptances, these must be read before the next call.
         """
-        if self._late is not None:
-            return self._plan_and_decide(now)
-        decodes = self.decodes
-        decodes.hide()
-        plan = self._plan_and_decide(now)
-        decodes.show(plan)
-        if plan is None:
-            self.watch.read()
-        return plan
-
-    def _plan_and_decide(self, now: float) -> StepPlan | None:
-        """Returns the next step, with the numbers of draft tokens of the pass after it."""
-        core = self._core
+        core, decodes = self._core, self.decodes
+        if self._late is None and not self.watch.is_fixed:
+            decodes.hide()
         plan = core.plan_step(now)
         if plan is not None:
-            try:
-                self.watch.decide(plan, drafts_of(plan), now, self._step.tokens_left)
-            except Exception:
-                core.cancel(plan)  # no plan is in flight after a failed call
-                raise
+            self._decide(plan, drafts_of(plan), now)
+        if self._late is None:
+            decodes.show(plan)
+            if plan is None:
+                self.watch.read()
         return plan
+
+    def _decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
+        """Decides the numbers of draft tokens of the pass after a step that has just been planned."""
+        try:
+            self.watch.decide(plan, drafts, now, self._step.tokens_left)
+        except Exception:
+            self._core.cancel(plan)  # no plan is in flight after a failed call
+            raise
 
     def plan_unasked(self, max_unasked: int, is_undisturbed: bool) -> StepPlan | None:
         """Returns a step that decodes all sequences, while nothing changes; None: policies must be called.
@@ -131,16 +129,14 @@ class Drafting:
         is_undisturbed: whether the plan need not list changes since the last one.
         """
         core, decodes, step = self._core, self.decodes, self._step
-        if decodes.size + core.num_held != core.num_in_engine or not is_undisturbed:
-            return None
-        if not 0 < decodes.size <= max_unasked:
-            return None
-        step.begin()
-        step.budget(max_unasked)
-        if not step.decode_together():
-            return None
-        step.repeat()
-        return step.end()
+        all_decode = is_undisturbed and decodes.size + core.num_held == core.num_in_engine
+        if all_decode and 0 < decodes.size <= max_unasked:
+            plan = step.unasked(max_unasked)
+            if plan is not None:
+                return plan
+        if self._late is None:
+            decodes.hide()  # what policies must not see
+        return None
 
     def make_room(self) -> None:
         """Reads the tokens of the step before, after a step that computes nothing.
@@ -148,7 +144,7 @@ class Drafting:
         Then its rejected draft tokens no longer count as computed, and sequences may turn out to have ended.
         """
         decodes = self.decodes
-        if (decodes.base_S > decodes.computed_S)[decodes.slots].any():
+        if any(int(decodes.base_S[seq.slot]) > seq.num_computed for seq in decodes.members):
             self._step.has_read = True
             if self._late is None:  # else the caller reads them now
                 decodes.show(None)
@@ -171,36 +167,44 @@ class Drafting:
             raise ValueError(
                 "commit: read must be called first for the step before, which had no acceptances"
             )
+        accepted, decodes = outcome.accepted, self.decodes
+        if accepted is None and drafts.accepted is not None:  # as `num_iterations_of` was told
+            accepted = drafts.accepted[: outcome.iterations]
         if self._reads_late:
             self._offer_read()
-            if outcome.accepted is None:
+            if accepted is None:
                 if outcome.iterations != 1 or outcome.proposed is not None:
                     raise ValueError(
                         f"commit of {outcome.iterations} iterations without acceptances: must be of 1, and "
                         "without outcome.proposed"
                     )
-                outcome = outcome._replace(accepted=np.zeros((1, len(drafts.seqs)), np.int64))
+                accepted = np.zeros((1, len(drafts.seqs)), np.int64)
                 self._late = plan
-        check_accepted(drafts, outcome.accepted, outcome.iterations)
+        if drafts.accepted is None or outcome.accepted is not None:
+            accepted = check_accepted(drafts, accepted, outcome.iterations)
+            drafts.judge(accepted)
         if core.num_reserved:
             core.check_commit(plan, outcome.iterations, now)
-            self._reservation.settle(drafts, outcome.accepted)
+            self._reservation.settle(drafts, outcome.iterations)
         if self._late is None:
-            self.watch.record(drafts, outcome)
+            self.watch.record(drafts, accepted)
         if not plan.num_decodes:
-            self.decodes.rest()
+            decodes.rest()
         progress = core.commit_step(plan, outcome, now)
         self._set_next(drafts, outcome)
         self.watch.committed(progress, now)
         if self._late is not None:
-            self.decodes.unread = None
+            decodes.num_unread = 0
         return progress
 
     def _set_next(self, drafts: DraftPlan, outcome: StepOutcome) -> None:
         """Sets the draft tokens of the next pass of each sequence that got a token."""
-        num_next = drafts.next_drafts if outcome.proposed is None else outcome.proposed
-        decodes, num_decodes = self.decodes, len(drafts.seqs)
+        decodes, num_decodes, num_next = self.decodes, len(drafts.seqs), drafts.next_drafts
+        if outcome.proposed is not None:
+            num_next = outcome.proposed
         decodes.drafts_S[drafts.slots] = num_next[:num_decodes]
+        if len(num_next) == num_decodes:
+            return
         for seq, num in zip(drafts.next_seqs[num_decodes:], num_next[num_decodes:].tolist(), strict=True):
             if seq.state is DECODING:
                 decodes.drafts_S[seq.slot] = num
@@ -209,12 +213,7 @@ class Drafting:
 
     def advance(self, plan: StepPlan, outcome: StepOutcome) -> list[Sequence]:
         """Advances the decoding sequences of a plan; returns the sequences that end."""
-        drafts, accepted = drafts_of(plan), outcome.accepted
-        if drafts.num_changes != self.decodes.num_changes:
-            is_member = self.decodes.is_member_S[drafts.slots]
-            if np.count_nonzero(is_member) < len(is_member):  # others had ended before this step
-                return self.decodes.advance_by(drafts.part(is_member), accepted.compress(is_member, axis=1))
-        return self.decodes.advance_by(drafts, accepted)
+        return self.decodes.advance_by(drafts_of(plan), outcome.iterations)
 
     def read(self, plan: StepPlan, accepted: Ints, stopped: Iterable[Sequence] = ()) -> list[Sequence]:
         """Applies the acceptances of a plan that was committed without; returns the sequences that ended.
@@ -229,7 +228,7 @@ class Drafting:
         if plan is not self._late:
             raise ValueError("read: must be of the plan that was committed last, without acceptances")
         core, drafts, decodes = self._core, drafts_of(plan), self.decodes
-        check_accepted(drafts, accepted, 1)
+        accepted = check_accepted(drafts, accepted, 1)
         self._late = None
         self.watch.read(drafts, accepted)
         certain = drafts.num_computed + 1
@@ -280,15 +279,18 @@ class Drafting:
     def num_iterations_of(self, plan: StepPlan, accepted: Ints) -> tuple[int, Ints]:
         """Returns the iterations until the first event, and the KV blocks that each takes after the first.
 
-        accepted: draft tokens that would be accepted [iterations, sequences]. The last iteration is the first
-        in which a sequence ends, or the one before blocks run out or the model's context may be full.
+        accepted: draft tokens that would be accepted [iterations, sequences]; a commit without acceptances
+        then takes them from here. The last iteration is the first in which a sequence ends, or the one before
+        blocks run out or the model's context may be full.
         """
-        return iterations_to_event(drafts_of(plan), accepted, self.decodes, self._step, self._pool)
+        drafts = drafts_of(plan)
+        check_accepted(drafts, accepted, len(accepted))
+        return iterations_to_event(drafts, accepted, self.decodes, self._step, self._pool)
 
     def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
         """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
-        drafts = drafts_of(plan)
         if num_iterations > 1:
+            drafts = drafts_of(plan)
             self._pool.take(int(drafts.num_new_blocks[num_iterations - 1]))
             self.decodes.blocks_S[drafts.slots] = drafts.num_blocks[num_iterations - 1]
 
@@ -307,6 +309,7 @@ class Drafting:
         pool = self._pool
         worst = np.tile(drafts_of(plan).depth, (min(limit, plan.horizon), 1))
         num_iterations, num_blocks = self.num_iterations_of(plan, worst)
+        drafts_of(plan).accepted = None  # it was no more than a question
         while num_iterations > 1 and num_blocks[num_iterations - 1] > pool.num_free_without_content:
             num_iterations -= 1
         return num_iterations

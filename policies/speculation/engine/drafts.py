@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from policies.speculation.view import PassSeconds
 
 Ints = NDArray[np.int64]
 NO_BLOCKS = np.zeros(1, np.int64)
+ONE = np.ones(1, np.int64)
+"""As an array, because numpy adds a number of Python more slowly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,13 +75,17 @@ class DraftPlan:
     then those that complete their prefill. next_levels: levels of the longest of these drafts, which are made
     one after the other. common: the number of draft tokens of every sequence that decodes; None: they may
     differ. are_alike: whether every sequence that decodes has the same number of draft tokens, and gets as
-    many again.
+    many again. reach: KV slots behind `base` that each needs.
+
+    Once it is known what the plan accepts (see `judge`), accepted, totals [iterations, sequences]: accepted
+    draft tokens, and computed tokens after each iteration without regard to ends. sums [iterations]: tokens
+    that all sequences get.
     """
 
     __slots__ = (
-        "are_alike", "base", "common", "depth", "end", "ids", "next_counts", "next_drafts", "next_levels",
-        "next_seqs", "num_blocks", "num_changes", "num_computed", "num_drafts", "num_new_blocks",
-        "num_tokens", "padded", "seqs", "slots", "totals",
+        "accepted", "are_alike", "base", "common", "depth", "end", "ids", "next_counts", "next_drafts",
+        "next_levels", "next_seqs", "num_blocks", "num_changes", "num_computed", "num_drafts",
+        "num_new_blocks", "num_tokens", "padded", "reach", "seqs", "slots", "sums", "totals",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +97,8 @@ class DraftPlan:
         end: Ints,
         num_drafts: Ints,
         depth: Ints,
+        reach: Ints,
+        num_tokens: int,
     ) -> None:
         self.seqs = seqs
         self.slots = slots
@@ -99,9 +107,10 @@ class DraftPlan:
         self.end = end
         self.num_drafts = num_drafts
         self.depth = depth
+        self.reach = reach
         self.padded: dict[int, int] = {}
         """Rows without a draft token of requests that have just been admitted, by request id."""
-        self.num_tokens = int(np.add.reduce(num_drafts))
+        self.num_tokens = num_tokens
         """Number of draft tokens and padding rows that one iteration computes."""
         self.next_seqs: SequenceOf[Sequence] = seqs
         self.next_drafts = num_drafts
@@ -114,29 +123,39 @@ class DraftPlan:
         self.num_changes = -1
         """`DraftSet.num_changes` when the step was planned."""
         self.are_alike = False
+        # What is accepted.
+        self.accepted: Ints | None = None
+        self.totals = NO_BLOCKS
+        self.sums = NO_BLOCKS
         # What `Drafting.num_iterations_of` finds, if the plan is repeated, by iteration.
         self.num_new_blocks: Ints = NO_BLOCKS
         """KV blocks that repeated iterations take, summed; the first has its blocks."""
         self.num_blocks: Ints = NO_BLOCKS
         """KV blocks of each sequence [iterations, sequences]."""
-        self.totals: Ints = NO_BLOCKS
-        """Computed tokens of each sequence after an iteration [iterations, sequences]."""
+
+    def judge(self, accepted: Ints) -> None:
+        """Notes what is accepted."""
+        self.accepted = accepted
+        self.totals = totals = accepted + ONE
+        self.sums = np.add.reduce(totals, axis=1)
+        if len(accepted) > 1:
+            np.add.accumulate(totals, axis=0, out=totals)
+        totals += self.num_computed
 
     def pad(self, request_id: int, num_rows: int) -> None:
         """Adds rows without a draft token to a request that has one token to compute."""
         self.padded[request_id] = num_rows
         self.num_tokens += num_rows
 
-    def part(self, is_kept: NDArray[np.bool_]) -> DraftPlan:
-        """Returns the draft tokens of some of the sequences."""
-        seqs = list(compress(self.seqs, is_kept.tolist()))
-        arrays = (self.slots, self.num_computed, self.base, self.end, self.num_drafts, self.depth)
-        return DraftPlan(seqs, *(array[is_kept] for array in arrays))
-
     def by_request(self) -> dict[int, int]:
         """Returns the number of draft tokens and padding rows, by request id."""
         counts = zip(self.seqs, self.num_drafts.tolist(), strict=True)
         return {seq.request_id: num for seq, num in counts if num} | self.padded
+
+    def decoded_after(self, num_iterations: int) -> Iterable[tuple[Sequence, int]]:
+        """Returns the tokens that each sequence has got after iterations that have been judged."""
+        num_computed = np.minimum(self.totals[num_iterations - 1], self.end)
+        return zip(self.seqs, (num_computed - self.num_computed).tolist(), strict=True)
 
     def decision(self) -> object:
         """Returns the drafts by request and the next ones, for digests."""
@@ -144,15 +163,15 @@ class DraftPlan:
         return sorted(self.by_request().items()), sorted((seq.request_id, num) for seq, num in following)
 
 
-def check_accepted(drafts: DraftPlan, accepted: Ints | None, num_iterations: int) -> None:
-    """Raises ValueError if the acceptances of an outcome do not belong to the drafts of its plan."""
+def check_accepted(drafts: DraftPlan, accepted: Ints | None, num_iterations: int) -> Ints:
+    """Returns the acceptances of an outcome; None: no sequence decodes.
+
+    Raises ValueError if they do not belong to the drafts of its plan.
+    """
     num_seqs = len(drafts.seqs)
-    if accepted is None:
-        if not num_seqs:
-            return
-        shape: tuple[int, ...] = ()
-    else:
-        shape = accepted.shape
+    if accepted is None and not num_seqs:
+        return np.zeros((num_iterations, 0), np.int64)
+    shape = () if accepted is None else accepted.shape
     if shape != (num_iterations, num_seqs):
         raise ValueError(
             f"accepted has shape {shape}: must be ({num_iterations}, {num_seqs}), the iterations and the "
@@ -162,3 +181,4 @@ def check_accepted(drafts: DraftPlan, accepted: Ints | None, num_iterations: int
     is_wrong = accepted.view(np.uint64) > drafts.depth.view(np.uint64)  # a negative number is a large one
     if np.count_nonzero(is_wrong):
         raise ValueError("accepted: must be from 0 to the depth of each draft")
+    return accepted

@@ -8,6 +8,8 @@ so that all sequences of a step without prompts have equally many rows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from policies.core.plan import FOREVER, Cause, StepPlan
@@ -23,13 +25,23 @@ MAX_HORIZON = 512
 """Iterations of a plan with drafts at most: their acceptances are drawn together."""
 
 
+class _Together(NamedTuple):
+    """All decoding sequences with all their draft tokens; see `DraftPlan`. num_tokens: those of drafts."""
+
+    slots: Ints
+    base: Ints
+    num_drafts: Ints
+    reach: Ints
+    num_tokens: int
+
+
 class DraftStep(StepBuilder):
     """Builds the steps of an engine that speculates.
 
     max_inputs: tokens of a batch, those of drafting included.
     """
 
-    _together: tuple[Ints, Ints, Ints]  # if all decode: slots, base and number of draft tokens of each
+    _together: _Together  # if all decode
 
     def __init__(
         self, state: EngineState, speculation: Speculation, decodes: DraftSet, max_inputs: int
@@ -37,8 +49,13 @@ class DraftStep(StepBuilder):
         self._shapes = Shapes(speculation.proposer)
         self._rules = speculation.proposer.rules
         decodes.num_lookahead = self._shapes.num_rows if self._rules.keeps_lookahead else 0
+        decodes.margin = 4 * self._shapes.num_rows + 1 + decodes.num_lookahead
+        self._ahead = np.array([1 + decodes.num_lookahead])
+        self._block_size = np.array([decodes.block_size])
+        self._rounding = self._block_size - 1
         self._num_padding = 0
         policy = speculation.draft_length
+        self._is_fixed = isinstance(policy, Fixed)  # it does not read the step
         if isinstance(policy, Fixed) and self._shapes.is_chain:
             num_rows = self._shapes.num_rows
             self._num_padding = num_rows if policy.num_tokens is None else min(policy.num_tokens, num_rows)
@@ -108,59 +125,82 @@ class DraftStep(StepBuilder):
 
     def decode_together(self) -> bool:
         """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
-        decodes, pool = self._drafting, self._pool
-        slots = decodes.slots
-        base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
-        total = int(np.add.reduce(num_drafts)) + len(slots)
-        num_slots = self._rules.num_input_slots * (len(slots) - 1)
-        if total + num_slots > self.tokens_left:
+        together = self._take_together(self.tokens_left)
+        if together is None:
             return False
-        end: Ints = base + num_drafts
-        end += 1
-        if end.max() >= decodes.max_model_len:
-            return False
-        num_new = self._num_new_blocks(slots, end)
-        num_blocks = int(np.add.reduce(num_new))
-        if num_blocks > pool.num_free and not self._state.make_room(num_blocks):
-            return False
-        if num_blocks:
-            pool.take(num_blocks)
-            decodes.blocks_S[slots] += num_new
+        decodes, self._together = self._drafting, together
         self._all_decode = True
-        self._together = slots, base, num_drafts
-        self._spend_on(total, len(slots))
-        if pool.needs_offers:
+        self._spend_on(together.num_tokens + decodes.size, decodes.size)
+        if self._pool.needs_offers:
             for seq in decodes.members:
                 self._offer(seq)
         return True
+
+    def unasked(self, max_num_tokens: int) -> StepPlan | None:
+        """Returns a step of max_num_tokens in which all decode, which is repeated; None: there is no room."""
+        decodes, pool = self._drafting, self._pool
+        if pool.needs_offers or not self._is_fixed:
+            self.begin()
+            self.budget(max_num_tokens)
+            if not self.decode_together():
+                return None
+            self.repeat()
+            return self.end()
+        inputs_left = max(self._max_inputs, max_num_tokens) - self._rules.num_input_slots
+        together = self._take_together(min(max_num_tokens, inputs_left))
+        if together is None:
+            return None
+        context = decodes.num_context_tokens + decodes.size
+        plan = StepPlan(pool.num_iterations, decodes.size, context, 0, decodes, MAX_HORIZON, pool.expires_s)
+        plan.drafts = self._new_drafts(decodes.members, *together)
+        plan.is_unasked = True
+        self._state.complete(plan, {})
+        return plan
+
+    def _take_together(self, tokens_left: int) -> _Together | None:
+        """Takes the blocks for all sequences with all their draft tokens; None, without a change: no room."""
+        decodes = self._drafting
+        slots = decodes.slots
+        num_drafts = decodes.drafts_S[slots]
+        num_tokens = int(np.add.reduce(num_drafts))
+        if num_tokens + len(slots) + self._rules.num_input_slots * (len(slots) - 1) > tokens_left:
+            return None
+        base, reach = decodes.base_S[slots], num_drafts + self._ahead
+        end: Ints = base + reach
+        if not decodes.is_far and end.max() >= decodes.max_model_len + decodes.num_lookahead:
+            return None
+        if not self._take_blocks(slots, end):
+            return None
+        return _Together(slots, base, num_drafts, reach, num_tokens)
 
     def _offer(self, seq: Sequence) -> None:
         """Offers the tokens of a sequence that this step decodes to the cache."""
         self._pool.offer_known(seq, self.num_readable(seq, None))
 
-    def _num_new_blocks(self, slots: Ints, num_tokens: Ints) -> Ints:
-        """Counts the blocks that sequences need for so many tokens and the lookahead."""
-        decodes = self._drafting
-        num_new = self._blocks_for(num_tokens + decodes.num_lookahead)
-        num_new -= decodes.blocks_S[slots]
-        return np.maximum(num_new, 0, out=num_new)
+    def _take_blocks(self, slots: Ints, end: Ints) -> bool:
+        """Takes the blocks that sequences need for KV slots up to `end`; false, without a change: no room."""
+        decodes, pool = self._drafting, self._pool
+        held = decodes.blocks_S[slots]
+        if not np.count_nonzero(end > held * self._block_size):
+            return True
+        num_new = self.blocks_for(end)
+        num_new -= held
+        np.maximum(num_new, 0, out=num_new)
+        num_blocks = int(np.add.reduce(num_new))
+        if num_blocks > pool.num_free and not self._state.make_room(num_blocks):
+            return False
+        pool.take(num_blocks)
+        decodes.blocks_S[slots] += num_new
+        return True
 
-    def _blocks_for(self, num_slots: Ints) -> Ints:
+    def blocks_for(self, num_slots: Ints) -> Ints:
         """Converts numbers of KV slots, cut to the model's context, to those of their blocks, in place."""
         decodes = self._drafting
-        np.minimum(num_slots, decodes.max_slots, out=num_slots)
-        num_slots += decodes.block_size - 1
-        num_slots //= decodes.block_size
+        if not decodes.is_far:
+            np.minimum(num_slots, decodes.max_slots, out=num_slots)
+        num_slots += self._rounding
+        num_slots //= self._block_size
         return num_slots
-
-    def blocks_of(self, drafts: DraftPlan, base: Ints) -> Ints:
-        """Returns the KV blocks of each sequence in iterations that begin with `base` tokens.
-
-        base: computed tokens as the scheduler counts them [iterations, sequences], which never decrease.
-        """
-        decodes = self._drafting
-        num_blocks = self._blocks_for(base + (drafts.num_drafts + (1 + decodes.num_lookahead)))
-        return np.maximum(num_blocks, decodes.blocks_S[drafts.slots], out=num_blocks)
 
     def decode(self, seq: SequenceView) -> bool:
         """Gives a decoding sequence its next tokens; False if the budget is used up or it was preempted.
@@ -176,8 +216,8 @@ class DraftStep(StepBuilder):
         if wanted < 1:
             return True
         num_drafts = int(self._shapes.whole_levels(np.array([min(wanted, self.tokens_left) - 1]))[0])
-        slots, end = np.array([slot]), np.array([base + 1 + num_drafts])
-        num_blocks = int(self._num_new_blocks(slots, end)[0])
+        num_slots = min(base + 1 + num_drafts + decodes.num_lookahead, decodes.max_slots)
+        num_blocks = max(self._pool.blocks_for(num_slots) - int(decodes.blocks_S[slot]), 0)
         if not self._make_room(seq, num_blocks):
             return False
         self._pool.take(num_blocks)
@@ -302,7 +342,7 @@ class DraftStep(StepBuilder):
         plan.drafts = drafts = self._drafts()
         plan.num_widening = 0
         num_seqs = len(drafts.seqs)
-        plan.num_decode_context_tokens = self._drafting.num_tokens_of(drafts.num_computed) + num_seqs
+        plan.num_decode_context_tokens = self._drafting.num_tokens_of(drafts) + num_seqs
         for request_id, num_rows in self._padded.items():
             drafts.pad(request_id, num_rows)
         self._state.complete(plan, self._decoded)
@@ -314,21 +354,28 @@ class DraftStep(StepBuilder):
     def _drafts(self) -> DraftPlan:
         """Returns the draft tokens of the sequences that decode in this step."""
         decodes = self._drafting
-        if self._all_decode:
+        if self._all_decode and self._together.slots is decodes.slots:
+            return self._new_drafts(decodes.members, *self._together)
+        if self._all_decode:  # a policy has resumed others
             seqs, slots = decodes.members, decodes.slots
-            known_slots, base, num_drafts = self._together
-            if known_slots is not slots:  # a policy has resumed others
-                base, num_drafts = decodes.base_S[slots], decodes.drafts_S[slots]
+            num_drafts = decodes.drafts_S[slots]
         else:
             seqs = (
                 [seq for seq in decodes.members if seq.request_id in self._decoded] if self._decoded else []
             )
             slots = np.array([seq.slot for seq in seqs], np.int64)
             num_drafts = np.array([self._rows[seq.request_id] for seq in seqs], np.int64)
-            base = decodes.base_S[slots]
+        num_tokens, reach = int(np.add.reduce(num_drafts)), num_drafts + self._ahead
+        return self._new_drafts(seqs, slots, decodes.base_S[slots], num_drafts, reach, num_tokens)
+
+    def _new_drafts(
+        self, seqs: list[Sequence], slots: Ints, base: Ints, num_drafts: Ints, reach: Ints, num_tokens: int
+    ) -> DraftPlan:
+        """Returns the draft tokens of some sequences."""
+        decodes = self._drafting
         depth = num_drafts if self._shapes.is_chain else self._shapes.depth[num_drafts]
         computed, end = decodes.computed_S[slots], decodes.end_S[slots]
-        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth)
+        drafts = DraftPlan(seqs, slots, computed, base, end, num_drafts, depth, reach, num_tokens)
         drafts.ids, drafts.num_changes = decodes.ids_S[slots], decodes.num_changes
         if drafts.num_tokens == len(seqs) * self._shapes.num_rows:
             drafts.common = self._shapes.num_rows

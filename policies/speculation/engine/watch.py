@@ -7,7 +7,7 @@ from math import nan
 
 import numpy as np
 
-from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.plan import Progress, StepPlan
 from policies.core.sequence import Sequence
 from policies.core.view import StepView
 from policies.speculation.engine.draft_set import DraftSet
@@ -46,17 +46,12 @@ class DraftWatch:
             speculation.tpot_s,
         )
         self._reads_sequences = self._policy.reads_sequences
-        self._is_fixed = isinstance(self._policy, Fixed)  # it reads no acceptance
+        self.is_fixed = isinstance(self._policy, Fixed)
+        """Whether the policy always decides the same, without a look at the step or at acceptances."""
+        self._levels = self._choose(self._view) if self.is_fixed else 0
         self._counts: dict[int, tuple[Ints, float]] = {}  # by request id: counts, time of the first token
         self._unread: list[tuple[DraftPlan, Ints]] = []
         self._ended: list[Sequence] = []  # if tokens are read late: ended with the last step
-
-    @property
-    def acceptance(self) -> AcceptanceCounts:
-        """Acceptance by place, of all passes that have been read."""
-        if self._uncounted:
-            self._count_all()
-        return self._acceptance
 
     def decide(self, plan: StepPlan, drafts: DraftPlan, now: float, tokens_left: int) -> None:
         """Sets the draft tokens for the next passes of the sequences that get a token in a plan.
@@ -67,9 +62,9 @@ class DraftWatch:
         completing = [chunk.seq for chunk in plan.chunks if chunk.completes] if plan.chunks else ()
         if completing:
             drafts.next_seqs = seqs = [*seqs, *completing]
-        if not self._is_fixed:
+        if not self.is_fixed:
             self._show(plan, drafts, now, tokens_left)
-        num_levels = self._choose(view)
+        num_levels = self._levels if self.is_fixed else self._choose(view)
         rows = self._shapes.rows
         if isinstance(num_levels, np.ndarray):
             drafts.next_drafts = num_next = rows[num_levels]
@@ -116,16 +111,16 @@ class DraftWatch:
         )
         view.first_token_s = np.array([first_s for _, first_s in rows])
 
-    def record(self, drafts: DraftPlan, outcome: StepOutcome) -> None:
-        """Records the acceptances of a plan that is about to be committed."""
-        if outcome.accepted is None:
+    def record(self, drafts: DraftPlan, accepted: Ints) -> None:
+        """Records the acceptances [iterations, sequences] of a plan that is about to be committed."""
+        if self.is_fixed:
             return
         self.read()
-        num_read = len(outcome.accepted) - self._reads_late
+        num_read = len(accepted) - self._reads_late
         if num_read:
-            self._count(drafts, outcome.accepted[:num_read])
+            self._count(drafts, accepted[:num_read])
         if self._reads_late:
-            self._unread.append((drafts, outcome.accepted[num_read:]))
+            self._unread.append((drafts, accepted[num_read:]))
 
     def read(self, drafts: DraftPlan | None = None, accepted: Ints | None = None) -> None:
         """Counts the acceptances of the last pass, and those [iterations, sequences] of a plan, if any."""
@@ -133,7 +128,7 @@ class DraftWatch:
             unread, self._unread = self._unread, []
             for each in unread:
                 self._count(*each)
-        if drafts is not None and accepted is not None:
+        if drafts is not None and accepted is not None and not self.is_fixed:
             self._count(drafts, accepted)
 
     def _count(self, drafts: DraftPlan, accepted: Ints) -> None:

@@ -101,9 +101,9 @@ def test_a_leap_equals_its_steps_to_the_last_bit(model, num_seqs, context, k):
 )
 def test_the_ends_of_passes_are_sums_of_their_seconds_to_the_last_bit(model, num_seqs, contexts, k):
     """Few passes are priced one by one, and many as an array."""
-    at = np.array(contexts) * num_seqs
+    at = [context * num_seqs for context in contexts]
     ends_s = [0.5]
-    for context in at.tolist():
+    for context in at:
         ends_s.append(ends_s[-1] + float(model.seconds(pass_of_equal(num_seqs, context, k, k))))
     assert model.pass_ends(0.5, num_seqs, at, k, k) == ends_s[1:]
 
