@@ -154,9 +154,6 @@ def _by_type(error: Exception, overrides: Sequence[str], source: ConfigSource) -
         return _bad_syntax(error, source)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_choice(error, overrides, source)
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        mark = error.problem_mark
-        return f"{mark.name}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {error.problem}"
     if isinstance(error, MissingMandatoryValue):
         return _not_given(str(error.full_key), source)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
