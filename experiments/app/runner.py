@@ -73,7 +73,9 @@ def run_command(
 def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> None:
     begin_collection()
     with explained(source, overrides):
-        whole = source.compose_whole(overrides)
+        first = source.first_values(overrides)
+    with explained(source, first):
+        whole = source.compose_whole(first, overrides)
     _ = whole.hydra.sweep.dir  # read now, a time of day in it is the same in every point
     points = _points(source, whole)
     if points is None or not _is_basic(whole.hydra.launcher) or whole.hydra.callbacks:

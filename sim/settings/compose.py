@@ -126,7 +126,7 @@ class ConfigSource:
         return found
 
     def _is_choice(self, one: Override) -> bool:
-        is_group = any((folder / one.key).is_dir() for folder in self.dirs)
+        is_group = any(os.path.isdir(folder / one.key) for folder in self.dirs)
         return "/" in one.key or bool(one.package) or is_group
 
     def _with_choices(self, overrides: Sequence[str]) -> DictConfig:
@@ -137,7 +137,10 @@ class ConfigSource:
                 words = [_bounded(text) for text in overrides]
                 with searched(self.dirs), _own_hydra(self.dirs[0], self.config_name):
                     found = hydra.compose(self.config_name, words, return_hydra_config=True)
-                _composed[key] = pickle.dumps(found)
+                try:
+                    _composed[key] = pickle.dumps(found)
+                except (pickle.PicklingError, AttributeError, TypeError):
+                    return found  # it has a schema of a class that cannot be imported
                 if len(_composed) > KEPT:
                     _composed.popitem(last=False)
             _composed.move_to_end(key)
@@ -148,7 +151,7 @@ class ConfigSource:
         return cfg
 
     def command_line(self, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
-        """Calls Hydra's own command line. words: its arguments. task: gets a config that is not completed yet.
+        """Calls Hydra's own command line. words: its arguments. task: gets an uncompleted config.
 
         Raises what Hydra and the task raise.
         """
@@ -165,21 +168,27 @@ class ConfigSource:
             if full is not None:
                 os.environ["HYDRA_FULL_ERROR"] = full
 
-    def compose_whole(self, overrides: Sequence[str]) -> DictConfig:
-        """Composes the config of a multirun as a whole, which decides its folder, sweeper and launcher.
+    def first_values(self, overrides: Sequence[str]) -> list[str]:
+        """Returns overrides with the first of several choices, and without settings of several values.
 
-        It has the first of several choices, and the default of settings with several values; its node `hydra`
-        has all overrides as they are written. Raises as `compose` does.
+        Raises HydraException for an override that cannot be read.
         """
-        given = self.as_read(overrides)
-        first = []
+        given, found = self.as_read(overrides), []
         for text, parsed in zip(given, OverridesParser.create().parse_overrides(given), strict=True):
             if not parsed.is_sweep_override():
-                first.append(text)
+                found.append(text)
             elif self._is_choice(Override.parse(text)) and not _is_continuous(parsed):
-                first += self._alternatives(parsed)[:1]
+                found += self._alternatives(parsed)[:1]
+        return found
+
+    def compose_whole(self, first: Sequence[str], overrides: Sequence[str]) -> DictConfig:
+        """Composes the config of a multirun as a whole, which decides its folder, sweeper and launcher.
+
+        first: `first_values` of the overrides, which its node `hydra` has as they are written. The config is
+        not completed. Raises as `compose` does.
+        """
         cfg = self._composed(first)
-        _note_overrides(cfg, given)
+        _note_overrides(cfg, self.as_read(overrides))
         return cfg
 
     def compose_plain(self, overrides: Sequence[str]) -> Any:
