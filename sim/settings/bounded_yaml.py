@@ -70,8 +70,14 @@ def _too_deep(where: str) -> str:
 
 def read_yaml(file: Path) -> Any:
     """Reads a YAML file that is data, such as the config of a run. Raises ConfigError."""
+    return read_text_and_yaml(file)[1]
+
+
+def read_text_and_yaml(file: Path) -> tuple[str, Any]:
+    """Reads a YAML file, and returns its text and its values. Raises ConfigError."""
     try:
-        return parse_yaml(read_text(file, 4 * MAX_CHARACTERS), str(file))
+        text = read_text(file, 4 * MAX_CHARACTERS)
+        return text, parse_yaml(text, str(file))
     except UnreadableFileError as error:
         raise ConfigError(f"{file}: {error}") from None
     except (TooLargeError, NotTextError) as error:
@@ -81,8 +87,10 @@ def read_yaml(file: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{file}: not valid YAML: {what}") from error
+        where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}"
+        raise ConfigError(f"{where}: not valid YAML: {what}") from error
 
 
 def _is_small(text: str) -> bool:

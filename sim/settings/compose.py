@@ -9,10 +9,10 @@ import os
 import pickle
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +21,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override as ParsedOverride
 from hydra.core.override_parser.types import Sweep, ValueType
+from hydra.core.utils import env_override
 from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from sim.settings import engine_limits, pools
 from sim.settings.config_groups import CONFIG_DIR, find_groups
-from sim.settings.override import Override
+from sim.settings.override import Override, keys_overlap
 from sim.settings.renamed import with_new_names
 from sim.settings.yaml_files import address, searched
 
@@ -36,9 +37,6 @@ VERSION_BASE = "1.3"
 
 KEPT = 64
 """Size of the cache of composed configs; the least recently used one is dropped."""
-
-_composed: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-"""Source, choices and state of the user's files -> the config that Hydra has composed, as a pickle."""
 
 _LOCK = threading.RLock()
 """Held while composing, as Hydra's singletons are global to the process."""
@@ -93,7 +91,7 @@ class ConfigSource:
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
         """Returns what Hydra composes from the overrides, with its node."""
-        settings = self._settings(overrides)
+        settings = self.settings(overrides)
         cfg = self._with_choices([text for i, text in enumerate(overrides) if i not in settings])
         for i, value in settings.items():
             key = Override.parse(overrides[i]).key
@@ -107,23 +105,29 @@ class ConfigSource:
             _note_overrides(cfg, overrides)
         return cfg
 
-    def _settings(self, overrides: Sequence[str]) -> dict[int, Any]:
-        """Returns index -> value of the overrides that are set after composing; the others are Hydra's.
+    def settings(self, overrides: Sequence[str]) -> dict[int, Any]:
+        """Returns index -> value of the overrides that may be set after composing; the others are Hydra's.
 
-        All are Hydra's if one adds or deletes a key, or cannot be read: the order of these counts.
+        They replace one value, at a key that no other override adds, deletes or merges with: the order of
+        these counts.
         """
-        found = {}
+        found, by_hydra = {}, []
         for i, one in enumerate(map(Override.parse, overrides)):
             if one.root == "hydra" or self._is_choice(one):
                 continue
             try:
-                value = None if one.prefix or one.value is None else one.typed_value()
+                value = one.typed_value()
             except HydraException:
-                return {}
-            if one.prefix or one.value is None or isinstance(value, Sweep):
-                return {}
-            found[i] = value
-        return found
+                value = {}  # for Hydra to refuse
+            if one.prefix or one.value is None or one.root == "pools" or isinstance(value, dict | Sweep):
+                by_hydra.append(one.key)
+            else:
+                found[i] = one.key, value
+        return {
+            i: value
+            for i, (key, value) in found.items()
+            if not any(keys_overlap(key, other) for other in by_hydra)
+        }
 
     def _is_choice(self, one: Override) -> bool:
         is_group = any(os.path.isdir(folder / one.key) for folder in self.dirs)
@@ -131,21 +135,12 @@ class ConfigSource:
 
     def _with_choices(self, overrides: Sequence[str]) -> DictConfig:
         """Returns what Hydra composes from choices, from the cache if no file has changed since."""
-        key = (self.config_name, tuple(self.dirs), _state_of(self.dirs), tuple(overrides))
+        words = tuple(_bounded(text) for text in overrides)
+        state = _state_of(self.dirs) if words == tuple(overrides) else object()  # never found again
         with _LOCK:
-            if key not in _composed:
-                words = [_bounded(text) for text in overrides]
-                with searched(self.dirs), _own_hydra(self.dirs[0], self.config_name):
-                    found = hydra.compose(self.config_name, words, return_hydra_config=True)
-                try:
-                    _composed[key] = pickle.dumps(found)
-                except (pickle.PicklingError, AttributeError, TypeError):
-                    return found  # it has a schema of a class that cannot be imported
-                if len(_composed) > KEPT:
-                    _composed.popitem(last=False)
-            _composed.move_to_end(key)
-            # The pickle was written by this process, so loading it is safe.
-            cfg: DictConfig = pickle.loads(_composed[key])  # nosec B301
+            found = _composed_once(self.config_name, tuple(self.dirs), state, words)
+        # The pickle was written by this process, so loading it is safe.
+        cfg: DictConfig = pickle.loads(found) if isinstance(found, bytes) else deepcopy(found)  # nosec B301
         with read_write(cfg.hydra):
             cfg.hydra.runtime.cwd = os.getcwd()
         return cfg
@@ -155,18 +150,14 @@ class ConfigSource:
 
         Raises what Hydra and the task raise.
         """
-        before, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+        before, place = sys.argv, str(self.dirs[0].absolute())
         sys.argv = [before[0], f"hydra.job.name={self.config_name}", *map(_bounded, words)]
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises errors, instead of printing them
-        place = str(self.dirs[0].absolute())
+        run = hydra.main(config_path=place, config_name=self.config_name, version_base=VERSION_BASE)(task)
         try:
-            with searched(self.dirs):
-                hydra.main(config_path=place, config_name=self.config_name, version_base=VERSION_BASE)(task)()
+            with searched(self.dirs), env_override({"HYDRA_FULL_ERROR": "1"}):  # errors are not printed
+                run()
         finally:
             sys.argv = before
-            del os.environ["HYDRA_FULL_ERROR"]
-            if full is not None:
-                os.environ["HYDRA_FULL_ERROR"] = full
 
     def first_values(self, overrides: Sequence[str]) -> list[str]:
         """Returns overrides with the first of several choices, and without settings of several values.
@@ -232,16 +223,25 @@ def _is_continuous(override: ParsedOverride) -> bool:
     return override.is_sweep_override() and not override.is_discrete_sweep()
 
 
-@contextmanager
-def _own_hydra(folder: Path, name: str) -> Iterator[None]:
-    """Hydra is initialised inside; one that runs a job at present is kept."""
-    running = GlobalHydra.instance().hydra
+@lru_cache(KEPT)
+def _composed_once(
+    config_name: str, dirs: tuple[Path, ...], state: object, overrides: tuple[str, ...]
+) -> bytes | DictConfig:
+    """Returns what Hydra composes, as a pickle if its classes can be imported. state: of the folders.
+
+    A Hydra that runs a job at present is kept.
+    """
+    running, place = GlobalHydra.instance().hydra, str(dirs[0].absolute())
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(folder.absolute()), job_name=name, version_base=VERSION_BASE):
-            yield
+        with searched(dirs), hydra.initialize_config_dir(place, config_name, VERSION_BASE):
+            cfg = hydra.compose(config_name, list(overrides), return_hydra_config=True)
     finally:
         GlobalHydra.instance().hydra = running
+    try:
+        return pickle.dumps(cfg)
+    except (pickle.PicklingError, AttributeError):
+        return cfg
 
 
 def _bounded(word: str) -> str:
@@ -263,15 +263,10 @@ def quoted(text: str) -> str:
 
 def _state_of(dirs: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
     """Returns what changes whenever a file of the user's folders does; windtunnel's own do not change."""
-    found = []
-    for folder in dirs:
-        for place, _, names in os.walk(folder) if folder != CONFIG_DIR else ():
-            for name in names:
-                file = os.path.join(place, name)
-                if name.endswith(".yaml") and os.path.exists(file):
-                    state = os.stat(file)
-                    found.append((file, state.st_mtime_ns, state.st_size))
-    return tuple(found)
+    walked = (part for folder in dirs if folder != CONFIG_DIR for part in os.walk(folder))
+    files = [Path(place, name) for place, _, names in walked for name in names if name.endswith(".yaml")]
+    states = [(str(file), file.stat()) for file in files if file.exists()]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 
 
 def _note_overrides(cfg: DictConfig, overrides: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -16,8 +15,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from hwmodels.bounded_files import UnreadableFileError, read_text
-from sim.settings.bounded_yaml import MAX_CHARACTERS, parse_yaml
+from sim.settings.bounded_yaml import read_text_and_yaml
+from sim.settings.errors import ConfigError
 
 SCHEME = "windtunnel"
 
@@ -30,23 +29,11 @@ class YamlFolder(ConfigSource):
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Returns the content of a file. Raises YAMLError for what is no mapping, or beyond the limits."""
+        """Returns the content of a file. Raises ConfigError for what is no mapping, or beyond the limits."""
         file = self._file(config_path)
-        try:
-            text = read_text(file, 4 * MAX_CHARACTERS)
-            content = parse_yaml(text, str(file))
-        except UnreadableFileError as error:
-            raise yaml.YAMLError(f"{file}: {error}") from None
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-            raise yaml.YAMLError(f"{where}: not valid YAML: {error.problem}") from None
-        except UnicodeDecodeError as error:
-            raise yaml.YAMLError(f"{file}: must be UTF-8 text: {error}") from None
-        except OSError as error:
-            raise yaml.YAMLError(f"{file}: cannot be read: {error.strerror}") from None
+        text, content = read_text_and_yaml(file)
         if not isinstance(content, dict | None):
-            raise yaml.YAMLError(f"{file}: must be a mapping of settings, is a {type(content).__name__}")
+            raise ConfigError(f"{file}: must be a mapping of settings, is a {type(content).__name__}")
         return ConfigResult(
             config=OmegaConf.create(content or {}),
             path=self.full_path(),
