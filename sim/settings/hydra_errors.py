@@ -7,7 +7,6 @@ name. The details are read from the fields of the exceptions or, where these are
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
