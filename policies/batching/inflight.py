@@ -31,7 +31,8 @@ from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
-CAPACITY_SCHEDULER_POLICIES = ("guaranteed_no_evict", "max_utilization")
+GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+CAPACITY_SCHEDULER_POLICIES = (GUARANTEED_NO_EVICT, "max_utilization")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +93,7 @@ class InFlight:
             num_tokens = self._chunk(num_left, step, view.block_size, may_split=True)
             step.prefill(seq, num_tokens)
             _close(step, num_left, num_tokens)
-        reserves = self.capacity_scheduler_policy == "guaranteed_no_evict"
+        reserves = self.capacity_scheduler_policy == GUARANTEED_NO_EVICT
         num_reserved = _num_reserved(view) if reserves and view.num_waiting else 0
         for seq in view.waiting:
             if reserves:

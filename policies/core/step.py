@@ -39,9 +39,9 @@ class StepBuilder:
     """
 
     FOR_POLICIES = (
-        "admit", "budget", "decode", "decode_all", "hold", "num_tokens", "pause", "preempt", "prefill", "repeat",
-        "rerank", "reserve_first_chunks", "resume", "tokens_left", "wait_until",
-    )  # fmt: skip
+        *("admit", "budget", "decode", "decode_all", "hold", "num_tokens", "pause", "preempt", "prefill"),
+        *("repeat", "rerank", "reserve_first_chunks", "resume", "tokens_left", "wait_until"),
+    )
     """The names that a policy may use; the others are the engine's."""
 
     def __init__(self, state: EngineState) -> None:

@@ -93,3 +93,42 @@ class TokenTree:
             parents += [node for node in level for _ in range(width)]
             level = list(range(first, len(parents)))
         return cls(tuple(parents))
+
+    @classmethod
+    def of_beam(
+        cls, width: int, depth: int, num_nodes: int, rate: float = 0.75, rank_decay: float = 0.32
+    ) -> TokenTree:
+        """Returns the tree of EAGLE-2 (Li et al., EMNLP 2024) and SGLang, for a draft of mean confidence.
+
+        The draft proposes `width` children of the newest token, then at each of the further levels `width`
+        children of the `width` most likely nodes of the level before. The num_nodes most likely ones of all
+        are verified. The likelihood of a node is the product of the rates of its path: `rate` for a first
+        child and, where those before it have missed, rank_decay times as much for every further one. The real
+        draft chooses by its confidence, so its tree is another one in every pass.
+        """
+        for name, value in (("width", width), ("depth", depth), ("num_nodes", num_nodes)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be >= 1")
+        for name, share in (("rate", rate), ("rank_decay", rank_decay)):
+            if not 0 < share <= 1:
+                raise ValueError(f"{name}={share}: must be > 0 and <= 1")
+        by_rank, missed = [], 1.0
+        for rank in range(width):
+            share = rate * rank_decay if rank else rate
+            by_rank.append(missed * share)
+            missed *= 1 - share
+        level = [(share, [rank]) for rank, share in enumerate(by_rank)]
+        nodes = level
+        for _ in range(1, depth):
+            level = [
+                (likelihood * share, [*path, rank])
+                for likelihood, path in _likeliest(level, width)
+                for rank, share in enumerate(by_rank)
+            ]
+            nodes = nodes + level
+        return cls.of_paths([path for _, path in _likeliest(nodes, num_nodes)])
+
+
+def _likeliest(nodes: list[tuple[float, list[int]]], num: int) -> list[tuple[float, list[int]]]:
+    """Returns the num most likely nodes; of equally likely ones the first of a shorter path first."""
+    return sorted(nodes, key=lambda node: (-node[0], len(node[1]), node[1]))[:num]

@@ -3,7 +3,8 @@
 - Renamed settings and groups: their old names are accepted for one version.
 - Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
 - Hugging Face ids of models (`sim.settings.model_names`): `model=meta-llama/Llama-3.1-8B-Instruct`.
-- Names of devices in other letters, and those that leave out the series: `hardware=H20`, `hardware=a6000`.
+- Names of devices in other letters, those that leave out the series, and those that nvidia-smi prints:
+  `hardware=H20`, `hardware=a6000`, `hardware='NVIDIA A100-SXM4-80GB'`.
 
 Names that could mean several settings are not accepted; `ADVICE` says what to write in their place.
 """
@@ -69,8 +70,25 @@ HARDWARE = {
     "spark": "gb10",
     "910b": "ascend_910b",
     "910b2": "ascend_910b",
+    "a100_80gb_pcie": "a100_pcie",
+    "a100_sxm4_40gb": "a100_40gb_sxm",
+    "a100_sxm4_80gb": "a100_80gb_sxm",
+    "a800_sxm4_80gb": "a800_sxm",
+    "b300_sxm6_ac": "b300_sxm",
+    "gh200_144g_hbm3e": "gh200_144gb",
+    "gh200_480gb": "gh200",  # of LPDDR; 96 GB of HBM
+    "h100_80gb_hbm3": "h100_sxm",
+    "h100_sxm5": "h100_sxm",
+    "h100_sxm5_80gb": "h100_sxm",
+    "rtx_6000_ada_generation": "rtx_6000_ada",
+    "rtx_pro_6000_blackwell_server_edition": "rtx_pro_6000_server",
+    "v100_sxm2_32gb": "v100_sxm",
 }
-"""Names that people give to a device of which there is one kind -> the choice of the group `hardware`."""
+"""Names of a device of which there is one kind, by people or nvidia-smi -> the choice of `hardware`."""
+
+BY_MAKER = {"b200": "b200_sxm", "h200": "h200_sxm", "h800": "h800_sxm"}
+"""What nvidia-smi calls the first kind of several, after the maker's name -> the choice of `hardware`."""
+_MAKER = re.compile(r"(?:(?:NVIDIA|Tesla|GeForce|AMD|Instinct|Intel)[ _-]+)+", re.IGNORECASE)
 
 _OLD_KEY = re.compile(
     rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)|(?P<alias>{'|'.join(ALIASES)})(?==|$)"
@@ -140,7 +158,9 @@ def _named_devices(text: str, key: str, names: Sequence[str], dirs: Sequence[Pat
     other = {_plain(name): choice for name, choice in HARDWARE.items()}
     found = []
     for name in names:
-        choice = name if name in files else known.get(_plain(name), other.get(_plain(name), name))
+        own = _plain(_MAKER.sub("", name.strip(), count=1))
+        by_maker = BY_MAKER.get(own) if own != _plain(name) else None
+        choice = name if name in files else known.get(own) or other.get(own) or by_maker or name
         if choice != name:
             note(f"{key}={name} is read as {key}={choice}.")
         found.append(choice)

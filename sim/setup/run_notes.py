@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.model.precision import precision_notes
+from policies.batching.inflight import GUARANTEED_NO_EVICT, InFlight
 from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
@@ -17,6 +18,10 @@ from sim.setup.pool import PoolSettings
 from sim.setup.speculation import max_tokens_per_pass, speculation_notes
 from sim.transfer.resharding import resharding
 from sim.workload.base import Workload, WorkloadNotes
+from sim.workload.synthetic import Synthetic
+
+FEW_REQUESTS = 32
+"""Requests at once, below which a run says that each of them reserves KV for the longest output."""
 
 
 def pool_notes(
@@ -38,6 +43,7 @@ def pool_notes(
     if pool.speculation is not None:
         yield from speculation_notes(pool.speculation, pool.acceptance, pool.engine.host)
     yield from _limits(pool, model, slo)
+    yield from _reserved(pool, workload)
     if pool.caching.changes_outputs:
         yield (
             f"caching={name_of(pool.caching)}: drops KV that the model would attend to, so outputs "
@@ -60,6 +66,24 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
         yield (
             f"The KV cache holds at most {num_tokens:,} tokens per sequence, less than the context of "
             f"{pool.max_model_len:,}: longer prompts are rejected, longer outputs are cut off.{_start(pool)}"
+        )
+
+
+def _reserved(pool: PoolSettings, workload: Workload) -> Iterator[str]:
+    """Yields a note if few requests run at once, as each reserves KV for the rest of the context."""
+    batching = pool.batching
+    if not isinstance(batching, InFlight) or batching.capacity_scheduler_policy != GUARANTEED_NO_EVICT:
+        return
+    if isinstance(workload, Synthetic) and workload.max_tokens is not None:
+        return
+    memory = pool.plan_memory()
+    most = memory.num_blocks * pool.caching.block_size // pool.max_model_len
+    if most < min(FEW_REQUESTS, pool.engine.max_num_seqs):
+        yield (
+            f"batching.capacity_scheduler_policy={GUARANTEED_NO_EVICT}: a request without max_tokens "
+            f"reserves KV for the whole context of {pool.max_model_len:,} tokens, so about {max(1, most)} "
+            "run at once; "
+            "set workload.max_tokens=exact or engine.max_model_len, or choose max_utilization."
         )
 
 

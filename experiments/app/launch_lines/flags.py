@@ -188,6 +188,8 @@ def _value(rest: list[str], row: Flag, word: str) -> str:
 def _read(row: Flag, word: str, given: str | None, rest: list[str], *, is_on: bool) -> Any:
     """Returns the value of a flag; takes it from the rest of the words if it is not in the word itself."""
     if row.kind in ("bool", "switch"):
+        if given is None and rest and rest[0].lower() in ("true", "false"):  # as vLLM took it before 0.9
+            given = rest.pop(0)
         if given is not None and given.lower() in ("true", "false"):
             return given.lower() == "true"
         if given is not None:

@@ -224,12 +224,21 @@ def _drafts(at: Context, own: Translation) -> None:
     elif draft and method in ("eagle", "eagle3"):
         own.put("speculation.model", text_of(draft))
     steps, tokens = at.get("--speculative-num-steps"), at.get("--speculative-num-draft-tokens")
-    if at.get("--speculative-eagle-topk", 1) > 1:
-        raise at.wrong(
-            "--speculative-eagle-topk",
-            "a tree is set by the group speculation/tree beside --from; use 1 for a chain",
-        )
-    if method != "ngram" and steps is not None:
+    width = at.get("--speculative-eagle-topk", 1)
+    if width > 1 and method in ("eagle", "eagle3"):
+        _tree(own, width, 5 if steps is None else steps, tokens)
+    elif width > 1 and method == "mtp":
+        raise at.wrong("--speculative-eagle-topk", "is not modelled for a model's own layers; use 1, a chain")
+    elif method != "ngram" and steps is not None:
         own.put("speculation.num_speculative_tokens", steps)
     elif tokens is not None:
         own.put("speculation.num_speculative_tokens", max(1, tokens - 1))
+
+
+def _tree(own: Translation, width: int, depth: int, tokens: int | None) -> None:
+    """Sets the tree of a beam. tokens: nodes to verify and the newest token; None: all that can be chosen."""
+    candidates = width + (depth - 1) * width**2
+    own.put("speculation/tree", "beam")
+    own.put("speculation.tree.width", width)
+    own.put("speculation.tree.depth", depth)
+    own.put("speculation.num_speculative_tokens", min(candidates, max(1, (tokens or candidates + 1) - 1)))

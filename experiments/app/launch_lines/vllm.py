@@ -70,6 +70,14 @@ SHORT = {
     "num_speculative_tokens": "--spec-tokens",
 }
 """Field of --speculative-config -> the flag that sets it alone."""
+BEFORE_CONFIG = {
+    "model": "--speculative-model",
+    "num_speculative_tokens": "--num-speculative-tokens",
+    "prompt_lookup_max": "--ngram-prompt-lookup-max",
+    "prompt_lookup_min": "--ngram-prompt-lookup-min",
+    "draft_tensor_parallel_size": "--speculative-draft-tensor-parallel-size",
+}
+"""Field of --speculative-config -> the flag that set it before vLLM 0.8."""
 FIELDS = {
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "prompt_lookup_max": "speculation.prompt_lookup_max",
@@ -255,7 +263,8 @@ def _mode_without_graphs(at: Context, config: dict[str, Any]) -> bool:
 def _drafts(at: Context, own: Translation) -> None:
     """Adds the settings that `--speculative-config` means."""
     config = at.get("--speculative-config")
-    short = {key: at.get(flag) for key, flag in SHORT.items() if at.get(flag) is not None}
+    flags = (*BEFORE_CONFIG.items(), *SHORT.items())
+    short = {key: at.get(flag) for key, flag in flags if at.get(flag) is not None}
     if config is None and not short:
         return
     if config is not None and not isinstance(config, Mapping):

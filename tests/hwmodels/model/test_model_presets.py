@@ -1,6 +1,7 @@
 """The models of configs/model against published figures and their own notes."""
 
 import csv
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from hwmodels.model.model_spec import (
     MixtureOfExperts,
     NoAttention,
 )
-from hwmodels.model.state_space import KimiDeltaAttention, Mamba2
+from hwmodels.model.state_space import (
+    BesideAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    Mamba1,
+    Mamba2,
+    ShortConvolution,
+)
 from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, first_comment
@@ -24,20 +32,41 @@ from sim.settings.hydra_errors import composed
 
 PRESETS = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
 FIGURES = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "models" / "models.csv"
+KNOWN = Path(__file__).resolve().parents[1] / "hf" / "known_models.csv"
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
 
 @pytest.mark.parametrize(
     ("name", "num_parameters"),
     {
+        "baichuan2_13b": 13_896_668_160,
+        "codellama_13b": 13_016_028_160,
         "codellama_34b": 33_743_970_304,
+        "codellama_7b": 6_738_546_688,
+        "codestral_22b": 22_247_282_688,
+        "command_r_35b": 34_980_831_232,
+        "deepseek_coder_33b": 33_342_991_360,
+        "deepseek_coder_6_7b": 6_740_512_768,
+        "deepseek_llm_7b": 6_910_365_696,
         "deepseek_r1": 671_026_419_200,
+        "deepseek_r1_distill_qwen_14b": 14_770_033_664,
+        "deepseek_r1_distill_qwen_1_5b": 1_777_088_000,
+        "deepseek_r1_distill_qwen_32b": 32_763_876_352,
+        "deepseek_r1_distill_qwen_7b": 7_615_616_512,
         "deepseek_v2_lite": 15_706_484_224,
+        "devstral_small_24b": 23_572_403_200,
+        "gemma3_1b": 999_885_952,
         "gemma3_27b": 27_009_346_304,
+        "gemma_2_27b": 27_227_128_320,
+        "gemma_2_2b": 2_614_341_888,
+        "gemma_2_9b": 9_241_705_984,
+        "gemma_2b": 2_506_172_416,
+        "gemma_7b": 8_537_680_896,
         "gpt_oss_120b": 116_829_156_672,
         "gpt_oss_20b": 20_914_757_184,
-        "llama_160m": 162_417_408,
-        "llama_68m": 68_030_208,
+        "granite_3_1_8b": 8_170_848_256,
+        "internlm2_20b": 19_861_149_696,
+        "internlm2_5_7b": 7_737_708_544,
         "llama2_13b": 13_015_864_320,
         "llama2_70b": 68_976_648_192,
         "llama2_7b": 6_738_415_616,
@@ -45,35 +74,125 @@ SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
         "llama3_1_70b": 70_553_706_496,
         "llama3_1_8b": 8_030_261_248,
         "llama3_2_1b": 1_235_814_400,
+        "llama3_2_3b": 3_212_749_824,
         "llama3_70b": 70_553_706_496,
         "llama3_8b": 8_030_261_248,
-        "llama3_2_3b": 3_212_749_824,
+        "llama_160m": 162_417_408,
+        "llama_68m": 68_030_208,
+        "ministral_8b": 8_019_808_256,
         "mistral_7b": 7_248_023_552,
+        "mistral_7b_v0_1": 7_241_732_096,
+        "mistral_7b_v0_2": 7_241_732_096,
+        "mistral_large_2407": 122_610_069_504,
         "mistral_nemo_12b": 12_247_782_400,
+        "mistral_small_24b": 23_572_403_200,
         "mixtral_8x22b": 140_620_634_112,
         "mixtral_8x7b": 46_702_792_704,
         "phi3_mini": 3_821_079_552,
+        "phi_3_5_mini": 3_821_079_552,
+        "phi_3_medium": 13_960_238_080,
+        "phi_4": 14_659_507_200,
+        "phi_4_mini": 3_836_021_760,
+        "qwen1_5_0_5b": 463_987_712,
+        "qwen1_5_110b": 111_209_914_368,
+        "qwen1_5_14b": 14_167_290_880,
+        "qwen1_5_1_8b": 1_836_828_672,
+        "qwen1_5_32b": 32_512_218_112,
+        "qwen1_5_4b": 3_950_369_280,
+        "qwen1_5_72b": 72_287_920_128,
+        "qwen1_5_7b": 7_721_324_544,
+        "qwen1_5_moe_a2_7b": 14_315_784_192,
+        "qwen2_5_0_5b": 494_032_768,
         "qwen2_5_14b": 14_770_033_664,
+        "qwen2_5_1_5b": 1_543_714_304,
         "qwen2_5_32b": 32_763_876_352,
+        "qwen2_5_3b": 3_085_938_688,
         "qwen2_5_72b": 72_706_203_648,
         "qwen2_5_7b": 7_615_616_512,
         "qwen3_0_6b": 596_049_920,
         "qwen3_14b": 14_768_307_200,
         "qwen3_1_7b": 1_720_574_976,
         "qwen3_235b_a22b": 235_093_634_560,
+        "qwen3_235b_a22b_2507": 235_093_634_560,
         "qwen3_30b_a3b": 30_532_122_624,
+        "qwen3_30b_a3b_2507": 30_532_122_624,
         "qwen3_32b": 32_762_123_264,
         "qwen3_4b": 4_022_468_096,
+        "qwen3_4b_2507": 4_022_468_096,
         "qwen3_8b": 8_190_735_360,
+        "qwen3_coder_480b_a35b": 480_154_875_392,
+        "qwq_32b": 32_763_876_352,
         "smollm2_135m": 134_515_008,
+        "smollm2_1_7b": 1_711_376_384,
+        "smollm2_360m": 361_821_120,
+        "solar_10_7b": 10_731_524_096,
+        "tinyllama_1_1b": 1_100_048_384,
         "vicuna_13b": 13_015_864_320,
+        "vicuna_13b_v1_5": 13_015_864_320,
         "vicuna_33b": 32_528_943_616,
         "vicuna_7b": 6_738_415_616,
+        "vicuna_7b_v1_5": 6_738_415_616,
+        "yi_1_5_9b": 8_829_407_232,
         "yi_34b": 34_388_917_248,
+        "yi_6b": 6_061_035_520,
     }.items(),
 )
 def test_has_exactly_the_parameters_of_the_checkpoint(models, name, num_parameters):
     assert models[name].num_parameters == num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    {
+        "deepseek_llm_67b": 6.7425e10,
+        "deepseek_v2_5": 2.3574e11,
+        "gemma3_12b": 1.2187e10,
+        "gemma3_4b": 4.3001e09,
+        "glm_4_5": 3.528e11,
+        "glm_4_5_air": 1.0685e11,
+        "glm_4_6": 3.528e11,
+        "glm_4_7": 3.528e11,
+        "glm_4_9b": 9.4e09,
+        "gpt_neox_20b": 2.0555e10,
+        "kimi_k2_thinking": 1.026e12,
+        "llama4_maverick": 4.007e11,
+        "mimo_7b": 7.83e09,
+        "mistral_small_3_1_24b": 2.4011e10,
+        "moonlight_16b_a3b": 1.596e10,
+        "olmo_2_13b": 1.3716e10,
+        "olmo_2_32b": 3.2234e10,
+        "olmoe_1b_7b": 6.9192e09,
+        "opt_125m": 1.2524e08,
+        "opt_13b": 1.2853e10,
+        "opt_1_3b": 1.3158e09,
+        "opt_30b": 2.9975e10,
+        "opt_66b": 6.57e10,
+        "qwen2_57b_a14b": 5.7409e10,
+        "qwen2_5_vl_32b": 3.3453e10,
+        "qwen2_5_vl_3b": 3.7546e09,
+        "qwen2_5_vl_72b": 7.3411e10,
+        "qwen3_vl_30b_a3b": 3.107e10,
+        "qwen3_vl_32b": 3.336e10,
+        "qwen3_vl_4b": 4.44e09,
+        "starcoder2_15b": 1.5958e10,
+    }.items(),
+)
+def test_has_nearly_the_parameters_of_the_checkpoint(models, name, num_parameters):
+    """Not counted are norms of towers, biases, a few tables, and MiMo's layer of multi-token prediction."""
+    assert models[name].num_parameters == pytest.approx(
+        num_parameters, rel=0.03 if name == "mimo_7b" else 0.002
+    )
+
+
+def test_presets_have_the_parameters_of_the_table_of_known_models(models):
+    """The presets with a row of tests/hwmodels/hf/known_models.csv, by their repository."""
+    with KNOWN.open(newline="") as lines:
+        stated = {row["source"]: float(row["parameters_billion"]) for row in csv.DictReader(lines)}
+    sources = {file.stem: re.search(r"^source: (\S+)", file.read_text(), re.M)[1] for file in PRESETS}
+    both = [stem for stem, source in sources.items() if source in stated]
+    assert len(both) > 50
+    for stem in both:
+        assert models[stem].num_parameters / 1e9 == pytest.approx(stated[sources[stem]], rel=0.02), stem
 
 
 @pytest.mark.parametrize(
@@ -148,8 +267,14 @@ def described(model):
 
 
 def kind_of(attention):
-    if isinstance(attention, LinearAttention | KimiDeltaAttention):
+    if isinstance(attention, LinearAttention | KimiDeltaAttention | LightningAttention):
         return "linear"
+    if isinstance(attention, Mamba1):
+        return "Mamba"
+    if isinstance(attention, ShortConvolution):
+        return "convolution"
+    if isinstance(attention, BesideAttention):
+        return f"{kind_of(attention.attention)} beside {kind_of(attention.recurrent)}"
     if isinstance(attention, Mamba2):
         return "Mamba-2"
     if isinstance(attention, NoAttention):
@@ -218,10 +343,19 @@ def built(name, **changes):
     return build(node, "model")
 
 
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Fields with the number of layers; a configuration has one of them, or only a list of its layers."""
+
+
 @pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
 def test_half_the_layers_of_any_preset_is_a_model(models, file):
-    layers = models[file.stem].num_layers // 2
-    assert built(file.stem, **{"config.num_hidden_layers": layers}).num_layers == layers
+    config = OmegaConf.to_container(OmegaConf.load(file))["config"]
+    stated = next((config[name] for name in LAYERS if name in config), models[file.stem].num_layers)
+    halves = {f"config.{name}": stated // 2 for name in LAYERS if name in config}
+    for name, value in config.items():
+        if isinstance(value, list) and len(value) == stated:
+            halves[f"config.{name}"] = value[: stated // 2]
+    assert built(file.stem, **halves).num_layers == models[file.stem].num_layers * (stated // 2) // stated
 
 
 @pytest.mark.parametrize(

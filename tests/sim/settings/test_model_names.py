@@ -29,7 +29,25 @@ def test_a_model_is_found_by_its_choice_its_name_and_its_source(file):
     ("name", "choice", "weights"),
     [
         ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral_8x22b", None),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_30b_a3b", None),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_30b_a3b_2507", None),  # has a longer context
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507-FP8", "qwen3_30b_a3b_2507", "fp8_block"),
+        ("Qwen/Qwen3-30B-A3B-FP8", "qwen3_30b_a3b", "fp8_block"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_30b_a3b_2507", None),
+        ("nvidia/Kimi-K2-Thinking-NVFP4", "kimi_k2_thinking", "nvfp4"),
+        ("nytopop/Qwen3-30B-A3B.w4a16", "qwen3_30b_a3b", "int4_wo"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "deepseek_r1", "nvfp4"),
+        ("ISTA-DASLab/gemma-3-27b-it-GPTQ-4b-128g", "gemma3_27b", "int4_wo"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama3_1_8b", "int4_wo"),
+        (
+            "OPEA/Mistral-Small-3.1-24B-Instruct-2503-int4-AutoRound-awq-sym",
+            "mistral_small_3_1_24b",
+            "int4_wo",
+        ),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama3_1_70b", None),
+        ("RedHatAI/DeepSeek-R1-Distill-Qwen-32B-quantized.w4a16", "deepseek_r1_distill_qwen_32b", "int4_wo"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "nemotron_3_nano_30b_a3b", "fp8"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral_7b_v0_1", None),  # has a sliding window
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral_7b_v0_2", None),  # has another vocabulary than v0.3
         ("meta-llama/Llama-3.1-70B-Instruct", "llama3_1_70b", None),
         ("meta-llama/Meta-Llama-3.1-405B-Instruct-FP8", "llama3_1_405b", "fp8"),
         ("meta-llama/Llama-2-7b-chat-hf", "llama2_7b", None),
@@ -55,13 +73,10 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
 @pytest.mark.parametrize(
     "name",
     [
-        "mistralai/Mistral-7B-v0.1",  # has a sliding window, v0.3 has none
-        "mistralai/Mistral-7B-Instruct-v0.2",  # has another vocabulary
-        "microsoft/Phi-3-mini-128k-instruct",
-        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "mistralai/Mistral-7B-v0.4",
+        "Qwen/Qwen2-VL-7B-Instruct",
         "Qwen/Qwen2.5-7B-Instruct-1M",
-        "deepseek-ai/DeepSeek-V3.2-Exp",  # has sparse attention
-        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+        "acme/DeepSeek-R1-Distill-Falcon-7B",
         "meta-llama/Llama-3.5-8B",
         "llama3",
         "hf",
@@ -70,6 +85,22 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
 )
 def test_other_architectures_are_not_found(name):
     assert choice_and_weights(name) is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "choice"),
+    [
+        (
+            "/root/.cache/huggingface/hub/models--Qwen--QwQ-32B/snapshots/976055f8c83f394f35dbd3ab09a285a984907bd0",
+            "qwq_32b",
+        ),
+        ("/data/QwQ-32B/Qwen__QwQ-32B/", "qwq_32b"),
+        ("/data/nytopop_Qwen3-30B-A3B.w4a16", "qwen3_30b_a3b"),
+        ("./models/Qwen/Qwen1.5-32B-Chat-GPTQ-Int4", "qwen1_5_32b"),
+    ],
+)
+def test_the_folder_of_a_download_names_its_repository(folder, choice):
+    assert choice_and_weights(folder)[0] == choice
 
 
 def test_every_equal_architecture_has_a_preset():

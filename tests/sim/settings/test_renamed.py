@@ -83,6 +83,13 @@ def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
         ("dgx_spark", "gb10"),
         ("910B", "ascend_910b"),
         ("H100-SXM", "h100_sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100_80gb_sxm"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA H100 NVL", "h100_nvl"),
+        ("NVIDIA B200", "b200_sxm"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_a_device_may_be_named_in_other_letters_and_without_its_series(given, choice, capsys):
@@ -118,7 +125,10 @@ def test_quantised_ids_are_refused_where_their_weights_cannot_be_set(override):
     ("override", "message"),
     [
         ("model=llama3", "nearest: llama3_1_8b, llama3_8b, llama3_70b; all: windtunnel list model"),
-        ("model=mistralai/Mistral-7B-v0.1", "nearest: mistral_7b; all: windtunnel list model"),
+        (
+            "model=mistralai/Mistral-7B-v0.4",
+            "nearest: mistral_7b, mistral_7b_v0_2, mistral_7b_v0_1; all: windtunnel list model",
+        ),
         ("model=someone/no-model", "model=someone/no-model: no such choice; all: windtunnel list model"),
         ("hardware=a100", "nearest: a100_80gb_sxm, a100_pcie, a100_40gb_sxm; all: windtunnel list hardware"),
         ("hardware=b200", "hardware=b200: no such choice; nearest: b200_sxm, "),

@@ -167,6 +167,52 @@ RUNS = {
         {"attention_data_parallel_size": "8", "speculation": "mtp",
          "speculation.num_speculative_tokens": "3"},
     ),
+    "SGLang issue 5491, a tree of EAGLE": (
+        "python -m sglang.launch_server --model /mnt/data/open_source/QwQ-32B/Qwen__QwQ-32B/ "
+        "--speculative-algorithm EAGLE --speculative-draft-model-path /mnt/train/eagle/ckpt/ "
+        "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 8 "
+        "--cuda-graph-max-bs 8 --tensor-parallel-size 2 --mem-fraction-static 0.8",
+        {"model": "qwq_32b", "speculation": "eagle", "speculation/tree": "beam",
+         "speculation.tree.width": "2", "speculation.tree.depth": "3",
+         "speculation.num_speculative_tokens": "7"},
+    ),
+    "SGLang issue 3362, names of older versions": (
+        "CUDA_VISIBLE_DEVICES=0,1,3,7 python -m sglang.launch_server "
+        "--model /ckpt/llama/Meta-Llama-3.1-70B-Instruct "
+        "--tensor-parallel-size 4 --speculative-algo EAGLE "
+        "--speculative-draft /ckpt/sglang-EAGLE-LLaMA3-Instruct-70B "
+        "--speculative-num-steps 5 --speculative-eagle-topk 8 --speculative-num-draft-tokens 64 "
+        "--mem-fraction 0.7 --disable-cuda-graph",
+        {"model": "llama3_1_70b", "speculation.tree.width": "8", "speculation.num_speculative_tokens": "63",
+         "engine.cuda_graphs.enabled": "false", "engine.gpu_memory_utilization": "0.7"},
+    ),
+    "vLLM pull request 16677, a value of a switch": (
+        "vllm serve /data/models/QwQ-32B --tensor_parallel-size 2 --swap-space 0 --block-size 128 "
+        "--enable-chunked-prefill false",
+        {"model": "qwq_32b", "batching.enable_chunked_prefill": "false", "caching.block_size": "128"},
+    ),
+    "vLLM issue 9400, n-grams before --speculative-config": (
+        "python -m vllm.entrypoints.openai.api_server --model /ckpt/llama/Meta-Llama-3.1-8B-Instruct -tp 1 "
+        "--speculative_model [ngram] --num_speculative_tokens 5 --ngram_prompt_lookup_max 4 "
+        "--use-v2-block-manager",
+        {"model": "llama3_1_8b", "speculation": "ngram", "speculation.num_speculative_tokens": "5",
+         "speculation.prompt_lookup_max": "4"},
+    ),
+    "vLLM issue 3872, a quantised model of 2024": (
+        "python -m vllm.entrypoints.openai.api_server --model ./models/Qwen/Qwen1.5-32B-Chat-GPTQ-Int4 "
+        "--quantization gptq --max-model-len 2048 --max-num-seq=2",
+        {"model": "qwen1_5_32b", "model.weights": "int4_wo", "engine.max_num_seqs": "2"},
+    ),
+    "vLLM issue 16128, a folder of AutoRound": (
+        "vllm serve OPEA/Mistral-Small-3.1-24B-Instruct-2503-int4-AutoRound-awq-sym --max-model-len 4096 "
+        "--dtype float16 --max-num-seqs 2",
+        {"model": "mistral_small_3_1_24b", "model.weights": "int4_wo"},
+    ),
+    "SGLang pull request 4390, groups of attention of several GPUs": (
+        "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct --tp 8 "
+        "--enable-dp-attention --dp 2",
+        {"model": "deepseek_v2_lite", "tensor_parallel_size": "4", "attention_data_parallel_size": "2"},
+    ),
     "SGLang cookbook, GLM-5": (
         "sglang serve --model zai-org/GLM-5 --tp 8 --trust-remote-code --nsa-prefill-backend tilelang "
         "--nsa-decode-backend tilelang --chunked-prefill-size 131072 --mem-fraction-static 0.80 "
