@@ -108,7 +108,7 @@ def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str
 
 
 def _nothing(_: DictConfig) -> None:
-    """Is the task of a command line that runs none."""
+    """Does nothing: the task of a command line that runs none."""
 
 
 def parser_of(application: Application) -> argparse.ArgumentParser:

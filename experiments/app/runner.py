@@ -133,7 +133,7 @@ def _points(source: ConfigSource, whole: DictConfig) -> list[Point] | None:
         except ConfigError as error:
             raise _located(error, where) from error
         with open_dict(cfg):
-            cfg.hydra.job.id = cfg.hydra.job.num = number
+            cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
         points.append(_point(source, cfg, where))
     return None if alternatives is None else points
 

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 from yaml.reader import ReaderError
+
+try:
+    from omegaconf._yaml import get_yaml_loader  # type: ignore[import-not-found]  # of OmegaConf 2.4
+except ImportError:
+    from omegaconf._utils import get_yaml_loader
 
 from hwmodels.bounded_files import UnreadableFileError, read_text
 from sim.settings.errors import ConfigError
@@ -27,7 +31,9 @@ def _fast_loader() -> type:
     It reads numbers as OmegaConf does, refuses duplicate keys, and builds only plain values.
     """
     loader: type = get_yaml_loader()
-    return type("FastLoader", (yaml.CSafeLoader, loader), {}) if yaml.__with_libyaml__ else loader
+    if not yaml.__with_libyaml__ or issubclass(loader, yaml.CSafeLoader):
+        return loader
+    return type("FastLoader", (yaml.CSafeLoader, loader), {})
 
 
 _LOADER = _fast_loader()
