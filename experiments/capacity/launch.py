@@ -101,7 +101,7 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
     if engine.max_model_len is not None:
         yield f"--max-model-len {engine.max_model_len}"
     if engine.num_kv_blocks is not None:
-        yield f"--num-gpu-blocks-override {engine.num_kv_blocks}"
+        yield f"--num-gpu-blocks-override {engine.num_kv_blocks // ranks}"
     if isinstance(scenario.batching, Chunked):
         yield (
             "--enable-chunked-prefill"
@@ -170,6 +170,8 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
             yield f"--pp-max-micro-batch-size {engine.pp_max_micro_batch_size}"
     if layout.attention_data_parallel_size > 1:
         yield f"--data-parallel-size {layout.attention_data_parallel_size} --enable-dp-attention"
+        if engine.load_balance_method is not None:
+            yield f"--load-balance-method {engine.load_balance_method}"
     if layout.expert_parallel_size > 1:
         yield f"--expert-parallel-size {layout.expert_parallel_size}"
     yield f"--max-running-requests {engine.max_num_seqs}"
@@ -178,7 +180,8 @@ def _sglang_flags(scenario: Scenario) -> Iterator[str]:
     if engine.max_model_len is not None:
         yield f"--context-length {engine.max_model_len}"
     if engine.num_kv_blocks is not None:
-        yield f"--max-total-tokens {engine.num_kv_blocks * scenario.caching.block_size}"
+        num_blocks = engine.num_kv_blocks // layout.attention_data_parallel_size
+        yield f"--max-total-tokens {num_blocks * scenario.caching.block_size}"
     if isinstance(scenario.caching, Paged):
         yield "--disable-radix-cache"
     if scenario.caching.block_size > 1:
@@ -253,7 +256,8 @@ def _trtllm_options(candidate: Candidate, notes: list[str]) -> dict[str, Any]:
         "free_gpu_memory_fraction": _share(scenario, "tensorrt_llm"),
     }
     if engine.num_kv_blocks is not None:
-        kv["max_tokens"] = engine.num_kv_blocks * caching.block_size
+        num_blocks = engine.num_kv_blocks // scenario.layout.attention_data_parallel_size
+        kv["max_tokens"] = num_blocks * caching.block_size
     if candidate.asked["kv_cache_dtype"] == "fp8":
         kv["dtype"] = "fp8"
     graphs = engine.cuda_graphs

@@ -154,9 +154,11 @@ class Roofline(TimedOperators):
             return self.pass_seconds(*of_passes)
         if ndarray in map(type, shape) or (shape.drafts and ndarray in map(type, shape.drafts)):
             return self._seconds_many(shape)
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled, adapters, drafts = shape
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled, adapters, drafts, ranks = (
+            shape
+        )
         if adapters is None:
-            if drafts is None and not prefill_tokens and sampled == decode_seqs:
+            if drafts is None and ranks is None and not prefill_tokens and sampled == decode_seqs:
                 return self._decode_seconds(decode_seqs, context_tokens)
             if prefill_tokens and self._whole is not None:
                 return self._whole.prefill_seconds(shape)
@@ -180,7 +182,8 @@ class Roofline(TimedOperators):
             more_kernels = more_kernels + adapter_kernels
         if self.stages is not None:
             gpu_s = self._round(shape, own, computed, rows, gpu_s, decodes_s)
-        floor_s, added_s = self._host.bounds(replays, decode_seqs + prefill_seqs, more_kernels)
+        num_seqs = decode_seqs + prefill_seqs if ranks is None else ranks.decode_seqs + ranks.prefill_seqs
+        floor_s, added_s = self._host.bounds(replays, num_seqs, more_kernels)
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
     def pass_seconds(self, num_seqs: int, context_tokens: Any, tokens: int, pairs: Any, rows: int) -> Any:
@@ -261,7 +264,7 @@ class Roofline(TimedOperators):
             adapters_s, adapter_kernels = self._adapters.seconds(own)
             gpu_s += adapters_s
         batch = MicroBatch(gpu_s, *self._counted.ends(computed, rows))
-        is_mixed = bool(shape.decode_seqs and shape.prefill_seqs)
+        is_mixed, totals = bool(shape.decode_seqs and shape.prefill_seqs), shape.totals
         launches_s = self._host.stage_launch_seconds(
             replays,
             [
@@ -271,7 +274,7 @@ class Roofline(TimedOperators):
         )
         stage_s, send_s = self.stages.one(batch)
         return Pass(
-            self._host.engine_seconds(shape.decode_seqs + shape.prefill_seqs),
+            self._host.engine_seconds(totals.decode_seqs + totals.prefill_seqs),
             [max(own_s, launch_s) for own_s, launch_s in zip(stage_s, launches_s, strict=True)],
             send_s,
             sum(launches_s),
@@ -360,6 +363,7 @@ class Roofline(TimedOperators):
         no_adapters = shape.adapters is None
         if (
             shape.drafts is None
+            and shape.gathered is None
             and no_adapters
             and not prefills
             and np.array_equal(shape.sampled_seqs, shape.decode_seqs)
@@ -384,13 +388,14 @@ class Roofline(TimedOperators):
             gpu_s = gpu_s + added_gpu_s
         if self.stages is not None:
             gpu_s = self._round(shape, batch, computed, rows, gpu_s, decodes_s)
-        return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs, more_kernels)
+        totals = shape.totals
+        return self._host.wall_seconds(gpu_s, replays, totals.decode_seqs + totals.prefill_seqs, more_kernels)
 
 
 def _of_passes(shape: IterationShape, drafts: DraftWork) -> tuple[int, Any, int, Any, int] | None:
     """Returns the arguments of `Roofline.pass_seconds`; None if more than contexts are arrays, or chunks."""
-    decodes, context, _, chunks, _, _, sampled, adapters, _ = shape
-    if adapters is not None or type(chunks) is not int or chunks:
+    decodes, context, _, chunks, _, _, sampled, adapters, _, ranks = shape
+    if adapters is not None or ranks is not None or type(chunks) is not int or chunks:
         return None
     tokens: Any = drafts.tokens
     if type(decodes) is int and type(sampled) is int and type(tokens) is int:

@@ -70,7 +70,7 @@ class WholeBatches:
     def prefill_seconds(self, shape: IterationShape) -> float:
         """Returns the wall time of one iteration with prompt chunks in seconds."""
         batch: Any = shape  # a device's share of the whole batch is the batch
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _, drafts = batch
+        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled_seqs, _, drafts, _ = batch
         if drafts is None:
             gpu_s = self._tokens_s.of(int(decode_seqs + prefill_tokens)) + self._rows_s.of(int(sampled_seqs))
             if decode_seqs:

@@ -44,6 +44,15 @@ class DraftWork(NamedTuple):
     """Draft tokens made after the pass, summed over sequences."""
 
 
+class Gathered(NamedTuple):
+    """Totals over the ranks of data-parallel attention: what the layers that they share compute."""
+
+    decode_seqs: Num
+    prefill_seqs: Num
+    prefill_tokens: Num
+    draft_tokens: Num = 0
+
+
 class IterationShape(NamedTuple):
     """The amount of work in one iteration (numbers), or in each of many (arrays).
 
@@ -69,15 +78,26 @@ class IterationShape(NamedTuple):
     """Work of LoRA adapters; None: there is none."""
     drafts: DraftWork | None = None
     """Work of speculative decoding; None: there is none."""
+    gathered: Gathered | None = None
+    """If ranks of data-parallel attention differ: their totals. The other fields are then those of one rank,
+    times the number of ranks. None: the work is spread evenly."""
 
     @property
     def counts(self) -> tuple[Num, ...]:
         """The fields `COUNTED`."""
-        return self[:-2]
+        return self[:7]
+
+    @property
+    def totals(self) -> Gathered:
+        """The sequences and tokens of all ranks."""
+        if self.gathered is not None:
+            return self.gathered
+        drafts = 0 if self.drafts is None else self.drafts.tokens
+        return Gathered(self.decode_seqs, self.prefill_seqs, self.prefill_tokens, drafts)
 
 
-COUNTED = IterationShape._fields[:-2]
-"""Numeric fields of an iteration: all but `adapters` and `drafts`."""
+COUNTED = IterationShape._fields[:7]
+"""Numeric fields of an iteration: all but `adapters`, `drafts` and `gathered`."""
 
 
 def causal_pairs(num_new_tokens: int, num_cached_tokens: Num = 0) -> Num:

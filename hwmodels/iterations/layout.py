@@ -217,16 +217,17 @@ class ParallelLayout:
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
         batch = self._rows_and_chunks(shape)
-        return batch if shape.drafts is None else self._with_drafts(batch, shape.decode_seqs, shape.drafts)
+        return batch if shape.drafts is None else self._with_drafts(batch, shape, shape.drafts)
 
-    def _with_drafts(self, batch: RankBatch, decodes: Num, drafts: DraftWork) -> RankBatch:
+    def _with_drafts(self, batch: RankBatch, shape: IterationShape, drafts: DraftWork) -> RankBatch:
         """Returns a device's share with draft tokens, which are distributed with their sequences."""
+        decodes = shape.decode_seqs
         own, own_pairs = drafts.tokens, drafts.pairs
         if self.num_batch_shares > 1:
             some = larger(decodes, 1)
             own = divided_up(own * batch.decode_seqs, some)
             own_pairs = own_pairs * batch.decode_seqs / some
-        drafted = divided_up(drafts.tokens, self.micro_batches)
+        drafted = divided_up(shape.totals.draft_tokens, self.micro_batches)
         if self.attention_data_parallel_padding:
             drafted = larger(drafted, self.attention_data_parallel_size * own)
         return batch._replace(
@@ -238,7 +239,7 @@ class ParallelLayout:
 
     def _rows_and_chunks(self, shape: IterationShape) -> RankBatch:
         """Computes `rank_batch` without draft tokens."""
-        decodes, context, chunks, new, pairs, prefill_context, rows, adapters, _ = shape
+        decodes, context, chunks, new, pairs, prefill_context, rows, adapters, *_ = shape
         shares, ring = self.num_batch_shares, self.context_parallel_size
         if shares == 1 and ring == 1:
             tokens = decodes + new
@@ -260,8 +261,9 @@ class ParallelLayout:
             share = smaller((own_decodes + own_new) / larger(decodes + new, 1), 1)
             work = adapters.tokens * share, adapters.rank_tokens * share
             with_adapters = (adapters.adapters, *work, adapters.ranks)
-        all_tokens = divided_up(decodes, self.micro_batches) + self._passing_at_once(
-            new, chunks, self.attention_data_parallel_size
+        totals = shape.totals
+        all_tokens = divided_up(totals.decode_seqs, self.micro_batches) + self._passing_at_once(
+            totals.prefill_tokens, totals.prefill_seqs, self.attention_data_parallel_size
         )
         if self.attention_data_parallel_padding:
             all_tokens = larger(all_tokens, self.attention_data_parallel_size * (own_decodes + passing))
@@ -292,8 +294,8 @@ class ParallelLayout:
 
     def without_chunks(self, shape: IterationShape, batch: RankBatch) -> RankBatch:
         """Returns the fullest device's share of a decode-only micro-batch; batch: of one with a chunk."""
-        drafted = 0 if shape.drafts is None else shape.drafts.tokens
-        all_tokens = divided_up(shape.decode_seqs + drafted, self.micro_batches)
+        totals = shape.totals
+        all_tokens = divided_up(totals.decode_seqs + totals.draft_tokens, self.micro_batches)
         decodes, context, drafts = batch.decode_seqs, batch.decode_context_tokens, batch.draft_tokens
         if self.attention_data_parallel_padding:
             all_tokens = larger(all_tokens, self.attention_data_parallel_size * (decodes + drafts))

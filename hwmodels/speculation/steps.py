@@ -113,7 +113,7 @@ class Steps:
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds from the end of the pass to that of the last step."""
         if self._is_plain:
-            decodes, context, _, chunks, *_, work = shape
+            decodes, context, _, chunks, *_, work, _ = shape
             tokens, pairs, seqs, steps, _ = cast("Any", work)
             all_draft = type(decodes) is int and type(seqs) is int and seqs == decodes and chunks == 0
             if all_draft and type(tokens) is int and type(steps) is int and steps:

@@ -98,9 +98,10 @@ class AdapterState(EngineState):
 
     def make_room(self, num_blocks: int) -> bool:
         """Evicts unused adapters if necessary, and returns whether num_blocks are free."""
-        if self.block_pool.num_free >= num_blocks:
+        num_needed = num_blocks + self.num_reserved
+        if self.block_pool.num_free >= num_needed:
             return True
-        return self._residents.evict_until(lambda: self.block_pool.num_free >= num_blocks)
+        return self._residents.evict_until(lambda: self.block_pool.num_free >= num_needed)
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Adds the adapter computation to a plan; if adapters changed, the plan holds for one iteration."""

@@ -124,7 +124,7 @@ class InFlight:
 
     def _enough_prompts(self, view: StepView) -> bool:
         """Returns whether as many prompts wait, or have begun, as end the wait."""
-        return 0 < self.batch_wait_min_prompts <= view.num_waiting + len(view.prefilling)
+        return 0 < self.batch_wait_min_prompts <= view.num_prompts
 
     def _enough_tokens(self, view: StepView, step: StepBuilder) -> bool:
         """Returns whether decodes and prompts together have the share of the budget that ends the wait."""

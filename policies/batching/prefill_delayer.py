@@ -4,9 +4,9 @@ With data-parallel attention all ranks run a step together, because they share t
 prompt waits in a dummy batch while another one computes its prompt. So prompts that could start are delayed,
 while sequences decode, until there is one for every rank, or until max_delay_passes iterations have passed
 since the first of them could start (`--prefill-delayer-max-delay-passes`). Each rank may then compute as many
-prompt tokens as its share of max_num_batched_tokens. SGLang's ranks have queues of their own and agree in
-every iteration; here they share one, so that n prompts are always on n ranks. Memory pressure: as chunked.
-Horizon: as chunked with a threshold; a delay repeats until it ends.
+prompt tokens as its share of max_num_batched_tokens. With attention_data_parallel_size ranks have prompts of
+their own and agree in every iteration, as in SGLang; without, n prompts count as n ranks. Memory pressure: as
+chunked. Horizon: as chunked with a threshold; a delay repeats until it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from policies.batching.chunked import Chunked
-from policies.core.sequence import DECODING
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -50,7 +49,7 @@ class PrefillDelayer(Chunked):
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Gives the budget to running sequences, then to new ones unless these are delayed."""
         step.budget(self._budget)
-        max_chunk = max(1, self._budget // self.num_ranks)
+        max_chunk = self._budget if view.num_ranks > 1 else max(1, self._budget // self.num_ranks)
         num_running = view.num_running
         self._serve_running(view, step, max_chunk)
         if view.num_running < num_running:  # one was preempted
@@ -65,10 +64,8 @@ class PrefillDelayer(Chunked):
 
     def _num_passes_left(self, view: StepView) -> int:
         """Returns the number of iterations for which prompts must wait; 0: they may start."""
-        num_prompts = len(view.prefilling) + view.num_waiting
-        has_decodes = any(seq.state is DECODING for seq in view.running)
-        is_delayed = view.num_waiting and not view.prefilling and num_prompts < self.num_ranks and has_decodes
-        if not is_delayed:
+        has_free_rank = view.is_decoding and view.num_prompts < self.num_ranks
+        if not (view.num_waiting and not view.prefilling and has_free_rank):
             self._waiting_since.clear()
             return 0
         first = next(iter(view.waiting)).request_id

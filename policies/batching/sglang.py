@@ -15,7 +15,7 @@ Horizon: decodes repeat until a request ends or arrives, because nothing else op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from policies.core.sequence_view import SequenceView
@@ -29,6 +29,8 @@ NUM_STEPS_AFTER_RETRACTION = 20
 """Output tokens that each remaining request is granted in the ratio after a retraction."""
 MAX_NEW_TOKENS_COUNTED = 4096
 """Maximum of the output tokens for which memory is estimated."""
+SHARE_WITH_RANKS = 0.3
+"""Factor of schedule_conservativeness with data-parallel attention."""
 MIN_IDLE_S = 1e-3
 """Seconds without an iteration after which the engine counts as idle, which restores the first ratio."""
 
@@ -97,6 +99,14 @@ class Sglang:
     @property
     def _first_ratio(self) -> float:
         return min(INITIAL_RATIO * self.schedule_conservativeness, 1.0)
+
+    def of_rank(self, size: int) -> Sglang:
+        """Returns the policy of one of `size` ranks of data-parallel attention, as SGLang's server does."""
+        return replace(
+            self,
+            max_num_batched_tokens=max(1, self.max_num_batched_tokens // size),
+            schedule_conservativeness=self.schedule_conservativeness * SHARE_WITH_RANKS,
+        )
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Computes prompts if there are some and they fit, else decodes."""

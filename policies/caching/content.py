@@ -49,6 +49,15 @@ PathPart = tuple[int, int]
 """(place, end): the blocks of a sequence at one place, up to block `end` of the sequence (exclusive)."""
 
 
+def of_rank(request: Request, rank: int) -> Request:
+    """Returns a request whose content only those of the same rank of data-parallel attention have.
+
+    Each rank has KV memory of its own, so equal contents are no hit in another one. As with adapters, the
+    ids of all contents are offset.
+    """
+    return request if not rank else request._replace(adapter=f"{request.adapter or ''}@{rank}")
+
+
 def prompt_segments(request: Request) -> list[Segment]:
     """Returns the prompt as segments that cover all its tokens.
 

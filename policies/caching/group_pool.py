@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from policies.caching.content import PathPart, Places
+from policies.caching.content import PathPart, Places, of_rank
 from policies.caching.kv_groups import KvGroup
 from policies.caching.pool import BlockPool
 from policies.core.growth import PAGED, Growth
@@ -353,7 +353,7 @@ class GroupPool(BlockPool):
 
     def _new_tables(self, seq: Sequence) -> Tables:
         """Creates the tables of a waiting sequence at its first lookup."""
-        tables = seq.kv = Tables(self._places.path(seq.request), self.num_tables)
+        tables = seq.kv = Tables(self._places.path(of_rank(seq.request, seq.dp_rank)), self.num_tables)
         return tables
 
 

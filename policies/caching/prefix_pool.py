@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from policies.caching.answers import Answers
-from policies.caching.content import ENDLESS, Places
+from policies.caching.content import ENDLESS, Places, of_rank
 from policies.caching.content_listener import ContentListener
 from policies.caching.pins import PinnedTime, Pins
 from policies.caching.pool import BlockPool
@@ -255,7 +255,7 @@ class PrefixPool(BlockPool):
 
     def _new_held(self, seq: Sequence) -> Holding:
         """Creates the `Holding` of a waiting sequence at its first lookup."""
-        held = seq.kv = Holding(self._places.path(seq.request))
+        held = seq.kv = Holding(self._places.path(of_rank(seq.request, seq.dp_rank)))
         return held
 
     def _offer(self, seq: Sequence, num_full: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.caching.content import all_segments, prompt_segments
+from policies.caching.content import all_segments, of_rank, prompt_segments
 from policies.caching.content_listener import ContentListener
 from policies.caching.eviction import Eviction
 from policies.caching.eviction.belady import Belady
@@ -262,7 +262,7 @@ class RadixPool(BlockPool):
 
     def _held(self, seq: Sequence) -> Holding:
         if seq.kv is None:
-            seq.kv = Holding(tuple(all_segments(seq.request)), self._tree.root)
+            seq.kv = Holding(tuple(all_segments(of_rank(seq.request, seq.dp_rank))), self._tree.root)
         held: Holding = seq.kv
         return held
 

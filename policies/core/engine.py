@@ -48,6 +48,7 @@ from policies.core.plan import (
     Transfer,
 )
 from policies.core.policy_names import name_of
+from policies.core.ranks import DataParallel, Ranks
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
@@ -74,7 +75,8 @@ class EngineCore:
     residents: the LoRA adapters that are served from the same pool; None: no adapters.
     ends: when sequences with complete outputs leave. max_batches: plans in flight at once, in a pipeline;
     None: one plan at a time. max_batch_seqs: sequences of one of them. new_drafts: makes the part that
-    verifies draft tokens; None: each decode is one token.
+    verifies draft tokens; None: each decode is one token. data_parallel: ranks of data-parallel attention,
+    which share all limits and blocks equally; see `policies.core.ranks`.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class EngineCore:
         max_batches: int | None = None,
         max_batch_seqs: int | None = None,
         new_drafts: Callable[[BlockPool], Drafting] | None = None,
+        data_parallel: DataParallel | None = None,
     ) -> None:
         _check_settings(max_num_seqs, max_model_len, num_swap_blocks)
         if scheduling.needs_predictor and predictor is None:
@@ -148,7 +151,7 @@ class EngineCore:
         self._preemption_watch = PreemptionWatch(state.sequences)
         self._decode_plan = StepPlan(0, 0, 0, 0, state.decodes, 1, inf)  # reused for steps that only decode
         self._decode_plan.is_unasked = True
-        self._attach()
+        self._attach(data_parallel)
         if self.drafts is not None:
             state.max_tokens_per_pass = self.drafts.max_tokens_per_pass
             self.drafts.attach(self, ends is Ends.one_step_late)
@@ -171,8 +174,12 @@ class EngineCore:
     def _num_readable(self, seq: Sequence) -> int:
         return self.step.num_readable(seq, self._in_flight)
 
-    def _attach(self) -> None:
-        """Registers the policies that implement a hook for steps, commits and ends, and only those."""
+    def _attach(self, data_parallel: DataParallel | None) -> None:
+        """Makes the ranks, and registers the policies that implement a hook for steps, commits and ends."""
+        self.ranks: Ranks | None = None
+        """The ranks of data-parallel attention; None: there is one."""
+        if data_parallel is not None and data_parallel.size > 1:
+            self.ranks = Ranks(self._state, self.step, data_parallel, self.max_model_len)
         self._before_step: list[Callable[[StepView, StepBuilder, float], None]] = []
         self._on_commit: list[Callable[[StepPlan, int, float], None]] = []
         if self.residents is not None:
@@ -191,8 +198,10 @@ class EngineCore:
         """Lets a batching policy decide from the next plan on, such as one with other limits."""
         self.batching = batching
         # Number of decodes up to which a step is planned without calling the batching policy.
-        may_repeat = not self._before_step and self.batches is None
+        may_repeat = not self._before_step and self.batches is None and self.ranks is None
         self._max_unasked = max_unasked_of(batching) if may_repeat else 0
+        if self.ranks is not None:
+            self.ranks.use_batching(batching)
 
     def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
         scheduling = self.scheduling
@@ -228,7 +237,7 @@ class EngineCore:
     @property
     def prefilling(self) -> dict[int, Sequence]:
         """Sequences in prefill, by request id."""
-        return self._state.prefilling
+        return self.running_set.prefilling
 
     @property
     def loading(self) -> dict[int, Sequence]:
@@ -253,7 +262,7 @@ class EngineCore:
     @property
     def free_slots(self) -> SequenceOf[int]:
         """Slots that no sequence holds."""
-        return self._state.free_slots
+        return self.running_set.free_slots
 
     @property
     def num_preemptions(self) -> int:
@@ -359,6 +368,8 @@ class EngineCore:
             self.may_branch = True
         state = self._state
         state.traffic_has_ended = False
+        if self.ranks is not None:
+            self.ranks.place(seq)
         seq.rank = state.rank(seq)
         self._sequences[request_id] = seq
         state.enqueue(seq)
@@ -407,6 +418,8 @@ class EngineCore:
         """Asserts between commit and plan: blocks free + owned = all, every slot has at most one owner."""
         self._check_at_rest("check_integrity")
         self._state.check_integrity()
+        if self.ranks is not None:
+            self.ranks.check_integrity()
 
     def _observe(self, seq: Sequence) -> None:
         """Reports the length of a complete output to the length predictor."""
@@ -572,10 +585,13 @@ class EngineCore:
         step = self.step
         for _ in range(self._max_attempts):
             step.begin()
-            for before_step in self._before_step:
-                before_step(self.view, step, now)
-            self.batching.fill(self.view, step, now)
-            plan = step.end()
+            if self.ranks is not None:
+                plan = self.ranks.plan(self._before_step, now)
+            else:
+                for before_step in self._before_step:
+                    before_step(self.view, step, now)
+                self.batching.fill(self.view, step, now)
+                plan = step.end()
             if step.has_preempted and step.preempted and self._preemption_watch.is_livelock():
                 self._refuse_livelock()
             if plan is not None:
@@ -585,18 +601,23 @@ class EngineCore:
             self._lost += step.preempted
             if not step.has_freed:
                 break
+        self._rest(now)
+        return None
+
+    def _rest(self, now: float) -> None:
+        """Notes what the engine waits for after a step without tokens. Raises WrongDecisionError: nothing."""
+        step = self.step
         wake_s, self.waits_for = step.wake_s, step.waits_for()
         if wake_s is not None:
             self.wake_s = wake_s
         if self.wake_s == inf and not (step.has_freed or self._state.is_transferring):
             self._state.give_way()
         if self._may_compute_nothing():
-            return None
+            return
         if wake_s is None or now >= wake_s:
             raise self._stuck("scheduled nothing")
         if self._waits.is_livelock(self.num_iterations, len(self._sequences)):
             raise self._stuck(f"has called step.wait_until {MAX_WAITS:,} times in a row")
-        return None
 
     def end_traffic(self) -> bool:
         """Tells policies that nothing else will happen; returns whether they wait for an event.

@@ -29,11 +29,17 @@ The first uses the output length that the caller knows; the last is an upper bou
 class Limits:
     """The limits that an engine's slots, context length and empty KV memory set for one request."""
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, pool: BlockPool, max_num_seqs: int, max_model_len: int, num_blocks: int | None = None
+    ) -> None:
+        """Takes the slots and KV blocks that one sequence may have; num_blocks=None: all."""
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._room = pool.max_tokens_per_seq - pool.num_state_blocks * pool.block_size
+        if num_blocks is not None:
+            share = pool.max_tokens_per_seq * num_blocks // pool.num_blocks
+            self._room = share // pool.block_size * pool.block_size - pool.num_state_blocks * pool.block_size
         self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
 
     def of(self, request: Request, stop_after: StopAfter = None, num_adapter_blocks: int = 0) -> Bounds:

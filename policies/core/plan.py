@@ -114,6 +114,17 @@ NEW_CHUNK: Final[Callable[..., Chunk]] = partial(tuple.__new__, Chunk)
 """Returns a chunk; given its fields as one tuple, this runs no Python code."""
 
 
+class RankWork(NamedTuple):
+    """The work of one rank of data-parallel attention in the first iteration of a plan."""
+
+    num_decodes: int
+    num_decode_context_tokens: int
+    num_widening: int  # growth of num_decode_context_tokens per iteration
+    chunks: SequenceOf[Chunk]
+    num_draft_tokens: int = 0
+    num_draft_pairs: int = 0  # query-key pairs of the draft tokens
+
+
 class AdapterUse(NamedTuple):
     """The LoRA computation of one iteration; ranks are padded as in the kernels."""
 
@@ -164,6 +175,7 @@ class StepPlan:
         "num_decodes",
         "num_widening",
         "preempted",
+        "ranks",
         "until_s",
         "waits_for",
     )
@@ -202,6 +214,9 @@ class StepPlan:
         self.adapter_puts: tuple[tuple[str, int | None], ...] = ()  # new loads: name, slot
         self.is_unasked = False  # all sequences decode, none waits, and no policy was asked
         self.drafts: Drafts | None = None  # draft tokens that the step verifies; None: no speculation
+        self.ranks: SequenceOf[
+            RankWork
+        ] = ()  # work of each rank of data-parallel attention, if there are some
 
     @property
     def decodes(self) -> list[Sequence]:

@@ -13,6 +13,7 @@ Decoding sequences advance together (policies/core/decode_set.py), those with br
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from heapq import heappop, heappush
 
 from policies.caching.pool import BlockPool
@@ -50,6 +51,8 @@ class RunningSet:
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
         """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
+        self.by_rank: SequenceOf[dict[int, Sequence]] = ()
+        """Running sequences of each rank of data-parallel attention, if there are several; see `Ranks`."""
         self._max_num_seqs = max_num_seqs
         self._pool = pool
         self._asks_for_growth = type(pool).growth is not BlockPool.growth
@@ -83,9 +86,12 @@ class RunningSet:
         num_branched = num_prompt_block_tokens(seq)
         return seq.num_held if num_branched is None else num_branched
 
-    def victim(self) -> Sequence:
-        """Returns the sequence of largest rank; those in KV transfers or in a pipeline are excluded."""
-        candidates: Collection[Sequence] = self.running.values()
+    def victim(self, running: dict[int, Sequence]) -> Sequence:
+        """Returns the sequence of largest rank; those in KV transfers or in a pipeline are excluded.
+
+        running: the running sequences, or those of one rank of data-parallel attention.
+        """
+        candidates: Collection[Sequence] = running.values()
         if self.loading or self.leaving or self.computing:
             candidates = [seq for seq in candidates if seq.state not in (LOADING, LEAVING, COMPUTING)]
         return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
@@ -107,6 +113,8 @@ class RunningSet:
         request_id = seq.request_id
         seq.slot = heappop(self.free_slots)
         self.running[request_id] = seq
+        if self.by_rank:
+            self.by_rank[seq.dp_rank][request_id] = seq
         seq.admission = self._num_admissions = self._num_admissions + 1
         self._pool.admit(seq, num_cached)
         if self._pool.num_state_blocks:
@@ -253,6 +261,8 @@ class RunningSet:
         if self.ending:
             self.ending.pop(seq.request_id, None)
         del self.running[seq.request_id]
+        if self.by_rank:
+            del self.by_rank[seq.dp_rank][seq.request_id]
         assert seq.slot is not None
         heappush(self.free_slots, seq.slot)
         seq.slot = None

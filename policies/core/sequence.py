@@ -79,6 +79,7 @@ class Sequence:
         "branches",
         "clock_source",
         "displaced_by",
+        "dp_rank",
         "finish_reason",
         "growth",
         "join_number",
@@ -128,6 +129,7 @@ class Sequence:
         self.max_num_tokens = max_num_tokens  # upper bound by client, model and KV cache
         self.predicted: int | None = None  # output tokens that the length predictor expects
         self.finish_reason: FinishReason | None = None  # reason why it has ended
+        self.dp_rank = 0  # rank of data-parallel attention that computes it
         # Valid while it runs.
         self.slot: int | None = None  # its row in the engine's arrays
         self.admission = 0  # sequence number of its last admission

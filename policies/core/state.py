@@ -11,7 +11,7 @@ state to them. Other users of the KV memory, such as LoRA adapters, attach as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sized
 
 from policies.caching.pool import BlockPool
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
@@ -48,6 +48,7 @@ class EngineState:
         new_running_set: Callable[[BlockPool, int], RunningSet] = RunningSet,
     ) -> None:
         self.block_pool = block_pool
+        self.num_watermark_blocks = block_pool.num_watermark_blocks
         self.waiting = waiting
         self.rank = rank
         self.chunk_rank = chunk_rank
@@ -67,12 +68,14 @@ class EngineState:
         """Time at which the last iteration ended, in seconds."""
         self.running_set = new_running_set(block_pool, max_num_seqs)
         self.running = self.running_set.running  # attributes of it that every step reads
-        self.prefilling = self.running_set.prefilling
+        self.prefilling: Mapping[int, Sequence] = self.running_set.prefilling
         self.loading = self.running_set.loading
         self.decodes = self.running_set.decodes
         self.ending = self.running_set.ending
         self.branched = self.running_set.branched
-        self.free_slots = self.running_set.free_slots
+        self.free_slots: Sized = self.running_set.free_slots
+        self.num_reserved = 0
+        """Free KV blocks that are not to be taken now, as those of other ranks of data-parallel attention."""
         self.transfers = Transfers(block_pool, self.branched, num_swap_blocks, names_blocks)
         self.loads_kv = type(block_pool).num_loadable is not BlockPool.num_loadable
         """Whether the pool may have KV in other tiers."""
@@ -118,7 +121,10 @@ class EngineState:
 
         num_cached: its tokens that the cache holds. has_preempted: whether this step has preempted sequences.
         """
-        if has_preempted or not self.block_pool.can_admit(seq, num_cached, not self.running):
+        pool, is_alone = self.block_pool, not self.running
+        if self.num_reserved:
+            pool.num_watermark_blocks, is_alone = self._num_kept_free(is_alone), False
+        if has_preempted or not pool.can_admit(seq, num_cached, is_alone):
             return Cause.memory
         return None
 
@@ -128,8 +134,11 @@ class EngineState:
         is_alone: whether no other sequence will run then. Tokens in the cache count as missing.
         """
         pool = self.block_pool
-        num_kept_free = 0 if is_alone else pool.num_watermark_blocks
-        return pool.blocks_to_admit(seq) + num_kept_free - pool.num_free
+        return pool.blocks_to_admit(seq) + self._num_kept_free(is_alone) - pool.num_free
+
+    def _num_kept_free(self, is_alone: bool) -> int:
+        """Returns the blocks that must stay free when a sequence starts."""
+        return self.num_reserved + (0 if is_alone else self.num_watermark_blocks)
 
     def cause_if_untried(self) -> Cause:
         """Returns the reason why the first waiting sequence waits, if no policy has tried to admit it."""
@@ -154,7 +163,7 @@ class EngineState:
 
     def make_room(self, num_blocks: int) -> bool:
         """Reclaims memory for sequences, if necessary, and returns whether num_blocks are free."""
-        return self.block_pool.num_free >= num_blocks
+        return self.block_pool.num_free - self.num_reserved >= num_blocks
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
         """Adds the computation besides the decode set and chunks to a plan.

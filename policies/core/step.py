@@ -16,6 +16,7 @@ from operator import index
 from typing import NoReturn, TypeGuard
 
 from policies.caching.branches import Branches
+from policies.core.growth import PAGED
 from policies.core.horizon import cut_horizon
 from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
 from policies.core.sequence import ACTIVE_STATES, DECODING, ENDING, PAUSED, PREFILLING, WAITING, Sequence
@@ -49,6 +50,8 @@ class StepBuilder:
         """Whether a step is being built."""
         self.max_batch_seqs: int | None = None
         """Maximum number of sequences in a step that admits some; None: the slots limit them alone."""
+        self.is_of_rank = False
+        """Whether the step is filled for one rank of data-parallel attention after the other."""
         self._state = state
         self._pool = state.block_pool
         self._decodes = state.decodes
@@ -121,6 +124,8 @@ class StepBuilder:
         """
         if not self.is_open:
             self._refuse_late()
+        if self.is_of_rank:
+            return self._decode_rank()
         decodes, pool = self._decodes, self._pool
         if decodes.at_limit and (not pool.slides or self._all_fit()):
             self._renew_all()
@@ -138,9 +143,34 @@ class StepBuilder:
             self.num_tokens += num_decodes
             self.tokens_left -= num_decodes
             return True
+        return self._decode_each()
+
+    def _decode_each(self) -> bool:
+        """Decodes one sequence after the other, as `decode_all` does."""
         for seq in [seq for seq in self._state.running.values() if seq.state is DECODING]:
             if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
                 return False
+        return True
+
+    def _decode_rank(self) -> bool:
+        """Decodes every decoding sequence of one rank, as `decode_all` does."""
+        decodes = self._decodes
+        own = {id: seq for id, seq in self._state.running.items() if seq.state is DECODING}
+        if self.num_tokens or len(own) > self.tokens_left or decodes.at_limit or self._state.branched.members:
+            return self._decode_each()
+        clock, block_size = decodes.clock, decodes.block_size
+        num_due = 0
+        for seq in own.values():
+            if seq.growth is PAGED:
+                num_due += not (seq.origin + clock - seq.num_dropped) % block_size
+            else:
+                num_due += decodes.needs_block(seq)
+        num_due *= self._pool.num_tables
+        if num_due and not self._state.make_room(num_due):
+            return self._decode_each()
+        self._pool.take(num_due)
+        self._decoded.update(own)
+        self._spend(len(own))
         return True
 
     def decode(self, seq: SequenceView) -> bool:
@@ -282,6 +312,8 @@ class StepBuilder:
     def _num_in_batch(self) -> int:
         """Counts the sequences that run and are not in another batch, those admitted now included."""
         state = self._state
+        if self.is_of_rank:
+            return sum(seq.state in (DECODING, PREFILLING) for seq in state.running.values())
         return self._decodes.size + len(state.prefilling) + len(state.branched.members)
 
     def _refuse(self, cause: Cause) -> bool:
@@ -361,7 +393,7 @@ class StepBuilder:
         """
         state = self._state
         while not state.make_room(num_blocks):
-            victim = state.running_set.victim()
+            victim = state.running_set.victim(state.running)
             if victim is seq and any(other.rank > seq.rank for other in state.loading.values()):
                 return False
             num_before = len(self._preempted)
@@ -434,6 +466,31 @@ class StepBuilder:
         """Opens an empty step."""
         self._clear()
         self.is_open = True
+
+    def begin_ranks(self) -> None:
+        """Lets the step be filled rank by rank, each with `begin_rank` and `end_rank`."""
+        self._promise = FOREVER
+
+    def begin_rank(self) -> None:
+        """Begins the part of one rank, with a budget and a promise of its own."""
+        self._others = self.num_tokens, self._preempted, self._promise, self._waits
+        self.num_tokens, self._preempted, self._promise, self._waits = 0, [], 1, False
+        self.tokens_left, self._reserves_all = FOREVER, True
+
+    def end_rank(self) -> bool:
+        """Ends the part of a rank: the plan holds as long as all parts do.
+
+        Returns whether the rank has preempted sequences and computes no token.
+        """
+        num_tokens, preempted, promise, waits = self._others
+        has_only_freed = bool(self._preempted) and not self.num_tokens
+        if self._waits and not self.num_tokens:
+            self._promise, self._until_s = FOREVER, min(self._until_s, self._wake_s)
+        self.num_tokens += num_tokens
+        self._preempted = preempted + self._preempted
+        self._promise = min(self._promise, promise)
+        self._waits |= waits
+        return has_only_freed
 
     def end(self) -> StepPlan | None:
         """Closes the step and returns it as a plan; None if it computes no token.

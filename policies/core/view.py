@@ -52,6 +52,21 @@ class StepView:
         return list(self._state.running.values())
 
     @property
+    def num_ranks(self) -> int:
+        """Number of ranks of data-parallel attention; a view shows one of them."""
+        return 1
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts that wait or are being computed; with several ranks, of ranks that have some."""
+        return len(self._state.prefilling) + self._state.num_waiting
+
+    @property
+    def is_decoding(self) -> bool:
+        """True if a sequence decodes, in any rank."""
+        return bool(self._state.decodes.size or self._state.branched.members)
+
+    @property
     def paused(self) -> SequenceOf[SequenceView]:
         """Paused sequences, in the order in which they were paused."""
         return list(self._state.running_set.paused.values())

@@ -20,7 +20,8 @@ class CacheView(Attachment):
     def num_cached(self, request: Request) -> int:
         """Returns the number of tokens of a prompt that are cached."""
         self.before_external_event()
-        return self._replica.core.block_pool.peek(request)
+        core = self._replica.core
+        return core.block_pool.peek(request) if core.ranks is None else core.ranks.peek(request)
 
     def before_external_event(self) -> None:
         """Cuts a leap after the iterations that have ended, if they have changed the content of the cache.

@@ -28,7 +28,7 @@ from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
 from sim.engine.running_step import RunningStep
-from sim.engine.shape import shape_of
+from sim.engine.shape import shape_of, shapes_of_ranks
 
 
 class PipelineModel(Protocol):
@@ -103,7 +103,9 @@ class PipelinedReplica(Replica):
         factor = self._slowdown
         if self._factors is not None:
             factor *= float(self._factors.of(plan.index, 1)[0])
-        end_s = self._pipeline.enter(self._model.stage_times(shape), now + delay_s, factor)
+        shapes = shapes_of_ranks(plan, shape, 0) if self.pool.waits_for_ranks and plan.ranks else [shape]
+        slowest = max(map(self._model.stage_times, shapes), key=lambda times: sum(times.stage_s))
+        end_s = self._pipeline.enter(slowest, now + delay_s, factor)
         start_s = max(now, self._last_end_s)
         self._last_end_s = end_s
         self._batches.append(RunningStep(plan, shape if plan.chunks else None, start_s, [end_s]))

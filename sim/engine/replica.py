@@ -67,7 +67,8 @@ class Replica(LoadCounts):
         self._factors: JitterFactors | None = None  # each is that of the number of an iteration
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
-        self._scales_times = self.has_own_times or self._factors is not None
+        self._has_own_times = self.has_own_times or pool.waits_for_ranks
+        self._scales_times = self._has_own_times or self._factors is not None
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
@@ -186,11 +187,12 @@ class Replica(LoadCounts):
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
     ) -> list[float]:
         """Returns the end time of each iteration of a plan, with the present slowdown and the jitter."""
+        model, by_rank = self.pool.model, self.pool.waits_for_ranks
         if self._factors is None:
-            return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, self._slowdown)
+            return scaled_ends_s(model, plan, shape, num_iterations, start_s, self._slowdown, by_rank)
         factors = self._slowdown * self._factors.of(plan.index, num_iterations)
         scale = factors if num_iterations > 1 else float(factors[0])
-        return scaled_ends_s(self.pool.model, plan, shape, num_iterations, start_s, scale)
+        return scaled_ends_s(model, plan, shape, num_iterations, start_s, scale, by_rank)
 
     def _go_idle(self, now: float) -> None:
         """Schedules the next plan of an idle replica: at `core.wake_s` or when the next request arrives."""
@@ -424,7 +426,7 @@ class Replica(LoadCounts):
         if factor != self._slowdown:
             self.before_external_event()
             self._slowdown = factor
-            self._scales_times = self.has_own_times or self._factors is not None or factor != 1
+            self._scales_times = self._has_own_times or self._factors is not None or factor != 1
             self.replan()
 
     def crash(self) -> list[int]:

@@ -46,6 +46,9 @@ class ReplicaPool:
     frontend: Frontend | None = None
     plans_ahead: bool = False
     recv_interval: int = 1
+    waits_for_ranks: bool = False
+    """Whether an iteration takes as long as the slowest rank of data-parallel attention; False: its price is
+    that of ranks with equal work, or there is one rank."""
     batches_in_flight: int = 1
     """Batches on their way through a pipeline; 1: there is none, or its iterations are priced whole."""
     links: Callable[[], Links] = Links

@@ -294,7 +294,7 @@ def iteration_shape(iterations: pd.DataFrame, model: IterationModel) -> Iteratio
 def one_shape(iterations: pd.DataFrame, row: int, model: IterationModel) -> IterationShape:
     """Returns the arguments of the hardware model for one iteration, as numbers."""
     shape = iteration_shape(iterations.iloc[row : row + 1], model)
-    counts = {name: _number(getattr(shape, name)) for name in COUNTED}
+    counts: dict[str, Any] = {name: _number(getattr(shape, name)) for name in COUNTED}
     adapters = None if shape.adapters is None else AdapterBatch(*map(_number, shape.adapters))
     drafts = None if shape.drafts is None else DraftWork(*map(_number, shape.drafts))
     return shape._replace(**counts, adapters=adapters, drafts=drafts)

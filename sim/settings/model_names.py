@@ -86,10 +86,15 @@ QUANTISED = {
     "fp8": "fp8",
     "fp4": "nvfp4",
     "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
+    "w4a8": "int4_int8",
 }
 """Words for the format of a checkpoint's weights -> the setting `model.weights`."""
 
-_BESIDE_A_FORMAT = {"dynamic", "static", "kv", "quantized", "block", "bnb", "autoround", "sym", "marlin"}
+_BESIDE_A_FORMAT = {
+    *("dynamic", "static", "kv", "quantized", "block", "bnb", "autoround", "sym", "marlin", "mtp", "quarot"),
+}
 _AFTER_A_FORMAT = re.compile(r"v\d+|\d+(b|bit|bits|g)")
 """Matches words that say more of a format that stands before them: -NVFP4-v2, -GPTQ-4b-128g."""
 _FP8_BY_BLOCK = {"qwen", "deepseek-ai", "minimaxai", "zai-org"}

@@ -26,11 +26,12 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.settings import Caching, KvMemory
 from policies.core.policy_names import name_of
+from policies.core.ranks import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from sim.engine.kv_layout import KvLayout
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.no_effect import check_chain, check_experts, check_ranks
+from sim.setup.no_effect import check_chain, check_experts, check_ranks, check_shares, num_groups
 from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 
@@ -86,6 +87,7 @@ class Deployment:
             )
         self.layout.check(self.model, self.hardware)
         check_ranks(self.batching, self.layout, self.latency)
+        check_shares(self.data_parallel, self.engine, self.batching)
         check_experts(self.model, self.engine, self.layout, self.latency)
         check_chain(self.hardware, self.engine, self.caching)
         if self.speculation is not None:
@@ -110,6 +112,21 @@ class Deployment:
             sequence_parallel=self.sequence_parallel,
             attention_data_parallel_padding=self.attention_data_parallel_padding,
         )
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks of data-parallel attention in a replica, each with an equal share of all limits."""
+        return num_groups(self.layout, self.latency)
+
+    @property
+    def data_parallel(self) -> DataParallel | None:
+        """The ranks of data-parallel attention in a replica; None: there is one."""
+        if self.num_ranks == 1:
+            return None
+        method = self.engine.load_balance_method
+        if method is None:
+            method = "round_robin" if self.engine.family == "sglang" else "total_requests"
+        return DataParallel(size=self.num_ranks, load_balance_method=method)
 
     @property
     def replica(self) -> Replica:

@@ -36,6 +36,9 @@ class EngineProfile:
     profile never was. See `sim.setup.expected_errors`."""
     default_limits: str | None = None
     """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
+    load_balance_method: str | None = None
+    """Choice of the rank of data-parallel attention for a request, see `policies.core.ranks`; None: that of
+    the engine, round_robin for SGLang and total_requests for others."""
     frontend_s: float = 0.0
     """Seconds from the arrival of a request until it reaches the scheduler, beside the work of `frontend`."""
     frontend: Frontend | None = None

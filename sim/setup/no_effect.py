@@ -9,6 +9,7 @@ from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching
 from policies.caching.settings import Caching
 from policies.core.policy_names import name_of
+from policies.core.ranks import DataParallel
 from sim.setup.engine_profile import EngineProfile
 
 ROUTING = "engine.kernels.routing"
@@ -29,6 +30,33 @@ def check_ranks(batching: Batching, layout: ParallelLayout, latency: LatencyLeve
             f"(attention_data_parallel_size={layout.attention_data_parallel_size}), as prompts wait until "
             "there is one for each"
         )
+
+
+def check_shares(ranks: DataParallel | None, engine: EngineProfile, batching: Batching) -> None:
+    """Raises ValueError unless each rank of data-parallel attention has a share of the limits."""
+    limits = {
+        "engine.max_num_seqs": engine.max_num_seqs,
+        "batching.max_num_batched_tokens": getattr(batching, "max_num_batched_tokens", None),
+        "engine.num_kv_blocks": engine.num_kv_blocks,
+    }
+    for name, limit in limits.items():
+        if ranks is not None and limit is not None and limit < ranks.size:
+            raise ValueError(
+                f"{name}={limit}: must be >= {ranks.size}, one for each rank of data-parallel attention; it "
+                "is that of a replica, of which each rank has an equal share"
+            )
+
+
+def ranks_note(ranks: DataParallel, engine: EngineProfile, batching: Batching) -> str:
+    """Returns a note on the share of the limits that each rank of data-parallel attention has."""
+    shares = [f"{engine.max_num_seqs // ranks.size:,} of max_num_seqs={engine.max_num_seqs:,}"]
+    budget = getattr(batching, "max_num_batched_tokens", None)
+    if budget is not None:
+        shares.append(f"{budget // ranks.size:,} of max_num_batched_tokens={budget:,}")
+    return (
+        f"Each of the {ranks.size} ranks of data-parallel attention has a share of the limits: "
+        f"{' and '.join(shares)}."
+    )
 
 
 def delayer_note(batching: Batching, layout: ParallelLayout, latency: LatencyLevel) -> str:

@@ -11,6 +11,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
 from hwmodels.iterations.memory_profile import GIB
+from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
 from policies.batching import max_unasked_of
@@ -194,6 +195,7 @@ class PoolSettings(Deployment):
             frontend_s=self.engine.frontend_s,
             plans_ahead=self.host.overlapped and self.batches_in_flight == 1,
             batches_in_flight=self.batches_in_flight,
+            waits_for_ranks=self.num_ranks > 1 and isinstance(self.latency, Spec | Calibrated),
             frontend=self._frontend,
             recv_interval=self.engine.scheduler_recv_interval,
             links=self.links,
@@ -300,6 +302,7 @@ class PoolSettings(Deployment):
             max_batches=self.batches_in_flight if has_stages else None,
             max_batch_seqs=self.max_batch_seqs if has_stages else None,
             new_drafts=new_drafts,
+            data_parallel=self.data_parallel,
         )
 
     @property
@@ -319,7 +322,7 @@ class PoolSettings(Deployment):
         """Maximum number of sequences in a batch of a pipeline; None: the slots limit them alone."""
         limit = self.engine.pp_max_micro_batch_size
         if limit == 0:
-            return max(1, self.engine.max_num_seqs // self.pipeline_parallel_size)
+            return max(1, self.engine.max_num_seqs // self.num_ranks // self.pipeline_parallel_size)
         return limit
 
     @property

@@ -13,7 +13,7 @@ from policies.core.policy_names import name_of
 from sim.cluster.encoders import EncoderSettings
 from sim.metrics.slo import Slo
 from sim.setup.expected_errors import expected_error_note
-from sim.setup.no_effect import delayer_note
+from sim.setup.no_effect import delayer_note, ranks_note
 from sim.setup.pool import PoolSettings
 from sim.setup.speculation import max_tokens_per_pass, speculation_notes
 from sim.transfer.resharding import resharding
@@ -39,6 +39,8 @@ def pool_notes(
     yield from pool.model.notes
     if note := delayer_note(pool.batching, pool.layout, pool.latency):
         yield note
+    if pool.data_parallel is not None:
+        yield ranks_note(pool.data_parallel, pool.engine, pool.batching)
     yield from precision_notes(pool.model, pool.hardware)
     if pool.speculation is not None:
         yield from speculation_notes(pool.speculation, pool.acceptance, pool.engine.host)
@@ -60,7 +62,8 @@ def _limits(pool: PoolSettings, model: IterationModel, slo: Slo | None) -> Itera
                 f"slo.{term}_ms={limits_s[term] * 1e3:g}: cannot be met, "
                 f"as a single short request alone takes {least_s * 1e3:.3g} ms"
             )
-    kv_pool = pool_of(pool.caching, pool.kv_memory(pool.plan_memory().num_blocks, FutureUses(())))
+    num_blocks = pool.plan_memory().num_blocks // pool.num_ranks
+    kv_pool = pool_of(pool.caching, pool.kv_memory(num_blocks, FutureUses(())))
     num_tokens = kv_pool.max_tokens_per_seq
     if num_tokens < pool.max_model_len:
         yield (

@@ -16,6 +16,7 @@ from hwmodels.speculation.model import SpeculativeModel
 from policies.core.plan import StepPlan
 from policies.speculation import Proposer
 from policies.speculation.engine.drafts import DraftPlan
+from sim.engine.iteration_times import seconds_of
 from sim.engine.recorder import Recorder
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
@@ -62,7 +63,8 @@ class SpeculativeReplica(Replica):
         assert isinstance(drafts, DraftPlan)
         num_iterations = self._draw(plan, num_iterations)
         recorder, model = self._draft_recorder, self.pool.model
-        is_plain = plan.adapters is None and factors == 1 and self._factors is None
+        by_rank = self.pool.waits_for_ranks
+        is_plain = plan.adapters is None and factors == 1 and self._factors is None and not by_rank
         if drafts.are_alike and is_plain and not plan.chunks:
             num_seqs = len(drafts.seqs)
             rows = drafts.num_tokens // num_seqs
@@ -71,7 +73,7 @@ class SpeculativeReplica(Replica):
             if self._factors is not None:
                 factors *= float(self._factors.of(plan.index, 1)[0])
             one = with_drafts(shape or shape_of(plan, 0), drafts, int(recorder.pairs[0]))
-            return [float(start_s + factors * model.seconds(one))]
+            return [float(start_s + factors * seconds_of(model, plan, one, 0, by_rank))]
         shapes = shape_of(plan, 0)._replace(decode_context_tokens=recorder.contexts)
         durations_s = np.asarray(model.seconds(with_drafts(shapes, drafts, recorder.pairs)))
         if self._factors is not None:

@@ -64,6 +64,12 @@ _WORD = re.compile(
 """Matches blanks, an operator of the shell, or a word with the quotations in it."""
 
 
+FENCE = "```"
+"""Beginning of a line around a script in Markdown."""
+_PLACEHOLDER = re.compile(r"[\w./-]*<[A-Za-z][\w.-]*>[\w./-]*")
+"""Matches what a document writes in place of a value: <port>."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """A command that starts a server."""
@@ -80,6 +86,7 @@ class Command:
 
 def command_in(given: str) -> Command:
     """Returns the only command in a text, or in the file of that name. Raises ConfigError."""
+    given, variables = _before_a_file(given)
     path = _file(given)
     if path is None:
         found = list(_commands(given, Path()))
@@ -89,8 +96,9 @@ def command_in(given: str) -> Command:
         is_yaml = path.suffix in (".yaml", ".yml", ".json") or re.search(
             r"^\s*(apiVersion|services):", text, re.M
         )
-        reader = _from_yaml if is_yaml else _commands
-        found = list(reader(text, path.parent))
+        found = list(_from_yaml(text, path.parent)) if is_yaml else []
+        if not found:  # a script, or YAML that quotes one
+            found = list(_commands(text, path.parent, variables))
         where = str(path)
     if not found:
         if path is None and not re.search(r"\s", given.strip()):
@@ -102,6 +110,19 @@ def command_in(given: str) -> Command:
             f"{where}: has {len(found)} commands that start a server; give one of them ({shown})"
         )
     return found[0]
+
+
+def _before_a_file(given: str) -> tuple[str, dict[str, str]]:
+    """Returns a file's name and the variables before it, as in `TP=8 bash bench.sh`; otherwise the text."""
+    words, variables = _words(given), {}
+    while words and (found := _ASSIGNMENT.match(words[0])) is not None and words[0] != found[0]:
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if words and words[0] in ("bash", "sh", "source", "."):
+        words.pop(0)
+    if len(words) == 1 and _file(words[0]) is not None:
+        return words[0], variables
+    return given, {}
 
 
 def read_text(path: Path) -> str:
@@ -146,7 +167,7 @@ def _commands(text: str, folder: Path, environment: Mapping[str, str] | None = N
             text_of_file = here["text"]
             files[name.strip("'\"")] = text_of_file.replace("$", LITERAL) if here["quote"] else text_of_file
     text = _HERE.sub("", text)
-    text = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    text = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith(("#", FENCE)))
     text = re.sub(r"[ \t]*\\[ \t]*\n[ \t]*", " ", text)  # blanks after a backslash are a slip of the pasting
     variables = dict(environment or {})
     text = _QUOTED_ARRAY.sub(r"\1", text)  # its parts have quotation marks of their own
@@ -238,6 +259,8 @@ def _apart(words: Sequence[str]) -> Iterator[list[str]]:
         if re.fullmatch(r"[;&|]+", word):
             yield own
             own = []
+        elif _PLACEHOLDER.fullmatch(word):
+            own.append(word)
         elif re.fullmatch(r"[&\d]?(>>?|<)(&\d?)?", word):
             skips = True
         elif re.match(r"[&\d]?>|\d?<", word):

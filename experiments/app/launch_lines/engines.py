@@ -148,7 +148,7 @@ def _model(at: Context, own: Translation) -> None:
     if unknown := next((word for word in at.found.positional if word.startswith("$")), None):
         raise ConfigError(
             f"--from: {unknown}: the variable has no value in the text, or one of several, which is read and "
-            "not executed; write the value in its place"
+            "not executed; write the value in its place, or before a file: --from 'TP=8 FILE'"
         )
     if len(at.found.positional) > 1:
         raise ConfigError(f"--from: {at.found.positional[1]}: is neither a flag nor the model; leave it out")

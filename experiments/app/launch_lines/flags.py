@@ -38,6 +38,7 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 VERSIONS = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "tensorrt_llm": "trtllm-serve"}
 
+_BARE_WORD = re.compile(r"(?<![\w\"./-])(?!(?:true|false|null)\b)[A-Za-z_][\w./-]*(?![\w\"])")
 _NUMBER = re.compile(r"-\.?\d[\d.]*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -219,7 +220,7 @@ def typed(row: Flag, word: str, given: Any) -> Any:
     if "$" in given and row.effect == "setting":
         raise ConfigError(
             f"--from: {word} {given}: the variable has no value in the text, or one of several, which is "
-            "read and not executed; write the value in its place"
+            "read and not executed; write the value in its place, or before a file: --from 'TP=8 FILE'"
         )
     if row.kind == "json":
         return _json(word, given)
@@ -244,8 +245,13 @@ def _numbers(kind: str, given: str) -> Any:
 
 
 def _json(word: str, given: str) -> Any:
+    """Returns the value of a JSON flag. A shell has removed the quotation marks of {"method":"mtp"}."""
     try:
         return json.loads(given)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(_BARE_WORD.sub(r'"\g<0>"', given))
     except (ValueError, RecursionError):
         raise ConfigError(f"--from: {word} {given[:60]}: must be JSON, such as '{{\"key\": 1}}'") from None
 

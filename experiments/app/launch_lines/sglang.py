@@ -15,6 +15,7 @@ from experiments.app.launch_lines.translation import (
     set_text_only,
     text_of,
 )
+from policies.core.ranks import LOAD_BALANCE_METHODS
 from sim.settings.errors import ConfigError, suggest
 
 RUNNERS = {"marlin": "marlin", "flashinfer_trtllm": "auto"}
@@ -51,9 +52,7 @@ def meaning(at: Context, own: Translation) -> None:
 
 def _layout(at: Context, own: Translation) -> None:
     """Sets the parallel sizes; --tp-size counts the devices of all groups of the attention."""
-    tp, dp, ranks = at.get("--tp-size", 1), at.get("--dp-size", 1), at.get("--attn-dp-size", 1)
-    if at.get("--enable-dp-attention") and ranks == 1:
-        ranks, dp = dp, 1
+    tp, (dp, ranks) = at.get("--tp-size", 1), ranks_of(at)
     if at.get("--dcp-size", 1) > 1:
         raise at.wrong("--dcp-size", "context parallelism of decodes is not modelled with SGLang's rules")
     if tp % ranks:
@@ -77,8 +76,16 @@ def _layout(at: Context, own: Translation) -> None:
         set_copies(own, dp)
         if method == "round_robin":
             own.put("routing", "round_robin")
-    if method not in (None, "auto", "round_robin", "total_requests"):
+    if ranks > 1 and method in LOAD_BALANCE_METHODS:
+        own.put("engine.load_balance_method", method)
+    if method not in (None, "auto", *LOAD_BALANCE_METHODS):
         own.refused[f"--load-balance-method {method}"] = "requests go to the replica with the fewest"
+
+
+def ranks_of(at: Context) -> tuple[int, int]:
+    """Returns the numbers of copies of the model, and of groups of its attention."""
+    dp, ranks = at.get("--dp-size", 1), at.get("--attn-dp-size", 1)
+    return (1, dp) if at.get("--enable-dp-attention") and ranks == 1 else (dp, ranks)
 
 
 def _limits(at: Context, own: Translation) -> None:
@@ -107,7 +114,7 @@ def _cache(at: Context, own: Translation) -> None:
             raise at.wrong("--radix-eviction-policy", "is not modelled; use lru, lfu or priority")
         own.put("caching.eviction", eviction)
     if (most := at.get("--max-total-tokens")) is not None:
-        own.put("engine.num_kv_blocks", most // _block_size(at))
+        own.put("engine.num_kv_blocks", most // _block_size(at) * ranks_of(at)[1])
 
 
 def _block_size(at: Context) -> int:

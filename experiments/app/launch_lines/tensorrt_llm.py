@@ -303,7 +303,8 @@ def _kv(at: Context, own: Translation, config: dict[str, Any]) -> None:
     if host:
         own.put("caching.host_gib", float(host) / 2**30)
     if (most := config.pop("max_tokens", None)) is not None:
-        own.put("engine.num_kv_blocks", int(most) // size)
+        ranks = values.get("--tensor-parallel-size", 1) if values.get("--enable-attention-dp") else 1
+        own.put("engine.num_kv_blocks", int(most) // size * ranks)
     for key, value in config.items():
         own.judge(
             f"kv_cache_config {key}", value, KV_KEYS.get(key, "none"), "the cache has its usual settings"

@@ -24,6 +24,7 @@ from sim.settings.errors import suggest
 LIMITS = {
     "--max-num-seqs": "engine.max_num_seqs",
     "--max-num-batched-tokens": "engine.max_num_batched_tokens",
+    "--num-gpu-blocks-override": "engine.num_kv_blocks",
 }
 """Limits that each rank of data-parallel attention has."""
 COMPILED = "kernels are priced as compiled at the engine's own level"

@@ -66,6 +66,12 @@ class DraftStep(StepBuilder):
         self._input_budget = max(self._max_inputs, self._token_budget)
         self._update_left()
 
+    def begin_rank(self) -> None:
+        """Begins the part of one rank of data-parallel attention, with budgets of its own."""
+        super().begin_rank()
+        self._num_requests, self._has_prefilled = 0, False
+        self._token_budget = self._input_budget = FOREVER
+
     def _spend_on(self, num_tokens: int, num_requests: int = 1) -> None:
         """Takes the tokens of requests from the budgets."""
         self.num_tokens += num_tokens
@@ -91,6 +97,8 @@ class DraftStep(StepBuilder):
         decodes = self._drafting
         if not decodes.size:
             return True
+        if self.is_of_rank:
+            return self._decode_each()
         if not self._decoded and not self._all_decode and self.decode_together():
             return True
         for seq in list(decodes.members):

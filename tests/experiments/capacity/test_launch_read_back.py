@@ -9,6 +9,7 @@ from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm
 from experiments.capacity.settings import CapacitySettings
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
+from policies.core.ranks import of_rank
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.hydra_errors import composed
@@ -53,6 +54,7 @@ def read_back(launch, overrides):
             "engine.max_num_batched_tokens=32768",
             "engine.gpu_memory_utilization=0.85",  # by itself, SGLang sets 48 GiB aside for such chunks
         ),
+        (*MOE, "engine.num_kv_blocks=80000", "engine.load_balance_method=round_robin"),
     ],
     ids=str,
 )
@@ -84,6 +86,28 @@ def test_layers_of_each_stage_are_a_variable_before_the_command(engine):
     assert theirs.layout.pp_layer_partition == (40, 24)
     if engine == "sglang":
         assert theirs.engine.pp_max_micro_batch_size == 16
+
+
+def test_the_limits_in_a_command_are_those_of_a_rank_of_the_simulated_engine():
+    """vLLM's flags are of one of eight ranks, of which each has a scheduler of its own."""
+    ours, theirs = read_back(vllm_launch, ("engine=vllm", *MOE))
+    settings = CapacitySettings(hardware=(), tensor_parallel_sizes=(), quantisations=(None,))
+    candidate = build_candidates(settings, Variants(SOURCE, ["engine=vllm", *MOE]))[0][0]
+    command = vllm_launch(candidate).command
+    for flag in ("--data-parallel-size 8", "--max-num-batched-tokens 8192", "--max-num-seqs 1024"):
+        assert flag in " ".join(command.split())
+    for scenario in (ours, theirs):
+        core = scenario.core(80_000)
+        assert core.ranks.size == 8
+        assert core.ranks.max_num_seqs == 1024
+        assert of_rank(scenario.batching, 8).max_num_batched_tokens == 8192
+
+
+def test_sglangs_ranks_are_chosen_by_its_flag():
+    _, theirs = read_back(sglang_launch, ("engine=sglang", *MOE, "engine.load_balance_method=total_requests"))
+    assert theirs.data_parallel.load_balance_method == "total_requests"
+    _, theirs = read_back(sglang_launch, ("engine=sglang", *MOE))
+    assert theirs.data_parallel.load_balance_method == "round_robin"
 
 
 def test_decode_context_parallelism_shares_the_devices_of_vllms_tensor_parallelism():

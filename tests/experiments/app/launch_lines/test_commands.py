@@ -171,3 +171,23 @@ def test_what_is_no_moderate_file_of_text_is_refused_at_once(tmp_path):
         command_in("/dev/zero")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         command_in(str(tmp_path))
+
+
+def test_variables_before_a_script_are_those_it_takes_from_outside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bench.sh").write_text("vllm serve $MODEL -tp $TP --max-num-seqs ${CONC:-16}\n")
+    for before in ("", "bash ", "./"):
+        words = command_in(f"MODEL=Qwen/Qwen3-8B TP=2 CONC=64 {before}bench.sh").tokens
+        assert words == ("Qwen/Qwen3-8B", "-tp", "2", "--max-num-seqs", "64")
+    assert command_in("bench.sh").tokens == ("$MODEL", "-tp", "$TP", "--max-num-seqs", "16")
+
+
+def test_a_placeholder_is_a_value_and_no_redirection():
+    words = command_in("vllm serve Qwen/Qwen3-8B --port <port> --host <host-ip> > server.log 2>&1").tokens
+    assert words == ("Qwen/Qwen3-8B", "--port", "<port>", "--host", "<host-ip>")
+
+
+def test_a_script_that_yaml_quotes_is_found(tmp_path):
+    text = "meta:\n  title: A recipe\nguide: |\n  ```bash\n  vllm serve Qwen/Qwen3-8B \\\n    -tp 2\n  ```\n"
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert command_in(str(tmp_path / "recipe.yaml")).tokens == ("Qwen/Qwen3-8B", "-tp", "2")

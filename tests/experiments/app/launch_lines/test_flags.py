@@ -70,7 +70,7 @@ def test_the_last_of_two_values_counts_and_other_words_are_the_model():
         ("vllm", "--max-num-seqs", "--max-num-seqs: needs a value"),
         ("vllm", "--max-num-seqs --port 1", "--max-num-seqs: needs a value"),
         ("vllm", "--enforce-eager=3", "takes no value"),
-        ("vllm", "--speculative-config {method:ngram}", "must be JSON"),
+        ("vllm", "--speculative-config {method:", "must be JSON"),
         ("vllm", "-tp $TP", "the variable has no value in the text"),
         ("vllm", "--no-max-num-seqs", "has no such flag"),
     ],
@@ -117,3 +117,11 @@ def test_variables_have_an_effect_and_a_reason_as_flags_have():
     none, refused = reasons(parse("vllm", []), environment)
     assert set(none) == {"VLLM_LOGGING_LEVEL=DEBUG", "VLLM_NEW=1"}
     assert list(refused) == ["CUDA_LAUNCH_BLOCKING=1"]
+
+
+def test_json_without_quotation_marks_is_read_as_it_was_meant():
+    """A shell removes the marks of --speculative-config={"method":"mtp",...}, which documents print."""
+    words = ["--speculative-config={method:mtp,num_speculative_tokens:1,model:a/b-c.d,enforce_eager:true}"]
+    assert parse("vllm", words).values["--speculative-config"] == {
+        "method": "mtp", "num_speculative_tokens": 1, "model": "a/b-c.d", "enforce_eager": True
+    }  # fmt: skip
