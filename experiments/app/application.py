@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.app.claim import overwrite_of
 from experiments.app.help import print_help
 from experiments.app.runner import run_command
-from sim.settings.compose import ConfigSource
+from sim.settings.compose import ConfigSource, without_hydra
 from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
@@ -89,11 +90,25 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
 
 def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:
     """Prints the composed config (--cfg) or Hydra's information about it (--info)."""
-    hydra = Hydra(task_name=source.config_name, config_loader=source.loader())
-    if options.cfg:
-        hydra.show_cfg(source.config_name, overrides, options.cfg, None, options.resolve)
-    else:
-        hydra.show_info(options.info, source.config_name, overrides)
+    if options.info:
+        source.command_line([*source.as_read(overrides), "--info", options.info], _nothing)
+        return
+    cfg = source.compose(overrides, with_hydra=True)
+    HydraConfig.instance().set_config(cfg)
+    OmegaConf.set_readonly(cfg.hydra, None)
+    if options.cfg == "job":
+        cfg = without_hydra(cfg)
+    elif options.cfg == "hydra":
+        cfg = OmegaConf.masked_copy(cfg, ["hydra"])
+        with open_dict(cfg.hydra):
+            del cfg.hydra["help"], cfg.hydra["hydra_help"]
+    if options.resolve:
+        OmegaConf.resolve(cfg)
+    print(OmegaConf.to_yaml(cfg), end="")
+
+
+def _nothing(_: DictConfig) -> None:
+    """Does nothing: the task of a command line that runs none."""
 
 
 def parser_of(application: Application) -> argparse.ArgumentParser:

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import run_job
+from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -28,7 +25,7 @@ from experiments.app.garbage import begin_collection
 from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
 from experiments.app.output_file import file_errors_reported
 from sim.report.whole_file import write_whole
-from sim.settings.compose import Composition, ConfigSource
+from sim.settings.compose import Composition, ConfigSource, quoted
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import check_edits, composed, explained
 
@@ -67,8 +64,8 @@ def run_command(
     begin_collection()
     folder = _claimed(cfg, "run.dir", overwrite, continues=getattr(job, "continues", False))
     if cfg.hydra.callbacks:
-        own = [*overrides, f"hydra.run.dir={quoted(folder)}"]
-        _hydra(source).run(source.config_name, HydraTask(source, module), own)
+        own = [*source.as_read(overrides), f"hydra.run.dir={quoted(str(folder))}"]
+        source.command_line(own, HydraTask(source, module))
     else:
         _run(source, cfg, job)
 
@@ -76,14 +73,17 @@ def run_command(
 def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> None:
     begin_collection()
     with explained(source, overrides):
-        whole = source.loader().load_configuration(source.config_name, overrides, RunMode.MULTIRUN)
+        first = source.first_values(overrides)
+    with explained(source, first):
+        whole = source.compose_whole(first, overrides)
     _ = whole.hydra.sweep.dir  # read now, a time of day in it is the same in every point
     points = _points(source, whole)
-    if points is None or not _is(whole.hydra.launcher, BasicLauncher) or whole.hydra.callbacks:
+    if points is None or not _is_basic(whole.hydra.launcher) or whole.hydra.callbacks:
         for point in points or ():
             _prepared(point, module)
-        own = [*overrides, f"hydra.sweep.dir={quoted(_claimed(whole, 'sweep.dir', overwrite))}"]
-        _hydra(source).multirun(source.config_name, HydraTask(source, module), own)
+        folder = _claimed(whole, "sweep.dir", overwrite)
+        own = [*source.as_read(overrides), f"hydra.sweep.dir={quoted(str(folder))}", "--multirun"]
+        source.command_line(own, HydraTask(source, module))
         return
     jobs = [_prepared(point, module) for point in points]
     folder = _claimed(whole, "sweep.dir", overwrite)
@@ -113,17 +113,12 @@ def _claimed(cfg: DictConfig, key: str, overwrite: bool, *, continues: bool = Fa
         return claim(cfg, key, overwrite=overwrite, continues=continues)
 
 
-def quoted(folder: Path) -> str:
-    """Returns a path as a value of an override."""
-    escaped = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 def _points(source: ConfigSource, whole: DictConfig) -> list[Point] | None:
     """Returns every point of a multirun, composed, or None if only the chosen sweeper of Hydra knows them."""
-    if not _is(whole.hydra.sweeper, BasicSweeper):
+    if not _is_basic(whole.hydra.sweeper):
         return None
     params = whole.hydra.sweeper.params or {}
+    of_hydra: Any = OmegaConf.to_container(whole.hydra.overrides.hydra, resolve=False)
     given = [*(f"{key}={value}" for key, value in params.items()), *_overrides_of(whole)]
     with explained(source, given):
         alternatives = source.points(given)
@@ -132,12 +127,13 @@ def _points(source: ConfigSource, whole: DictConfig) -> list[Point] | None:
         where = " ".join(word for word in words if word not in given)
         try:
             with explained(source, words):
-                cfg = source.loader().load_sweep_config(whole, words)
+                cfg = source.compose([*of_hydra, *words], with_hydra=True)
+            OmegaConf.copy_cache(from_config=whole, to_config=cfg)
             check_edits(cfg, words, source)
         except ConfigError as error:
             raise _located(error, where) from error
         with open_dict(cfg):
-            cfg.hydra.job.id = cfg.hydra.job.num = number
+            cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
         points.append(_point(source, cfg, where))
     return None if alternatives is None else points
 
@@ -190,7 +186,9 @@ def _run(source: ConfigSource, cfg: DictConfig, job: Job) -> None:
         except (ConfigError, UnsuccessfulError, CannotWriteError) as error:
             failures.append(error)  # Hydra would print its own message as well
 
-    context = HydraContext(config_loader=source.loader(), callbacks=Callbacks())
+    unused: Any = None
+    nothing: Any = Callback()
+    context = HydraContext(config_loader=unused, callbacks=nothing)
     with file_errors_reported(Path(cfg.hydra.runtime.output_dir)):
         done = run_job(task, cfg, *_folder_keys(cfg), context)
     _ = done.return_value  # raises any other exception, which is a bug
@@ -220,15 +218,14 @@ class HydraTask:
 
     def __call__(self, cfg: DictConfig) -> None:
         prepare: Prepare = importlib.import_module(self.module).prepare
-        _in_its_folder(prepare(cfg, Composition(self.source, _overrides_of(HydraConfig.instance().cfg))))
+        overrides = _overrides_of(HydraConfig.instance().cfg)
+        self.source.complete(cfg, overrides)
+        _in_its_folder(prepare(cfg, Composition(self.source, overrides)))
 
 
-def _hydra(source: ConfigSource) -> Hydra:
-    return Hydra(task_name=source.config_name, config_loader=source.loader())
-
-
-def _is(node: DictConfig, plugin: type) -> bool:
-    return bool(node["_target_"] == f"{plugin.__module__}.{plugin.__qualname__}")
+def _is_basic(plugin: DictConfig) -> bool:
+    """Returns whether a node chooses Hydra's own launcher or sweeper."""
+    return str(plugin["_target_"]).rpartition(".")[2] in ("BasicLauncher", "BasicSweeper")
 
 
 def _located(error: ConfigError, where: str) -> ConfigError:

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 from yaml.reader import ReaderError
+
+try:
+    from omegaconf._yaml import get_yaml_loader  # type: ignore[import-not-found]  # of OmegaConf 2.4
+except ImportError:
+    from omegaconf._utils import get_yaml_loader
 
 from hwmodels.bounded_files import UnreadableFileError, read_text
 from sim.settings.errors import ConfigError
@@ -27,7 +31,9 @@ def _fast_loader() -> type:
     It reads numbers as OmegaConf does, refuses duplicate keys, and builds only plain values.
     """
     loader: type = get_yaml_loader()
-    return type("FastLoader", (yaml.CSafeLoader, loader), {}) if yaml.__with_libyaml__ else loader
+    if not yaml.__with_libyaml__ or issubclass(loader, yaml.CSafeLoader):
+        return loader
+    return type("FastLoader", (yaml.CSafeLoader, loader), {})
 
 
 _LOADER = _fast_loader()
@@ -70,8 +76,14 @@ def _too_deep(where: str) -> str:
 
 def read_yaml(file: Path) -> Any:
     """Reads a YAML file that is data, such as the config of a run. Raises ConfigError."""
+    return read_text_and_yaml(file)[1]
+
+
+def read_text_and_yaml(file: Path) -> tuple[str, Any]:
+    """Reads a YAML file, and returns its text and its values. Raises ConfigError."""
     try:
-        return parse_yaml(read_text(file, 4 * MAX_CHARACTERS), str(file))
+        text = read_text(file, 4 * MAX_CHARACTERS)
+        return text, parse_yaml(text, str(file))
     except UnreadableFileError as error:
         raise ConfigError(f"{file}: {error}") from None
     except (TooLargeError, NotTextError) as error:
@@ -81,8 +93,10 @@ def read_yaml(file: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"{file}: not valid YAML: {what}") from error
+        where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}"
+        raise ConfigError(f"{where}: not valid YAML: {what}") from error
 
 
 def _is_small(text: str) -> bool:

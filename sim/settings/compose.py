@@ -1,28 +1,45 @@
-"""Composes the config of one run, or the overrides of every point of a multirun."""
+"""Composes the config of one run, or the overrides of every point of a multirun, by Hydra's public interface.
+
+Hydra composes the choices of a config: it takes 0.3 s, so each set of choices is composed once per process.
+The settings of a command line are then set in it, as Hydra itself applies all choices first.
+"""
 
 import itertools
-from collections.abc import Sequence
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra import version
-from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.default_element import InputDefault, ResultDefault
+import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
-from hydra.core.utils import JobRuntime, setup_globals
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.override_parser.types import Override as ParsedOverride
+from hydra.core.override_parser.types import Sweep, ValueType
+from hydra.core.utils import env_override
+from hydra.errors import ConfigCompositionException, HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from sim.settings import engine_limits, pools
-from sim.settings.config_groups import find_groups
+from sim.settings.config_groups import CONFIG_DIR, find_groups
+from sim.settings.override import Override, keys_overlap
 from sim.settings.renamed import with_new_names
-from sim.settings.yaml_files import Content, Pickles, YamlRepository
+from sim.settings.yaml_files import address, searched
+
+VERSION_BASE = "1.3"
+"""Version of Hydra whose habits are kept."""
+
+KEPT = 64
+"""Size of the cache of composed configs; the least recently used one is dropped."""
+
+_LOCK = threading.RLock()
+"""Held while composing, as Hydra's singletons are global to the process."""
 
 
 class Composition(NamedTuple):
@@ -50,20 +67,120 @@ class ConfigSource:
         Raises Hydra's exceptions, which `hydra_errors.explain` converts, and ConfigError for settings of
         pools.
         """
-        cfg = self.loader().load_configuration(self.config_name, list(overrides), RunMode.RUN)
+        given = self.as_read(overrides)
+        cfg = self._composed(given)
+        self.complete(cfg, given)
         return cfg if with_hydra else without_hydra(cfg)
 
-    def loader(self) -> "PoolsLoader":
-        """Creates the loader; it does not change Hydra's global state, so that it works inside a job."""
-        version.setbase("1.3")
-        setup_globals()  # ${now:...} and ${hydra:...}
-        JobRuntime.instance().set("name", self.config_name)
-        own_dir, *more = self.dirs
-        search_path = create_config_search_path(str(own_dir))
-        for folder in more:
-            schema = SearchPathQuery(provider="schema")
-            search_path.prepend(provider="command-line", path=f"file://{folder}", anchor=schema)
-        return PoolsLoader(search_path, self)
+    def as_read(self, overrides: Sequence[str]) -> list[str]:
+        """Returns the overrides as Hydra gets them: with the names in use, and with new pools allowed."""
+        return pools.forced(with_new_names(overrides, self.dirs))
+
+    def complete(self, cfg: DictConfig, overrides: Sequence[str]) -> None:
+        """Completes the limits of the engine and the pools in a config that Hydra composed from overrides."""
+        if self.with_limits:
+            engine_limits.complete(cfg, self.device)
+
+        def compose_pool(own: Sequence[str]) -> DictConfig:
+            pool = without_hydra(self._composed(own))
+            engine_limits.complete(pool, self.device)
+            return pool
+
+        if cfg.get("pools"):
+            pools.complete(cfg, overrides, find_groups(self.dirs), compose_pool)
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        """Returns what Hydra composes from the overrides, with its node."""
+        settings = self.settings(overrides)
+        cfg = self._with_choices([text for i, text in enumerate(overrides) if i not in settings])
+        for i, value in settings.items():
+            key = Override.parse(overrides[i]).key
+            try:
+                OmegaConf.update(cfg, key, value, merge=True)
+            except (ConfigAttributeError, ConfigKeyError) as error:
+                raise ConfigCompositionException(f"Could not override '{key}'.") from error
+            except OmegaConfBaseException as error:
+                raise ConfigCompositionException(f"Error merging override {overrides[i]}") from error
+        if settings:
+            _note_overrides(cfg, overrides)
+        return cfg
+
+    def settings(self, overrides: Sequence[str]) -> dict[int, Any]:
+        """Returns index -> value of the overrides that may be set after composing; the others are Hydra's.
+
+        They replace one value, at a key that no other override adds, deletes or merges with: the order of
+        these counts.
+        """
+        found, by_hydra = {}, []
+        for i, one in enumerate(map(Override.parse, overrides)):
+            if one.root == "hydra" or self._is_choice(one):
+                continue
+            try:
+                value = one.typed_value()
+            except HydraException:
+                value = {}  # for Hydra to refuse
+            if one.prefix or one.value is None or one.root == "pools" or isinstance(value, dict | Sweep):
+                by_hydra.append(one.key)
+            else:
+                found[i] = one.key, value
+        return {
+            i: value
+            for i, (key, value) in found.items()
+            if not any(keys_overlap(key, other) for other in by_hydra)
+        }
+
+    def _is_choice(self, one: Override) -> bool:
+        is_group = any(os.path.isdir(folder / one.key) for folder in self.dirs)
+        return "/" in one.key or bool(one.package) or is_group
+
+    def _with_choices(self, overrides: Sequence[str]) -> DictConfig:
+        """Returns what Hydra composes from choices, from the cache if no file has changed since."""
+        words = tuple(_bounded(text) for text in overrides)
+        state = _state_of(self.dirs) if words == tuple(overrides) else object()  # never found again
+        with _LOCK:
+            found = _composed_once(self.config_name, tuple(self.dirs), state, words)
+        # The pickle was written by this process, so loading it is safe.
+        cfg: DictConfig = pickle.loads(found) if isinstance(found, bytes) else deepcopy(found)  # nosec B301
+        with read_write(cfg.hydra):
+            cfg.hydra.runtime.cwd = os.getcwd()
+        return cfg
+
+    def command_line(self, words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+        """Calls Hydra's own command line. words: its arguments. task: gets an uncompleted config.
+
+        Raises what Hydra and the task raise.
+        """
+        before, place = sys.argv, str(self.dirs[0].absolute())
+        sys.argv = [before[0], f"hydra.job.name={self.config_name}", *map(_bounded, words)]
+        run = hydra.main(config_path=place, config_name=self.config_name, version_base=VERSION_BASE)(task)
+        try:
+            with searched(self.dirs), env_override({"HYDRA_FULL_ERROR": "1"}):  # errors are not printed
+                run()
+        finally:
+            sys.argv = before
+
+    def first_values(self, overrides: Sequence[str]) -> list[str]:
+        """Returns overrides with the first of several choices, and without settings of several values.
+
+        Raises HydraException for an override that cannot be read.
+        """
+        given, found = self.as_read(overrides), []
+        for text, parsed in zip(given, OverridesParser.create().parse_overrides(given), strict=True):
+            if not parsed.is_sweep_override():
+                found.append(text)
+            elif self._is_choice(Override.parse(text)) and not _is_continuous(parsed):
+                found += self._alternatives(parsed)[:1]
+        return found
+
+    def compose_whole(self, first: Sequence[str], overrides: Sequence[str]) -> DictConfig:
+        """Composes the config of a multirun as a whole, which decides its folder, sweeper and launcher.
+
+        first: `first_values` of the overrides, which its node `hydra` has as they are written. The config is
+        not completed. Raises as `compose` does.
+        """
+        cfg = self._composed(first)
+        _note_overrides(cfg, self.as_read(overrides))
+        return cfg
 
     def compose_plain(self, overrides: Sequence[str]) -> Any:
         """Composes the config as dicts and lists; interpolations and `???` are kept as they are written."""
@@ -91,7 +208,7 @@ class ConfigSource:
             return None
         return [self._alternatives(o) for o in parsed]
 
-    def _alternatives(self, override: Override) -> list[str]:
+    def _alternatives(self, override: ParsedOverride) -> list[str]:
         if not override.is_sweep_override():
             return [override.input_line or ""]
         if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
@@ -102,84 +219,64 @@ class ConfigSource:
         return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def _is_continuous(override: Override) -> bool:
+def _is_continuous(override: ParsedOverride) -> bool:
     return override.is_sweep_override() and not override.is_discrete_sweep()
 
 
-class PoolsLoader(ConfigLoaderImpl):
-    """Hydra's loader, extended to complete the pools of the config of a run and the limits of its engine."""
+@lru_cache(KEPT)
+def _composed_once(
+    config_name: str, dirs: tuple[Path, ...], state: object, overrides: tuple[str, ...]
+) -> bytes | DictConfig:
+    """Returns what Hydra composes, as a pickle if its classes can be imported. state: of the folders.
 
-    def __init__(self, search_path: Any, source: ConfigSource) -> None:
-        super().__init__(search_path)
-        self.repository = YamlRepository(search_path)
-        self._source = source
-
-    def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
-        """Composes a config and completes it, except for the config of a multirun as a whole."""
-        dirs, device = self._source.dirs, self._source.device
-        overrides = pools.forced(with_new_names(overrides, dirs))
-        checks = {"from_shell": from_shell, "validate_sweep_overrides": validate_sweep_overrides}
-        load = super().load_configuration
-        cfg = load(config_name, overrides, run_mode, **checks)
-        if run_mode != RunMode.RUN:
-            return cfg
-        if self._source.with_limits:
-            engine_limits.complete(cfg, device)
-
-        def compose_pool(own: Sequence[str]) -> DictConfig:
-            pool = without_hydra(load(config_name, list(own), run_mode))
-            engine_limits.complete(pool, device)
-            return pool
-
-        if cfg.get("pools"):
-            pools.complete(cfg, overrides, find_groups(dirs), compose_pool)
+    A Hydra that runs a job at present is kept.
+    """
+    running, place = GlobalHydra.instance().hydra, str(dirs[0].absolute())
+    GlobalHydra.instance().clear()
+    try:
+        with searched(dirs), hydra.initialize_config_dir(place, config_name, VERSION_BASE):
+            cfg = hydra.compose(config_name, list(overrides), return_hydra_config=True)
+    finally:
+        GlobalHydra.instance().hydra = running
+    try:
+        return pickle.dumps(cfg)
+    except (pickle.PicklingError, AttributeError):
         return cfg
 
-    def _compose_config_from_defaults_list(
-        self, defaults: list[ResultDefault], repo: IConfigRepository
-    ) -> DictConfig:
-        """Merges the files of a defaults list; files that were merged before are not merged again.
 
-        Merging takes two thirds of the time of composing. In a study, or in tests, most configs differ in
-        single settings, which Hydra overrides afterwards.
-        """
-        merge = super()._compose_config_from_defaults_list
-        # Hydra hands on a copy of `repository` that remembers what it has read.
-        read = repo.delegate if isinstance(repo, CachingConfigRepository) else repo
-        contents = read.contents if isinstance(read, YamlRepository) else {}
-        parts = [(contents.get(each.config_path or ""), each.package, each.primary) for each in defaults]
-        if any(content is None for content, *_ in parts):
-            return merge(defaults, repo)
-        return _merged.get(tuple(parts), lambda: merge(defaults, repo))
+def _bounded(word: str) -> str:
+    """Returns an override of Hydra's search path with its folders read within limits; others as they are."""
+    one = Override.parse(word)
+    if one.key != "hydra.searchpath":
+        return word
+    places = one.typed_value()
+    if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
+        return word  # Hydra says what is wrong with it
+    return f"{one.prefix}{one.name}=[{','.join(quoted(address(place)) for place in places)}]"
 
 
-KEPT = 200
-"""Size of the cache of merged files, in configs."""
-
-_merged: Pickles[tuple[tuple[Content | None, str | None, bool], ...], DictConfig] = Pickles(KEPT)
-
-
-def _choices_by_group(
-    overrides: defaults_list.Overrides, defaults_list: list[InputDefault], self_added: bool
-) -> DictConfig:
-    """Returns the choices made so far if one of a file's defaults refers to them, otherwise an empty config.
-
-    Hydra builds this map for every file but reads it only for such references: a third of composing's time.
-    """
-    if any(default.is_interpolation() for default in defaults_list):
-        return _hydras_choices_by_group(overrides, defaults_list, self_added)
-    return OmegaConf.create()
+def quoted(text: str) -> str:
+    """Returns a text as a value of an override."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
-_hydras_choices_by_group = defaults_list._create_interpolation_map
-defaults_list._create_interpolation_map = _choices_by_group
+def _state_of(dirs: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Returns what changes whenever a file of the user's folders does; windtunnel's own do not change."""
+    walked = (part for folder in dirs if folder != CONFIG_DIR for part in os.walk(folder))
+    files = [Path(place, name) for place, _, names in walked for name in names if name.endswith(".yaml")]
+    states = [(str(file), file.stat()) for file in files if file.exists()]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
+
+
+def _note_overrides(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Writes overrides of settings into Hydra's node, as Hydra does."""
+    own = [text for text in overrides if Override.parse(text).root != "hydra"]
+    about = cfg.hydra.job.config.override_dirname
+    named = sorted(text for text in own if Override.parse(text).key not in about.exclude_keys)
+    with read_write(cfg.hydra):
+        cfg.hydra.overrides.task = own
+        cfg.hydra.job.override_dirname = about.item_sep.join(named).replace("=", about.kv_sep)
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:

@@ -7,7 +7,6 @@ name. The details are read from the fields of the exceptions or, where these are
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -26,7 +25,7 @@ from sim.settings.convert import shown
 from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
 from sim.settings.override import Override
 from sim.settings.renamed import ADVICE
-from sim.settings.replaced_nodes import check_nodes
+from sim.settings.replaced_nodes import check_nodes, value_at
 from sim.settings.unreadable import cure
 from sim.settings.unused import note_unused
 
@@ -93,7 +92,7 @@ def check_edits(
         key = override.key
         if override.is_deleted and key == override.root and key not in cfg:
             raise ConfigError(_deleted(key, source))
-        if not override.prefix and key not in groups and isinstance(_node(cfg, key), str):
+        if not override.prefix and key not in groups and isinstance(value_at(cfg, key), str):
             chosen = cfg if "hydra" in cfg else source.compose(overrides, with_hydra=True)
             if origin := _group_at(key, chosen):
                 raise ConfigError(_chosen_elsewhere(key, override.value or "", origin, source))
@@ -101,14 +100,6 @@ def check_edits(
             continue  # pools.complete checks the settings of pools
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
             raise ConfigError(_no_such_key(key, overrides, source))
-
-
-def _node(cfg: DictConfig, key: str) -> Any:
-    """Returns the value of a key; None if the key, or the key that it refers to, does not exist."""
-    try:
-        return OmegaConf.select(cfg, key)
-    except OmegaConfBaseException:
-        return None
 
 
 def _group_at(key: str, cfg: DictConfig) -> str | None:
@@ -154,9 +145,6 @@ def _by_type(error: Exception, overrides: Sequence[str], source: ConfigSource) -
         return _bad_syntax(error, source)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _no_such_choice(error, overrides, source)
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        mark = error.problem_mark
-        return f"{mark.name}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {error.problem}"
     if isinstance(error, MissingMandatoryValue):
         return _not_given(str(error.full_key), source)
     if isinstance(error, OmegaConfBaseException) and error.full_key:
@@ -188,7 +176,7 @@ def _bad_syntax(error: OverrideParseException, source: ConfigSource) -> str:
     written = error.override
     if "=" in written or written.startswith("~"):
         override = Override.parse(written)
-        is_list = OmegaConf.is_list(_node(source.compose([]), override.key))
+        is_list = OmegaConf.is_list(value_at(source.compose([]), override.key))
         return f"{written}: cannot be read as key=value; {cure(override, is_list=is_list)}"
     best = nearest(written, [*find_groups(source.dirs), *_keys(source.compose([]))])
     return f"{written}: must be key=value" + (f"; nearest: {best}=..." if best else "")
@@ -273,7 +261,7 @@ def _no_settings(key: str, cfg: DictConfig, chosen: DictConfig, source: ConfigSo
     for i in range(len(parts) - 1, 0, -1):
         group = "/".join(parts[:i])
         is_chosen = group in groups and group in chosen
-        if not is_chosen or _node(cfg, ".".join(parts[:i])):
+        if not is_chosen or value_at(cfg, ".".join(parts[:i])):
             continue
         settings = {choice.name: key_comments(choice.file) for choice in groups[group]}
         others = [name for name, keys in settings.items() if "_target_" in keys]

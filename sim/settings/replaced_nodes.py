@@ -20,9 +20,9 @@ def check_nodes(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource)
     """Raises ConfigError for a number that replaces a mapping; the message says which setting to give it."""
     for override in map(Override.parse, overrides):
         parent, _, name = override.key.rpartition(".")
-        if not parent or not isinstance(_select(cfg, override.key), int | float):
+        if not parent or not isinstance(value_at(cfg, override.key), int | float):
             continue
-        holder = _select(cfg, parent)
+        holder = value_at(cfg, parent)
         target = holder.get("_target_") if isinstance(holder, DictConfig) else None
         if isinstance(target, str) and is_node(target, name):
             others = [text for text in overrides if text != override.text]
@@ -34,7 +34,7 @@ def _advice(override: Override, others: Sequence[str], source: ConfigSource) -> 
     key, number = override.key, override.value
     parent, _, name = key.rpartition(".")
     chosen = source.compose(list(others), with_hydra=True)
-    node = _select(chosen, key)
+    node = value_at(chosen, key)
     settings = [str(own) for own in node if own != "_target_"] if isinstance(node, DictConfig) else []
     if VALUE in settings:
         return f"set {key}.{VALUE}={number}"
@@ -50,8 +50,8 @@ def _advice(override: Override, others: Sequence[str], source: ConfigSource) -> 
     return f"its settings are {', '.join(f'{key}.{own}' for own in settings)}"
 
 
-def _select(cfg: DictConfig, key: str) -> Any:
-    """Returns the value of a key; None if it does not exist."""
+def value_at(cfg: DictConfig, key: str) -> Any:
+    """Returns the value of a key; None if it, or a key that it refers to, does not exist."""
     try:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:

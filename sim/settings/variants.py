@@ -1,19 +1,17 @@
 """Creates many configs that differ in a few keys: composes once per choice of groups, then sets the keys.
 
-Hydra takes 0.2 s to compose a config; setting a key in a composed config takes 1 ms. Hydra itself applies all
-choices of groups first and then all settings in their order, so the result is the same.
+`ConfigSource.compose` takes 0.3 s, or 10 ms with choices that it remembers; setting keys in a plain config is
+faster.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
@@ -22,15 +20,12 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
 from sim.settings.hydra_errors import composed
-from sim.settings.override import Override, keys_overlap
+from sim.settings.override import Override
 from sim.settings.pools import pool_keys
 from sim.settings.renamed import with_new_names
 
 KEPT = 64
 """Size of the cache of composed configs; the least recently used one is dropped."""
-
-BY_HYDRA = ("pools", "hydra")
-"""Root keys below which settings are always composed by Hydra."""
 
 _REFERENCE = re.compile(r"\$\{(\w+)")
 """Matches the first part of an interpolation, which is a root key."""
@@ -43,9 +38,7 @@ class Variants:
         self._source = replace(source, with_limits=False)
         self._base = tuple(base)
         self._groups = find_groups(source.dirs)
-        self._kept: OrderedDict[tuple[str, ...], dict[str, Any]] = OrderedDict()
-        # Threads share the cache, and Hydra's singletons are global to the process.
-        self._lock = threading.Lock()
+        self._composed = lru_cache(KEPT)(self._compose)
 
     def config(self, overrides: Sequence[str] = (), *, seed: int | None = None) -> dict[str, Any]:
         """Returns `composed(source, [*base, *overrides])`; interpolations and `???` are kept as written.
@@ -74,15 +67,8 @@ class Variants:
     def _edits(self, parsed: Sequence[Override]) -> dict[int, Any]:
         """Returns index -> value of the overrides that can be set in the config composed from the others."""
         in_pools = self._roots_in_pools(parsed) if _has_pools(parsed) else set()
-        settings = {i: one.typed_value() for i, one in enumerate(parsed) if self._is_setting(one)}
-        plain = {i: value for i, value in settings.items() if not isinstance(value, dict | Sweep)}
-        by_hydra = [one.key for i, one in enumerate(parsed) if i not in plain and not self._is_choice(one)]
-        return {
-            i: value
-            for i, value in plain.items()
-            if parsed[i].root not in in_pools
-            and not any(keys_overlap(parsed[i].key, key) for key in by_hydra)
-        }
+        found = self._source.settings([one.text for one in parsed])
+        return {i: value for i, value in found.items() if parsed[i].root not in in_pools}
 
     def _roots_in_pools(self, parsed: Sequence[Override]) -> set[str]:
         """Returns the root keys that a pool has a copy of, or that a value in a pool may refer to."""
@@ -90,24 +76,10 @@ class Variants:
         texts = [*(file.read_text(encoding="utf-8") for file in files), *(one.text for one in parsed)]
         return {*pool_keys(), *(root for text in texts for root in _REFERENCE.findall(text))}
 
-    def _is_choice(self, override: Override) -> bool:
-        return override.key in self._groups or "/" in override.key
-
-    def _is_setting(self, override: Override) -> bool:
-        if override.prefix or override.package or override.value is None:
-            return False
-        return not self._is_choice(override) and override.root not in BY_HYDRA
-
-    def _composed(self, overrides: tuple[str, ...]) -> dict[str, Any]:
-        """Returns the composed config from the cache; the caller must not change it."""
-        with self._lock:
-            if overrides not in self._kept:
-                plain: Any = OmegaConf.to_container(composed(self._source, overrides))
-                self._kept[overrides] = plain
-                if len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(overrides)
-            return self._kept[overrides]
+    def _compose(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        """Returns the composed config, which the caller must not change."""
+        plain: Any = OmegaConf.to_container(composed(self._source, overrides))
+        return dict(plain)
 
 
 def _copied(config: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,11 @@ def test_a_command_imports_no_heavy_package_that_it_does_not_use(arguments, allo
     assert "experiments.app.cli" in modules
     assert modules & HEAVY <= allowed
     assert not is_run or (tmp_path / "report.html").exists()
+
+
+def test_nothing_of_hydra_is_used_that_is_not_public():
+    root = Path(__file__).parents[3]
+    own = [file for folder in ("sim", "experiments", "tests") for file in (root / folder).rglob("*.py")]
+    private = re.compile(r"^\s*(from|import) hydra\.(\w+\.)*_\w*|^\s*from hydra\S* import _", re.M)
+    assert len(own) > 500
+    assert [str(file) for file in own if private.search(file.read_text(encoding="utf-8"))] == []

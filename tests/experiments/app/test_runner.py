@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from experiments.app.application import launch
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.output_file import file_errors_reported
-from sim.settings.compose import PoolsLoader
+from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
 
 WET, WRONG_WIND = "trip.days=15", "trip.days=12"
@@ -23,13 +23,13 @@ def recorded(what):
 @pytest.fixture
 def composed(monkeypatch):
     """Returns a list that grows by the overrides of each composition."""
-    found, load = [], PoolsLoader.load_configuration
+    found, compose = [], ConfigSource._composed
 
-    def noted(self, config_name, overrides, run_mode, **more):
+    def noted(self, overrides):
         found.append(overrides)
-        return load(self, config_name, overrides, run_mode, **more)
+        return compose(self, overrides)
 
-    monkeypatch.setattr(PoolsLoader, "load_configuration", noted)
+    monkeypatch.setattr(ConfigSource, "_composed", noted)
     return found
 
 
@@ -155,7 +155,7 @@ def test_cfg_prints_the_composed_config(toy, capsys):
 def test_info_says_where_choices_come_from(toy, capsys, tmp_path):
     (tmp_path / "work/mine").mkdir()
     launch(toy, ["--info", "searchpath", "--config-dir", "mine"])
-    assert f"file://{tmp_path}/work/mine" in capsys.readouterr().out
+    assert f"windtunnel://{tmp_path}/work/mine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["-m", "--cfg", "job"], ["--info", "all", "--cfg", "job"], ["--resolve"]])
