@@ -222,13 +222,36 @@ def test_has_about_the_parameters_that_its_makers_state(models, name, total, act
     assert models[name].num_active_parameters == pytest.approx(active, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek_v3_2",
+        "kimi_k2",
+        "ministral_3_3b",
+        "ministral_3_14b",
+        "devstral_2_123b",
+        "devstral_small_2_24b",
+    ],
+)
+def test_checkpoints_that_are_published_in_8_bits_are_read_so(models, name):
+    model = models[name]
+    assert model.weight_bytes_per_rank() < 1.2 * model.num_parameters
+
+
 def test_the_draft_of_chinchilla_has_4_billion_parameters(models):
     assert round(models["chinchilla_4b"].num_parameters / 1e9) == 4
     assert models["chinchilla_4b"].vocab_size == models["chinchilla_70b"].vocab_size
 
 
 @pytest.mark.parametrize(
-    ("name", "gigabytes"), [("gpt_oss_120b", 65.2), ("gpt_oss_20b", 13.8), ("minimax_m2_5", 230)]
+    ("name", "gigabytes"),
+    [
+        ("gpt_oss_120b", 65.2),
+        ("gpt_oss_20b", 13.8),
+        ("kimi_k2", 1029),
+        ("kimi_k2_thinking", 594),
+        ("minimax_m2_5", 230),
+    ],
 )
 def test_weighs_what_the_checkpoint_weighs(models, name, gigabytes):
     assert models[name].weight_bytes_per_rank() / 1e9 == pytest.approx(gigabytes, rel=0.01)
