@@ -235,7 +235,7 @@ def test_has_about_the_parameters_that_its_makers_state(models, name, total, act
 )
 def test_checkpoints_that_are_published_in_8_bits_are_read_so(models, name):
     model = models[name]
-    assert model.weight_bytes_per_rank() < 1.2 * model.num_parameters
+    assert model.weight_bytes_per_rank() < 1.3 * model.num_parameters
 
 
 def test_the_draft_of_chinchilla_has_4_billion_parameters(models):
