@@ -58,7 +58,7 @@ def test_a_watched_step_draws_the_tokens_of_the_decoder_alone(served, verifies):
 
 def test_shape_counts_pairs_and_rows_by_hand():
     shape = Step(contexts=(5, 33), chunks=(Chunk(0, 7), Chunk(16, 4, completes=False))).shape
-    assert shape == (2, 38, 2, 11, 7 * 8 // 2 + 4 * 16 + 10, 27, 3, None, None)
+    assert shape == (2, 38, 2, 11, 7 * 8 // 2 + 4 * 16 + 10, 27, 3, None, None, None)
 
 
 def test_sections_name_every_operator_and_add_up_to_the_step(served):
