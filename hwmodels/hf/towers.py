@@ -25,7 +25,8 @@ TOWERS = {
     "sound_config": "audio",
 }
 """Fields that describe a tower, and its kind."""
-WIDTH = ("hidden_size", "embed_dim", "width", "vt_hidden_size", "d_model", "encoder_hidden_size")
+WIDTH = ("embed_dim", "hidden_size", "width", "vt_hidden_size", "d_model", "encoder_hidden_size")
+"""Fields with the width, the first of which counts: Qwen2-VL's hidden_size is that of the language model."""
 LAYERS = (
     "num_hidden_layers",
     "depth",
@@ -45,6 +46,8 @@ GATED_TYPES = (
     "glm4v_moe",
     "aimv2",
 )
+MERGER_OF_MLP = ("glm4v", "glm4v_moe")
+"""model_type of towers in which intermediate_size is the width of the projector's MLP, not of the layers'."""
 CONFORMERS = ("gemma3n_audio", "gemma4_audio", "phi4mm_audio", "granite_speech_encoder", "parakeet")
 """model_type of towers of Conformer layers: two MLPs, and a convolution between them."""
 
@@ -95,6 +98,8 @@ def elements_of(tower: Mapping[str, Any], hidden_size: int, config: Mapping[str,
     act = tower.get("hidden_act") or tower.get("hidden_activation")
     gated = str(act) in GATED or str(kind) in GATED_TYPES or tower.get("use_swiglu_ffn") is True
     attention = first(tower, ("qkv_hidden_size",)) or heads_width(tower, width)
+    if str(kind) in MERGER_OF_MLP:
+        mlp = first(tower, ("out_hidden_size",)) or hidden_size
     layer = width * (2 * attention + 2 * kv_width(tower, attention)) + (3 if gated else 2) * width * mlp
     if str(kind) in CONFORMERS:
         layer = 4 * width**2 + 4 * width * 4 * width + 4 * width**2
@@ -148,6 +153,8 @@ def projector(tower: Mapping[str, Any], width: int, hidden_size: int, config: Ma
         merge = round(1 / config["downsample_ratio"])
     merged = merge**2 * width
     out = first(tower, ("out_hidden_size",)) or hidden_size
+    if tower.get("model_type") in MERGER_OF_MLP:
+        return merge**2 * width * out + out * out + 3 * out * (first(tower, MLP) or out)
     deep = tower.get("deepstack_visual_indexes")
     num = 1 + (len(deep) if isinstance(deep, list) else 0)
     if merge > 1:

@@ -53,6 +53,7 @@ EQUAL = {
     "minimax-m2.7": "minimax-m2.5",
     "mistral-small-3.2-24b": "mistral-small-3.1-24b",
     "phi-3-mini-128k": "phi-3.5-mini",
+    "pixtral-12b-2409": "pixtral-12b",
     "qwen2-0.5b": "qwen2.5-0.5b",
     "qwen2-1.5b": "qwen2.5-1.5b",
     "qwen2-72b": "qwen2.5-72b",

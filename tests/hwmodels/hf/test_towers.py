@@ -137,3 +137,61 @@ def test_audio_towers_count_too():
     model = from_hf_fields({**VL, "vision_config": None, "audio_config": audio}, "vl")
     assert model.other_elements / 1e9 == pytest.approx(0.637, rel=0.02)
     assert model.notes[0].startswith("audio tower of 0.637 B parameters")
+
+
+QWEN2_7B = {
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+GLM_4_9B = {
+    "model_type": "glm4v_text",
+    "hidden_size": 4096,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "intermediate_size": 13696,
+    "vocab_size": 151552,
+    "max_position_embeddings": 65536,
+    "attention_bias": True,
+}
+
+
+def test_qwen2_vl_states_the_language_model_s_width_in_its_tower():
+    """The checkpoint of Qwen2-VL-7B has 8,291,375,616 parameters; its vision_config.hidden_size is 3,584."""
+    tower = {
+        "depth": 32,
+        "embed_dim": 1280,
+        "hidden_size": 3584,
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "in_chans": 3,
+    }
+    tower |= {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    model = from_hf_fields(
+        {"architectures": ["Qwen2VLForConditionalGeneration"], **QWEN2_7B, "vision_config": tower}, "vl"
+    )
+    assert model.num_parameters == pytest.approx(8_291_375_616, rel=1e-3)
+
+
+def test_glm_4_1v_has_a_projector_of_the_width_that_it_calls_intermediate():
+    """The checkpoint of GLM-4.1V-9B has 10.29e9 parameters, 9.4e9 of them in the language model."""
+    tower = {"depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "num_heads": 12, "image_size": 336}
+    tower |= {"out_hidden_size": 4096, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    tower |= {"hidden_act": "silu", "model_type": "glm4v"}
+    model = from_hf_fields(
+        {
+            "architectures": ["Glm4vForConditionalGeneration"],
+            "text_config": GLM_4_9B,
+            "vision_config": tower,
+            "tie_word_embeddings": False,
+        },
+        "vl",
+    )
+    assert model.num_parameters == pytest.approx(10.29e9, rel=2e-3)

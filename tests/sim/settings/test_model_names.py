@@ -77,7 +77,7 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
     "name",
     [
         "mistralai/Mistral-7B-v0.4",
-        "Qwen/Qwen2-VL-7B-Instruct",
+        "Qwen/Qwen2-VL-2B-Instruct",
         "Qwen/Qwen2.5-7B-Instruct-1M",
         "acme/DeepSeek-R1-Distill-Falcon-7B",
         "meta-llama/Llama-3.5-8B",
