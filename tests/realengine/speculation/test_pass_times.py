@@ -42,7 +42,7 @@ def seconds_of(work):
 
 def plan_of(index, num_seqs, num_tokens, levels, chunks=()):
     numbers = np.full(num_seqs, levels)
-    drafts = DraftPlan([None] * num_seqs, *[numbers] * 6)
+    drafts = DraftPlan([None] * num_seqs, *[numbers] * 7, num_seqs * levels)
     drafts.next_drafts, drafts.next_levels = numbers, levels
     return SimpleNamespace(index=index, drafts=drafts, chunks=chunks, num_decode_context_tokens=num_tokens)
 
