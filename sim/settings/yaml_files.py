@@ -75,7 +75,7 @@ class FoldersOfSource(SearchPathPlugin):
 
 @contextmanager
 def searched(dirs: Sequence[Path]) -> Iterator[None]:
-    """Inside, Hydra reads its configs from these folders; the first is its main one."""
+    """Lets Hydra read its configs, inside the context, from these folders; the first is its main one."""
     plugins = Plugins.instance()
     plugins.register(YamlFolder)
     plugins.register(FoldersOfSource)
