@@ -180,6 +180,8 @@ class EngineCore:
         """The ranks of data-parallel attention; None: there is one."""
         if data_parallel is not None and data_parallel.size > 1:
             self.ranks = Ranks(self._state, self.step, data_parallel, self.max_model_len)
+            if self.drafts is not None:
+                self.drafts.decodes.limit_slots(self.limits.room)
         self._before_step: list[Callable[[StepView, StepBuilder, float], None]] = []
         self._on_commit: list[Callable[[StepPlan, int, float], None]] = []
         if self.residents is not None:

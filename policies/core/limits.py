@@ -42,6 +42,11 @@ class Limits:
             self._room = share // pool.block_size * pool.block_size - pool.num_state_blocks * pool.block_size
         self._max_known = min(max_model_len, self._room + 1)  # the newest token needs no KV
 
+    @property
+    def room(self) -> int:
+        """KV tokens that one sequence may hold."""
+        return self._room
+
     def of(self, request: Request, stop_after: StopAfter = None, num_adapter_blocks: int = 0) -> Bounds:
         """Computes the number of known tokens at which a request would end, and the reason.
 

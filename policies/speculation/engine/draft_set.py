@@ -96,6 +96,11 @@ class DraftSet(DecodeSet):
         self._slots = np.zeros(0, np.int64)
         self._listed = 0  # number of changes then
 
+    def limit_slots(self, max_slots: int) -> None:
+        """Limits the KV slots of a sequence, whose rank may have less memory than the engine."""
+        self.max_slots = min(self.max_slots, max_slots)
+        self.max_model_len = min(self.max_model_len, max_slots + 1)
+
     def __contains__(self, seq: object) -> bool:
         return isinstance(seq, Sequence) and seq.state is DECODING and bool(self.is_member_S[seq.slot])
 
