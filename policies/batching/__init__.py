@@ -40,7 +40,7 @@ class BatchingTraits:
     batch_size: int | None = None
     """Maximum sequences of a batch."""
     n_parallel: int | None = None
-    """The same, by its name in llama.cpp."""
+    """Maximum sequences of a batch, by the name of this limit in llama.cpp."""
     num_ranks: int | None = None
     """Attention groups for which prompts wait; None: they wait for none."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MAX_CANDIDATES = 20_000
+"""Most nodes that a beam proposes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
@@ -112,6 +115,12 @@ class TokenTree:
         for name, share in (("rate", rate), ("rank_decay", rank_decay)):
             if not 0 < share <= 1:
                 raise ValueError(f"{name}={share}: must be > 0 and <= 1")
+        candidates = width + (depth - 1) * width**2
+        if candidates > MAX_CANDIDATES:
+            raise ValueError(
+                f"width={width}, depth={depth}: propose {candidates:,} nodes; must be at most "
+                f"{MAX_CANDIDATES:,}: width + (depth - 1) x width x width"
+            )
         by_rank, missed = [], 1.0
         for rank in range(width):
             share = rate * rank_decay if rank else rate

@@ -54,3 +54,8 @@ def test_a_beam_verifies_the_most_likely_nodes() -> None:
 def test_a_beam_without_nodes_is_refused(more: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(more))}=.*must be >"):
         TokenTree.of_beam(**{"width": 2, "depth": 2, "num_nodes": 3} | more)
+
+
+def test_a_beam_of_too_many_nodes_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"width=1000000, depth=5: propose .* must be at most 20,000"):
+        TokenTree.of_beam(1_000_000, 5, 10)
