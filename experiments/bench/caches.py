@@ -29,7 +29,7 @@ from policies.core.sequence import Sequence as EngineSequence
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
-from sim.workload.mooncake import MooncakeJsonl
+from sim.workload.formats import MooncakeJsonl
 
 MAX_CONTEXT = 1_000_000
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from experiments.bench.traces import Format, drawn, main, measure
 from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
-from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
 from sim.workload.arrivals import Poisson
+from sim.workload.formats import TraceLabJsonl
 from sim.workload.recording import Recording
 from sim.workload.traffic_log import TrafficLog
+from sim.workload.untimed_traces import WekaJsonl
 
 CALLS = 50
 """Calls of a session of agents."""

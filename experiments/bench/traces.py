@@ -28,9 +28,7 @@ import zstandard
 from experiments.bench.memory import peak_mib
 from sim.workload.base import Workload
 from sim.workload.chunks import chunks_of
-from sim.workload.csv_traces import PlainCsv
-from sim.workload.mooncake import MooncakeJsonl
-from sim.workload.parquet_traces import ChutesParquet
+from sim.workload.formats import ChutesParquet, MooncakeJsonl, PlainCsv
 
 ROWS_AT_ONCE = 100_000
 DAY_S = 86_400.0

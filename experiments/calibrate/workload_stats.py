@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from sim.workload.csv_traces import AzureCsv
+from sim.workload.formats import AzureCsv
 
 # Steps of 2.5 %, finer in the tails: the longest 1 % of prompts hold many of the tokens.
 PROBABILITIES = [0.0, 0.01, *(round(i / 40, 3) for i in range(1, 40)), 0.99, 0.999, 1.0]

@@ -26,9 +26,8 @@ from sim.settings.scenario import run
 from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source
-from sim.workload.faster import faster
-from sim.workload.listed import ListedSource, busiest_window, listed
-from sim.workload.repeated import repeated
+from sim.workload.listed import ListedSource, busiest_window, listed, repeated
+from sim.workload.scaled import faster
 
 KEPT = 6
 """Number of traffics that a process keeps in memory."""

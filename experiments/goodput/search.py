@@ -28,7 +28,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
-from sim.workload.faster import faster
+from sim.workload.scaled import faster
 
 
 class Measured(NamedTuple):

@@ -26,10 +26,10 @@ from experiments.study.presets import base_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
-from sim.workload.adapters import WithAdapters
 from sim.workload.arrivals import AllAtOnce
 from sim.workload.distributions import Distribution, Fixed, Lognormal
 from sim.workload.lengths import Lengths
+from sim.workload.marked import WithAdapters
 from sim.workload.synthetic import Synthetic
 
 METRIC = "kept_share"

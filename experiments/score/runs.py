@@ -26,8 +26,8 @@ from sim.metrics.definitions import describe
 from sim.metrics.pressure import held_back
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
+from sim.workload.chunks import TableSource
 from sim.workload.streams import stream
-from sim.workload.table import TableSource
 
 COLUMNS = (
     "id",

@@ -24,7 +24,7 @@ from sim.shards.shard_file import shard_bytes
 from sim.shards.streamed import streamed_shard_bytes
 from sim.shards.traffic import Bounds, ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
-from sim.workload.checked_traces import adopt
+from sim.workload.trace_source import adopt
 
 WORKERS = ("experiments/simulate", "experiments/study/launchers")
 """Code of workers that computes no figures, but must be that of the command."""
@@ -60,7 +60,7 @@ class ShardTask:
     code: str
     """The code of windtunnel that all workers must have: see `code_of_windtunnel`."""
     checks: tuple[bytes, ...] = ()
-    """The traces that the command has checked: see `sim.workload.checked_traces`."""
+    """The traces that the command has checked: see `sim.workload.trace_source`."""
     streams: bool = False
     """Returns accumulators of the figures and the rows of requests instead of all tables."""
     plots: bool = False

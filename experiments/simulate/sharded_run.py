@@ -34,7 +34,7 @@ from sim.shards.merge import merged
 from sim.shards.shard_file import ShardFile
 from sim.shards.streamed import StreamedShards, merged_files
 from sim.shards.whole_run import shard_bounds
-from sim.workload.checked_traces import checks_for_others
+from sim.workload.trace_source import checks_for_others
 
 SHARD_BYTES = 600
 """Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source, is_open_loop
-from sim.workload.listed import listed
-from sim.workload.repeated import repeated
+from sim.workload.listed import listed, repeated
 
 DRAWN = ("num_requests", "num_conversations", "num_tasks")
 """Settings of generated workloads with the number that they draw: with a larger one the draws go on."""
@@ -28,7 +27,7 @@ def longer_traffic(scenario: Scenario, num_requests: int) -> Traffic:
     """Returns about num_requests of a scenario's traffic: fewer than its workload has, as many, or more.
 
     A generated workload draws more, with the same draws at the beginning. Recorded traffic is repeated, see
-    `sim.workload.repeated`; if requests follow ended ones it cannot be, and the traffic is returned as it is.
+    `sim.workload.listed`; if requests follow ended ones it cannot be, and the traffic is returned as it is.
     Raises ValueError for traffic without a rate.
     """
     workload: Any = scenario.workload

@@ -17,8 +17,8 @@ from hwmodels.levels.rooflines import LatencyLevel
 from policies.core.request import Segment
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
+from sim.workload.chunks import TableSource
 from sim.workload.distributions import FloatArray, IntArray
-from sim.workload.table import TableSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

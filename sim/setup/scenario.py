@@ -46,10 +46,9 @@ from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, wor
 from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
 from sim.workload.base import Source, Workload, WorkloadNotes
-from sim.workload.faster import faster
-from sim.workload.longer import LongerSource
 from sim.workload.marked import answers_of, branching_key
 from sim.workload.own_figures import own_figures, own_latencies
+from sim.workload.scaled import LongerSource, faster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +68,9 @@ class Scenario(PoolSettings, ClusterSettings):
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
     load: float = 1.0
-    """Factor on the rate of open-loop arrivals: see `sim.workload.faster`."""
+    """Factor on the rate of open-loop arrivals: see `sim.workload.scaled`."""
     prompt_scale: float = 1.0
-    """Factor on the length of prompts: see `sim.workload.longer`."""
+    """Factor on the length of prompts: see `sim.workload.scaled`."""
     output_scale: float = 1.0
     """Factor on the length of outputs."""
     sim: SimSettings = SimSettings()

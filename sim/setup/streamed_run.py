@@ -19,8 +19,8 @@ from sim.records.run import PoolRecord, RunRecords
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 from sim.workload.chunks import chunks_of
-from sim.workload.open_sessions import OpenSessions
 from sim.workload.own_figures import own_folds, own_latency_folds
+from sim.workload.sessions import OpenSessions
 from sim.workload.thinned import ThinnedWorkload
 
 

@@ -16,13 +16,7 @@ from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.marked import answers_of
-from sim.workload.own_figures import (
-    own_figures,
-    own_folds,
-    own_latencies,
-    own_latency_folds,
-    own_slo_terms,
-)
+from sim.workload.own_figures import own_figures, own_folds, own_latencies, own_latency_folds, own_slo_terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

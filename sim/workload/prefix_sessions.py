@@ -24,12 +24,11 @@ from sim.workload.checks import (
     require_not_negative,
     require_positive,
 )
+from sim.workload.chunks import TableSource
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 from sim.workload.lengths import clip_to_context
-from sim.workload.session_pool import in_a_loop, require_number_in_a_loop
-from sim.workload.streams import stream
-from sim.workload.table import TableSource
-from sim.workload.zipf import zipf_draws
+from sim.workload.sessions import in_a_loop, require_number_in_a_loop
+from sim.workload.streams import stream, zipf_draws
 
 MAX_TURNS = 10_000
 MAX_SYSTEM_PROMPTS = 1_000_000

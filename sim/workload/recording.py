@@ -7,8 +7,10 @@ with others, it says what the same clients would have seen.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -16,15 +18,223 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from policies.adapters.registry import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, WorkloadNotes
-from sim.workload.chunks import Chunk, chunks_of_made
+from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, shown
+from sim.workload.chunks import ROWS, Chunk, chunks_of_made
 from sim.workload.distributions import IntArray
 from sim.workload.lengths import BoolArray, clip_to_context
-from sim.workload.recorded_session import Session, checked_session
-from sim.workload.traffic_log import FILE, NONE
+from sim.workload.trace_files import require_file
+from sim.workload.trace_source import ChangedTraceError, version_of
+from sim.workload.trace_tables import batches_of
+from sim.workload.traffic_log import FILE, NONE, REMARKS
+
+LEAST = {
+    "request_id": 0,
+    "prompt_tokens": 1,
+    "output_tokens": 1,
+    "max_tokens": NONE,
+    "priority": -(1 << 62),
+    "answer_id": NONE,
+    "adapter_rank": 0,
+}
+"""Columns of whole numbers, with the smallest value of each."""
+TIMES = ("arrival_s", "time_s", "aborted_s", "deadline_s")
+MAY_BE_MISSING = ("aborted_s", "deadline_s")
+TEXTS = ("tenant", "model", "adapter")
+LISTS = ("contents", "content_tokens")
+COLUMNS = (*LEAST, *TIMES, *TEXTS, *LISTS)
+BUFFER_BYTES = 1 << 20
+DAMAGE = (pa.ArrowException, OSError, ValueError, KeyError)
+"""Errors of a file that is damaged or no Parquet file."""
+ATTRIBUTES = b"PANDAS_ATTRS"
+"""Key under which pandas writes the attributes of a table."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A recording whose rows have been checked. ranks: of adapters; models: with their requests."""
+
+    path: Path
+    version: tuple[int, int] | None
+    remarks: dict[str, int]
+    num_requests: int = 0
+    last_s: float = 0.0
+    ranks: dict[str, int] = field(default_factory=dict)
+    models: Counter[str] = field(default_factory=Counter)
+
+    def tables(self, columns: Sequence[str] = COLUMNS) -> Iterator[pd.DataFrame]:
+        """Yields the rows, some at a time. Raises ChangedTraceError if the file has changed."""
+        try:
+            if version_of(self.path) == self.version:
+                for table in _tables(self.path, columns):
+                    yield _converted(table)
+        except ValueError as error:
+            raise ChangedTraceError(f"{error}; the file has changed since it was checked") from None
+        if version_of(self.path) != self.version:
+            raise ChangedTraceError(f"{self.path}: has changed since it was checked; start the run again")
+
+
+def checked_session(path: Path) -> Session:
+    """Reads and checks a recording. Raises ValueError.
+
+    Of several mistakes, it names the one that a check of whole columns, one after the other, finds first.
+    """
+    session = Session(path, version_of(path), _checked_remarks(path))
+    failure: tuple[int, ValueError] | None = None
+    ids: list[IntArray] = []
+    id_check = 0
+    for table in _tables(path, COLUMNS):
+        for number, found in enumerate(_checks(table, session)):
+            if failure is not None and number >= failure[0]:
+                break
+            if isinstance(found, ValueError):
+                failure = number, found
+                break
+            if found is not None:
+                ids.append(found)
+                id_check = number
+        session.num_requests += len(table)
+    if failure is None or failure[0] > id_check:
+        _check_repeated(path, ids)
+    if failure is not None:
+        raise failure[1]
+    if not session.num_requests:
+        raise ValueError(f"path={path}: expected at least one request, found none")
+    return session
+
+
+def _checks(table: pd.DataFrame, session: Session) -> Iterator[ValueError | IntArray | None]:
+    """Checks rows, the next ones of a session, and adds what they name to it.
+
+    Yields, for each check in the same order, its error or None; of request ids, which must differ from those
+    of all other rows, the ids.
+    """
+    for name, least in LEAST.items():
+        most = MAX_TOKENS if name.endswith("_tokens") else 1 << 62
+        is_whole = pd.api.types.is_integer_dtype(table[name])
+        yield None if is_whole else _wrong_type(table, session, name, "whole numbers")
+        yield _first_wrong(table, session, name, table[name].between(least, most))
+    for name in TIMES:
+        is_number = pd.api.types.is_numeric_dtype(table[name])
+        yield None if is_number else _wrong_type(table, session, name, "numbers")
+        times_s = _as_times(table[name])
+        is_right = times_s.between(0, MAX_ARRIVAL_S)
+        if name in MAY_BE_MISSING:
+            is_right |= times_s.isna()
+        yield _first_wrong(table, session, name, is_right)
+        table[name] = times_s
+    for name in TEXTS:
+        table[name] = _as_texts(table[name])
+        yield _first_wrong(
+            table, session, name, table[name].map(lambda text: text is None or isinstance(text, str))
+        )
+    has_adapter = table["adapter"].notna()
+    yield _first_wrong(table, session, "adapter_rank", (table["adapter_rank"] >= 1) | ~has_adapter)
+    for name, rank in zip(table["adapter"][has_adapter], table["adapter_rank"][has_adapter], strict=True):
+        session.ranks.setdefault(name, int(rank))
+    session.models.update(table["model"].dropna())
+    yield table["request_id"].to_numpy(np.int64)
+    at_s = table["time_s"].to_numpy()
+    before_s = session.last_s if session.num_requests else at_s[0]
+    session.last_s = float(at_s[-1])
+    yield _first_wrong(table, session, "time_s", np.diff(at_s, prepend=before_s) >= 0)
+    rows = zip(table["contents"], table["content_tokens"], table["prompt_tokens"], strict=True)
+    yield _first_wrong(table, session, "contents", [_has_right_segments(*row) for row in rows])
+
+
+def _has_right_segments(contents: Any, lengths: Any, prompt_tokens: int) -> bool:
+    contents, lengths = np.asarray(contents), np.asarray(lengths)
+    if contents.shape != lengths.shape or contents.ndim != 1:
+        return False
+    if not len(contents):
+        return True
+    if contents.dtype.kind != "i" or lengths.dtype.kind != "i":
+        return False
+    return bool(contents.min() >= 0 and lengths.min() >= 1 and lengths.sum() <= prompt_tokens)
+
+
+def _wrong_type(table: pd.DataFrame, session: Session, name: str, rule: str) -> ValueError:
+    return ValueError(f"path={session.path}: {name} must be {rule}, found {table[name].dtype}")
+
+
+def _first_wrong(table: pd.DataFrame, session: Session, name: str, is_right: Any) -> ValueError | None:
+    """Returns the error of the first row of a table, the next ones of a session, that is not right."""
+    wrong = np.flatnonzero(~np.asarray(is_right, np.bool_))
+    return (
+        _wrong_row(session.path, session.num_requests + wrong[0], name, table[name].iloc[wrong[0]])
+        if len(wrong)
+        else None
+    )
+
+
+def _wrong_row(path: Path, row: int, name: str, found: object) -> ValueError:
+    return ValueError(f"path={path}: row {row}: {name}={shown(found)} is not what a server writes")
+
+
+def _check_repeated(path: Path, ids: Sequence[IntArray]) -> None:
+    """Raises ValueError for the first row with the request id of an earlier one."""
+    in_order = np.concatenate([np.empty(0, np.int64), *ids])
+    in_order.sort()
+    if (in_order[1:] == in_order[:-1]).any():
+        row = int(pd.Index(np.concatenate(ids)).duplicated().argmax())
+        raise _wrong_row(path, row, "request_id", np.concatenate(ids)[row])
+
+
+def _checked_remarks(path: Path) -> dict[str, int]:
+    """Returns the remarks of a recording. Raises ValueError for a file without the columns of one."""
+    require_file(path)
+    try:
+        schema = pq.read_schema(path)
+        attributes = json.loads((schema.metadata or {}).get(ATTRIBUTES, b"{}"))
+    except DAMAGE:
+        raise _damaged(path) from None
+    for name in COLUMNS:
+        if schema.names.count(name) != 1:
+            number = "no" if name not in schema.names else "more than one"
+            raise ValueError(
+                f"path={path}: has {number} column {name}; give a file that `windtunnel serve` wrote"
+            )
+    remarks = attributes.get(REMARKS, {}) if isinstance(attributes, dict) else None
+    if not isinstance(remarks, dict) or not set(map(type, remarks.values())) <= {int}:
+        raise ValueError(f"path={path}: has remarks that are not what a server writes")
+    return remarks
+
+
+def _tables(path: Path, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Yields some columns of the rows, as they are in the file. Raises ValueError."""
+    try:
+        with pq.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+            for batch in batches_of(file, columns, ROWS):
+                if len(batch):
+                    yield batch.to_pandas(ignore_metadata=True)
+    except DAMAGE:
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(f"path={path}: is not a whole parquet file; serve and record again")
+
+
+def _converted(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns rows that have been checked with the types that `_checks` gives them."""
+    changed = {name: _as_times(table[name]) for name in TIMES if name in table}
+    changed |= {name: _as_texts(table[name]) for name in TEXTS if name in table}
+    return table.assign(**changed)
+
+
+def _as_times(column: pd.Series[Any]) -> pd.Series[Any]:
+    return column.astype(float)
+
+
+def _as_texts(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Returns a column whose missing values are None."""
+    return column.astype(object).where(column.notna(), None)
+
 
 LENGTHS = ("prompt_tokens", "output_tokens")
 

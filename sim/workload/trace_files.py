@@ -20,8 +20,6 @@ CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""
 MAX_LINE = 1 << 22
 """Length in characters from which a line is refused; a small compressed file may contain a huge line."""
-MAX_SHOWN = 80
-"""Characters of a value that a message shows."""
 LINE_FEED, RETURN = b"\n\r"
 PIECE = 1 << 18
 """Bytes of text that are read as columns at once."""
@@ -29,12 +27,6 @@ PIECE = 1 << 18
 
 class UnusualTextError(Exception):
     """Text that cannot be read as columns; reading it line by line finds its values, or the error in it."""
-
-
-def shown(found: object, max_chars: int = MAX_SHOWN) -> str:
-    """Returns the beginning of a value of a file for a message, with escapes for what cannot be printed."""
-    text = str(found)[:max_chars]
-    return text if text.isprintable() else repr(text)[1:-1][:max_chars]
 
 
 def require_file(path: Path, setting: str = "path") -> None:

@@ -2,17 +2,21 @@
 
 The check finds every error before anything runs, counts the requests, and notices rows that are not in order
 of time. Short traces are kept in memory; others are read again, so that any number of requests takes the same
-memory.
+memory. A check holds as long as the file has the same path, size and time of change: later runs of the
+process, and other processes, take it over.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import pickle  # nosec B403
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -20,14 +24,18 @@ from policies.core.request import Request, Segment
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.chunks import Chunk, Common, arrivals_of
-from sim.workload.external_sort import SortedRows
 from sim.workload.lengths import BoolArray, clip_to_context
-from sim.workload.trace_blocks import Block
+from sim.workload.trace_rows import Block, SortedRows
 
 KEPT_VALUES = 1 << 20
 """Numbers of a trace up to which it is kept in memory: some 200,000 requests, fewer with contents."""
 TIME_DIGITS = 7
 """Decimals of times in the files (Azure's have seven), which subtraction changes and rounding restores."""
+
+SETTLED_NS: Final = 1_000_000_000
+"""Age of a file from which its time of change identifies its content; file systems have coarse clocks."""
+MAX_CHECKED: Final = 4
+"""Traces that are remembered; the requests of a short one are in memory, see `trace_source.KEPT_VALUES`."""
 
 
 class Window(NamedTuple):
@@ -66,12 +74,14 @@ class TraceSource:
         sort: bool = False,
         finish: Callable[[Callable[[], Iterator[Block]]], Iterator[Block]] | None = None,
         time_digits: int | None = TIME_DIGITS,
+        nothing: str = ":1:1: expected at least one request",
     ) -> None:
         """Checks the trace.
 
         blocks: reads the rows in the order of the file, every call begins anew; or all rows, already sorted.
         segments: see `Trace.segments`. sort: sort rows that are out of order. finish: see `Trace.finished`.
-        time_digits: decimals to which times are rounded; None: they stay as they are. Raises ValueError.
+        time_digits: decimals to which times are rounded; None: they stay as they are. nothing: the error of a
+        file without rows, after its name. Raises ValueError.
         """
         self.patience_s = patience_s
         self._path = path
@@ -82,6 +92,7 @@ class TraceSource:
         self._segments = segments
         self._max_model_len = max_model_len
         self._time_digits = time_digits
+        self._nothing = nothing
         self._start_s = None if window.start_s is None else window.start_s + window.later_s
         self._version = version_of(path)
         try:
@@ -191,7 +202,7 @@ class TraceSource:
             if has_ended and not to_the_end:
                 break  # do not read the rest of a long trace
         if not has_rows:
-            raise ValueError(f"{self._path}:2:1: expected at least one request, found none")
+            raise ValueError(f"{self._path}{self._nothing}, found none")
         if not count:
             if self._start_s is None:
                 left_out = ", ".join(f"{reason} ({count:,})" for reason, count in notes.skipped.items())
@@ -272,3 +283,65 @@ def version_of(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
+
+
+class TraceKey(NamedTuple):
+    """All on which a check depends. version: size and time of change of the file."""
+
+    settings: Hashable
+    version: tuple[int, int]
+
+
+_checked: OrderedDict[TraceKey, TraceSource] = OrderedDict()  # the one used last at the end
+
+
+def checked_once(path: Path, settings: Hashable, check: Callable[[], TraceSource]) -> TraceSource:
+    """Returns the traffic of a trace for one run; `check` is called if no check is known.
+
+    settings: all on which the traffic depends, besides the content of the file. Without a hash, as those of
+    a user's own class may be, the file is checked by each run.
+    """
+    version = version_of(path)
+    try:
+        hash(settings)
+    except TypeError:
+        return check()
+    if version is None or time.time_ns() - version[1] < SETTLED_NS:
+        return check()
+    key = TraceKey(settings, version)
+    if key not in _checked or not _checked[key].is_readable:
+        _remember(key, check())
+    _checked.move_to_end(key)
+    return _checked[key].again()
+
+
+def checks_for_others(folder: Path) -> list[bytes]:
+    """Returns the checks of long traces for `adopt` in other processes; sorted rows are copied to the folder.
+
+    A trace of which the rows cannot be written, or which cannot be pickled, is left out: others check it.
+    """
+    found = []
+    for number, (key, source) in enumerate(_checked.items()):
+        file = folder / f"trace-{number}.arrow"
+        try:
+            if (shared := source.for_others(file)) is not None:
+                found.append(pickle.dumps((key, shared)))
+        except (OSError, pickle.PicklingError, AttributeError, TypeError):
+            file.unlink(missing_ok=True)
+    return found
+
+
+def adopt(checks: Iterable[bytes]) -> None:
+    """Takes over the checks of the process that has called `checks_for_others`, as far as they help here."""
+    for check in checks:
+        with suppress(ImportError, AttributeError):  # of a class that is not found here
+            # Made by the command of this run.
+            key, source = pickle.loads(check)  # nosec B301
+            if source.is_readable and key not in _checked:
+                _remember(key, source)
+
+
+def _remember(key: TraceKey, source: TraceSource) -> None:
+    _checked[key] = source
+    while len(_checked) > MAX_CHECKED:
+        _checked.popitem(last=False)

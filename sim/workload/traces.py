@@ -1,26 +1,51 @@
-"""Base class of recorded traces: the settings that all formats have.
+"""Base classes of recorded traces: the settings that all formats have, and how a declared format is read.
 
-A format is a subclass that reads its rows (`csv_traces`, `mooncake`). Times in a row count from the trace's
-own zero; its `start_s`, or without one the first arrival, is 0 s of the run.
+A format declares its table and its columns (`formats`). Times in a row count from the trace's own zero; its
+`start_s`, or without one the first arrival, is 0 s of the run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from policies.core.request import Segment
+from sim.workload.arrival_times import ArrivalClock, Clock, DateClock, ReadyClock
 from sim.workload.base import Source
-from sim.workload.checked_traces import checked_once
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
-from sim.workload.external_sort import SortedRows
-from sim.workload.trace_blocks import Block, TraceRow, blocks_of_rows
-from sim.workload.trace_files import require_file
-from sim.workload.trace_source import TraceSource, Window
-from sim.workload.unix_times import ArrivalClock
-from sim.workload.unused_columns import unused_columns
+from sim.workload.chunks import block_segments, objects
+from sim.workload.trace_columns import Columns, unused_columns
+from sim.workload.trace_files import UnusualTextError, require_file
+from sim.workload.trace_reading import Reading, Rules
+from sim.workload.trace_rows import Block, SortedRows, blocks_of_rows
+from sim.workload.trace_source import TraceSource, Window, checked_once
+from sim.workload.trace_tables import Record, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How a format writes arrivals: as numbers, or as what a clock of its own reads.
+
+    unit, exponent: those of numbers; the power of ten is 3 for milliseconds. rule: what the clock expects.
+    """
+
+    unit: str = ""
+    exponent: int = 0
+    clock: Callable[[], Clock] | None = None
+    rule: str = ""
+
+
+SECONDS, MILLISECONDS, MICROSECONDS = Times("seconds"), Times("ms", 3), Times("us", 6)
+DATES = Times(clock=DateClock, rule="a time such as 2023-11-16 18:17:03.9799600")
+READY = Times(clock=ReadyClock)
+"""`Trace.records` gives Unix times in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,10 +59,16 @@ class Trace:
     so that several seeds show how windows differ.
     """
 
-    time_exponent: ClassVar[int] = 0
-    """Power of ten of the unit of arrival times that are numbers: 3 for milliseconds."""
+    columns: ClassVar[Columns]
+    table: ClassVar[Table]
+    times: ClassVar[Times] = SECONDS
     has_any_order: ClassVar[bool] = False
     """True: rows need not be in order of time, and are sorted without the setting `sort`."""
+    from_earliest: ClassVar[str | None] = None
+    """Not None: times are Unix times and count from the earliest, and a note says this if it is not empty; in
+    it, {start} is the date."""
+    nothing: ClassVar[str] = ":2:1: expected at least one request"
+    """The error of a file without rows, after its name."""
 
     path: Path
     start_s: float | None = None
@@ -48,9 +79,9 @@ class Trace:
     window_by_seed: bool = False
 
     def __post_init__(self) -> None:
-        if type(self).rows is Trace.rows and type(self).blocks is Trace.blocks:
+        if not hasattr(type(self), "columns") or not hasattr(type(self), "table"):
             raise ValueError(
-                f"{type(self).__name__}: a format of traces must define rows or blocks, as "
+                f"{type(self).__name__}: a format of traces must declare columns and table, as "
                 "sim.workload.traces.Trace describes them"
             )
         object.__setattr__(self, "path", Path(self.path).expanduser())
@@ -62,36 +93,87 @@ class Trace:
             )
         require_file(self.path)
 
-    def number_clock(self) -> ArrivalClock:
-        """Returns the reader of arrival times that are numbers; each pass over the file needs a new one."""
-        return ArrivalClock(self.time_exponent, from_first=(self.start_s or 0.0) < MAX_ARRIVAL_S)
+    @property
+    def is_in_unix_time(self) -> bool:
+        """Whether the window begins at a Unix time, from which times then count."""
+        return (self.start_s or 0.0) >= MAX_ARRIVAL_S
+
+    def clock(self) -> Clock:
+        """Returns the reader of arrival times of one pass over the file."""
+        if self.times.clock is not None:
+            return self.times.clock()
+        return ArrivalClock(
+            self.times.exponent, from_first=not self.is_in_unix_time, has_texts=self.table.has_texts
+        )
+
+    def rules(self) -> Rules:
+        """Returns what a reading of the file has to know."""
+        times = self.times
+        rule = times.rule or self.table.time_rule(times.unit, MAX_ARRIVAL_S * 10**times.exponent)
+        return Rules(self.columns, rule, 1, None)
 
     def blocks(self) -> Iterator[Block]:
         """Yields the rows in the order of the file, with times from the trace's zero, in blocks.
 
         Every call begins anew. Raises ValueError at a bad row, after the rows before it.
         """
-        return blocks_of_rows(self.rows())
+        clock = self.clock()
+        reading = Reading(self.rules(), clock)
+        has_plain_rows = type(self).records is Trace.records
+        start_s = 0.0 if self.sort or self.has_any_order else self.start_s or 0.0
+        for piece in self.table.pieces(self.path, self.columns, clock, start_s):
+            try:
+                if not has_plain_rows:
+                    raise UnusualTextError
+                yield reading.block(piece.columns(), piece.number)
+            except UnusualTextError:
+                yield from blocks_of_rows(map(reading.row, self.records(piece.records())))
+                if piece.is_rest:
+                    return
 
-    def rows(self) -> Iterator[TraceRow]:
-        """Yields the same rows one by one; a format defines this method or `blocks`."""
-        return iter(())
+    def records(self, found: Iterator[Record]) -> Iterator[Record]:
+        """Yields the rows with the columns of the format, one or more for what the table has as a row."""
+        return found
 
     def column_names(self) -> Iterable[str]:
         """Returns the names of the columns in the file, as far as they are known before it is read."""
-        return ()
-
-    def used_columns(self) -> Iterable[str]:
-        """Returns the names of the columns that this format reads."""
-        return ()
+        return self.table.names(self.path)
 
     def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
         """Yields the rows with what depends on other rows. blocks: yields all rows in order of time."""
+        if self.from_earliest is not None:
+            blocks = partial(self._since_earliest, blocks)
         return blocks()
 
+    def _since_earliest(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+        """Yields the rows at seconds after the earliest. Raises ValueError after those that are near it."""
+        zero_s = 0.0 if self.is_in_unix_time else None
+        for block in blocks():
+            if zero_s is None:
+                zero_s = float(block.arrival_s[0])
+                if self.from_earliest:
+                    start = f"{datetime.fromtimestamp(zero_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+                    remark = self.from_earliest.format(start=start)
+                    block = replace(block, remarks=(*block.remarks, remark))
+            since_s = block.arrival_s - zero_s
+            num_near = int(np.searchsorted(since_s, MAX_ARRIVAL_S, "right")) if zero_s else len(block)
+            if num_near:
+                yield replace(block, arrival_s=since_s).where(slice(num_near))
+            if num_near < len(block):
+                raise ValueError(
+                    f"{self.path}:{block.line[num_near]}:1: {self.columns.arrival}: expected times at most "
+                    f"{MAX_ARRIVAL_S:g} s after the earliest, found {since_s[num_near]:g} s"
+                )
+
     def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-        """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it."""
-        return ()
+        """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it.
+
+        content_ids: of a row with a prefix group, the id and the tokens of the prefix.
+        """
+        return tuple(
+            Segment(content, min(count, num_tokens))
+            for content, count in zip(content_ids[::2], content_ids[1::2], strict=True)
+        )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the window. The seed has no effect except with window_by_seed."""
@@ -110,7 +192,65 @@ def _checked(trace: Trace, later_s: float, max_model_len: int) -> TraceSource:
         patience_s=trace.patience_s,
         sort=trace.sort,
         finish=trace.finished,
+        nothing=trace.nothing,
     )
-    if remark := unused_columns(trace.column_names(), trace.used_columns()):
+    if remark := unused_columns(trace.column_names(), trace.columns.all):
         source.notes.remarks.append(remark)
     return source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HashedTrace(Trace):
+    """A trace whose prompts have contents by blocks of tokens_per_hash tokens; the last may be shorter.
+
+    The file has their ids (`Columns.hashes`), or says which part of a prompt was that of the session's
+    previous one (`Columns.cached`), so that the blocks of this part get the ids that they had there.
+    """
+
+    tokens_per_hash: int
+
+    def __post_init__(self) -> None:
+        Trace.__post_init__(self)  # super() does not work in a dataclass with slots
+        require_positive(self, "tokens_per_hash")
+
+    def rules(self) -> Rules:
+        """Returns what a reading of the file has to know."""
+        return Trace.rules(self)._replace(tokens_per_hash=self.tokens_per_hash)
+
+    def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
+        """Returns the content of a prompt of num_tokens tokens. content_ids: those of its blocks."""
+        return block_segments(content_ids, num_tokens, self.tokens_per_hash)
+
+    def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+        """Yields the rows with the ids of their contents. blocks: yields all rows in order of time."""
+        found = partial(Trace.finished, self, blocks)
+        return self._with_cached(found) if self.columns.cached else found()
+
+    def _with_cached(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+        """Yields rows whose whole blocks have ids: those of the session's previous prompt, then new ones.
+
+        Requests then have no session: their calls come at the recorded times.
+        """
+        num_left = Counter(session for block in blocks() for session in _sessions(block))
+        previous: dict[int, tuple[int, ...]] = {}  # session -> ids of its latest prompt
+        num_ids = 0
+        for block in blocks():
+            contents = []
+            assert block.content_ids is not None
+            for (cached, total), session in zip(block.content_ids, _sessions(block), strict=True):
+                num_blocks = total // self.tokens_per_hash
+                ids = previous.pop(session, ())[: min(cached // self.tokens_per_hash, num_blocks)]
+                num_new = num_blocks - len(ids)
+                ids += tuple(range(num_ids, num_ids + num_new))
+                num_ids += num_new
+                num_left[session] -= 1
+                if num_left[session]:
+                    previous[session] = ids
+                contents.append(ids)
+            yield replace(block, content_ids=objects(contents), session_id=None)
+
+
+def _sessions(block: Block) -> list[int]:
+    assert block.session_id is not None
+    sessions: list[int] = block.session_id.tolist()
+    return sessions

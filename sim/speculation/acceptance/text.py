@@ -85,7 +85,7 @@ class Texts:
 
     def of_ngrams(self, row: int, num_positions: int, proposer: Ngram) -> Verdicts:
         """Compares the drafts of prompt lookup with the output."""
-        _, _, prompt, output = self._texts[row]
+        prompt, output = self._texts[row]
         tokens = np.concatenate([np.array(proposer.reference, np.int64), prompt, output])
         first = len(tokens) - len(output)
         starts, limits = ngram_matches(tokens, first, proposer.min_ngram, proposer.prompt_lookup_max)

@@ -16,7 +16,7 @@ from experiments.app.cli import main
 from sim.cluster.gateway import Gateway
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.workload.csv_traces import PlainCsv
+from sim.workload.formats import PlainCsv
 from tests.experiments.simulate.small_run import SMALL, build, run
 
 

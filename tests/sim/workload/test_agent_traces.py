@@ -5,9 +5,10 @@ import json
 import pytest
 
 from policies.core.request import Segment
-from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
 from sim.workload.arrivals import ClosedLoop, Constant
 from sim.workload.distributions import Fixed
+from sim.workload.formats import TraceLabJsonl
+from sim.workload.untimed_traces import WekaJsonl
 from tests.sim.workload.test_conversation import run
 
 

@@ -13,23 +13,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.workload import checked_traces, external_sort, trace_blocks, trace_source
-from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
+from sim.workload import trace_rows, trace_source
 from sim.workload.arrivals import AllAtOnce, Constant, Poisson
+from sim.workload.chunks import block_segments
+from sim.workload.formats import TraceLabJsonl
 from sim.workload.streams import stream
-from sim.workload.table import block_segments
 from sim.workload.trace_source import TraceSource
+from sim.workload.untimed_traces import WekaJsonl
 from tests.sim.workload.reading_memory import peak_mib_of
 
 
 def in_parts(patch):
     """Reads few rows at a time, keeps none, writes short runs, and merges three of them at once."""
-    patch.setattr(trace_blocks, "ROWS", 3)
-    patch.setattr(trace_blocks, "MAX_VALUES", 30)
+    patch.setattr(trace_rows, "ROWS", 3)
+    patch.setattr(trace_rows, "MAX_VALUES", 30)
     patch.setattr(trace_source, "KEPT_VALUES", -1)
-    patch.setattr(external_sort, "RUN_VALUES", 40)
-    patch.setattr(external_sort, "VALUES_AT_ONCE", 15)
-    patch.setattr(external_sort, "MAX_RUNS", 3)
+    patch.setattr(trace_rows, "RUN_VALUES", 40)
+    patch.setattr(trace_rows, "VALUES_AT_ONCE", 15)
+    patch.setattr(trace_rows, "MAX_RUNS", 3)
 
 
 def write(folder, objects):
@@ -198,14 +199,14 @@ def test_an_arrival_process_that_draws_all_times_at_once_gets_the_number_of_sess
 
 def test_workers_take_over_the_sorted_calls_of_the_command(tmp_path, monkeypatch):
     in_parts(monkeypatch)
-    monkeypatch.setattr(checked_traces, "_checked", OrderedDict())
+    monkeypatch.setattr(trace_source, "_checked", OrderedDict())
     path = write(tmp_path, SESSIONS)
     os.utime(path, ns=(0, 10**15))
     workload = WekaJsonl(path=path, arrivals=Constant(rate_per_s=0.1))
     wanted = found_in(workload.source(seed=5, max_model_len=100))
-    checks = checked_traces.checks_for_others(tmp_path)
-    monkeypatch.setattr(checked_traces, "_checked", OrderedDict())  # as in another process
-    checked_traces.adopt(pickle.loads(pickle.dumps(checks)))
+    checks = trace_source.checks_for_others(tmp_path)
+    monkeypatch.setattr(trace_source, "_checked", OrderedDict())  # as in another process
+    trace_source.adopt(pickle.loads(pickle.dumps(checks)))
     with monkeypatch.context() as unread:
         unread.setattr(TraceSource, "_check", lambda self: pytest.fail("is checked again"))
         assert found_in(workload.source(seed=5, max_model_len=100)) == wanted
@@ -213,10 +214,11 @@ def test_workers_take_over_the_sorted_calls_of_the_command(tmp_path, monkeypatch
 
 
 IMPORTS = """
-from sim.workload import external_sort, trace_source
-from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
+from sim.workload import trace_rows, trace_source
+from sim.workload.formats import TraceLabJsonl
+from sim.workload.untimed_traces import WekaJsonl
 from sim.workload.arrivals import Poisson
-external_sort.RUN_VALUES, trace_source.KEPT_VALUES = 1 << 18, 1 << 16
+trace_rows.RUN_VALUES, trace_source.KEPT_VALUES = 1 << 18, 1 << 16
 """
 WORKLOADS = {
     "sessions": "WekaJsonl(path=sys.argv[1], arrivals=Poisson(rate_per_s=1.0))",

@@ -5,15 +5,21 @@ import json
 import pandas as pd
 import pytest
 
-from sim.workload.agent_traces import TraceLabJsonl
 from sim.workload.arrivals import Poisson
-from sim.workload.csv_traces import AzureCsv, BlisTraceV2, BurstGptCsv, PlainCsv, VidurCsv
-from sim.workload.mooncake import BailianJsonl, MooncakeJsonl
-from sim.workload.mooncake_sessions import MooncakeSessions
+from sim.workload.formats import (
+    AzureCsv,
+    BailianJsonl,
+    BlisTraceV2,
+    BurstGptCsv,
+    ChutesParquet,
+    MooncakeJsonl,
+    PlainCsv,
+    TraceLabJsonl,
+    VidurCsv,
+)
 from sim.workload.otel_traces import OtelTrace
-from sim.workload.parquet_traces import ChutesParquet
-from sim.workload.text_sets import ShareGptJson
 from sim.workload.token_ids import TokenIdsJsonl
+from sim.workload.untimed_traces import MooncakeSessions, ShareGptJson
 
 RATE = Poisson(rate_per_s=1.0)
 
@@ -265,7 +271,7 @@ def test_blis_has_microseconds_tenants_sessions_statuses_and_prefixes(tmp_path):
 
 def test_wrong_values_of_blis_are_refused_with_their_column(tmp_path):
     path = write(tmp_path, BLIS + "t0,s0,doc,-3,512,64,520,0,1,ok,0\n")
-    with pytest.raises(ValueError, match=r"t.csv:2:1: prefix_length: expected a whole number .* '-3'"):
+    with pytest.raises(ValueError, match=r"t.csv:2:11: prefix_length: expected a whole number .* '-3'"):
         read(BlisTraceV2(path=path))
 
 

@@ -10,14 +10,13 @@ from policies.core.request import Segment
 from sim.workload.answers import Answers
 from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Poisson
 from sim.workload.base import WorkloadNotes
-from sim.workload.chunks import ROWS, PartOfSource, arrivals_of, chunks_of
+from sim.workload.chunks import ROWS, PartOfSource, TableSource, arrivals_of, chunks_of
 from sim.workload.distributions import Exponential, Lognormal
-from sim.workload.faster import faster
 from sim.workload.lengths import Lengths
 from sim.workload.marked import WithCallers
+from sim.workload.scaled import faster
 from sim.workload.streams import stream
 from sim.workload.synthetic import Synthetic
-from sim.workload.table import TableSource
 
 LENGTHS = Lengths(
     prompt_tokens=Lognormal(mean=100, cv=1.0), output_tokens=Exponential(mean=50), rank_correlation=0.4

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from scipy import stats
 
 from experiments.calibrate.workload_stats import extract
-from sim.workload.csv_traces import AzureCsv
+from sim.workload.formats import AzureCsv
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 TRACE = CONFIGS / ".." / ".." / "shared" / "data" / "traces" / "azure_2023_conv.csv.gz"

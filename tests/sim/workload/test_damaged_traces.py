@@ -13,15 +13,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request, Segment
-from sim.workload.agent_traces import TraceLabJsonl, WekaJsonl
 from sim.workload.arrivals import Constant
 from sim.workload.chunks import chunks_of
-from sim.workload.csv_traces import AzureCsv, BurstGptCsv, PlainCsv
-from sim.workload.mooncake import MooncakeJsonl
-from sim.workload.parquet_traces import BasetenParquet, ChutesParquet
+from sim.workload.formats import (
+    AzureCsv,
+    BasetenParquet,
+    BurstGptCsv,
+    ChutesParquet,
+    MooncakeJsonl,
+    PlainCsv,
+    TraceLabJsonl,
+)
 from sim.workload.recording import Recording
 from sim.workload.token_ids import TokenIdsJsonl
 from sim.workload.traffic_log import TrafficLog
+from sim.workload.untimed_traces import WekaJsonl
 
 
 def csv(header, row):

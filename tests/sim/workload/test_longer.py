@@ -14,7 +14,7 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario, run
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.longer import LongerSource
+from sim.workload.scaled import LongerSource
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4")

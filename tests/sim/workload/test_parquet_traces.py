@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from policies.core.request import Segment
-from sim.workload import parquet_groups, parquet_traces
-from sim.workload.parquet_traces import BasetenParquet, ChutesParquet
+from sim.workload import trace_tables
+from sim.workload.formats import BasetenParquet, ChutesParquet
 
 BASETEN = {
     "timestamp_start_unix_ms": [1_760_000_000_000, 1_760_000_001_500, 1_760_000_002_000],
@@ -59,9 +59,9 @@ def test_rows_with_long_lists_are_read_few_at_a_time(tmp_path, monkeypatch):
     table = pd.DataFrame(columns | {"input_tokens": 640, "total_hashes": [[1]] * 30 + [[*range(40)]] * 30})
     table.to_parquet(path, row_group_size=30)
     whole = list(source_of(BasetenParquet(path=path)).arrivals())
-    monkeypatch.setattr(parquet_groups, "MAX_VALUES", 300)
-    monkeypatch.setattr(parquet_groups, "LISTS_AT_ONCE", 3)
-    monkeypatch.setattr(parquet_traces, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(trace_tables, "MAX_VALUES", 300)
+    monkeypatch.setattr(trace_tables, "LISTS_AT_ONCE", 3)
+    monkeypatch.setattr(trace_tables, "ROWS_AT_ONCE", 20)
     num_rows = [len(block) for block in BasetenParquet(path=path).blocks()]
     assert (num_rows[0], num_rows[-2]) == (20, 9)
     assert sum(num_rows) == 60
@@ -111,7 +111,7 @@ def test_reads_chutes_with_users_as_tenants(tmp_path):
         ({"output_tokens": ["5", "6", "x"]}, r"trace.parquet:1:output_tokens: expected a whole number"),
         (
             {"total_hashes": [[1], [1, 2, 3], []]},
-            r"trace.parquet:2:total_hashes: expected at most 2 whole numbers",
+            r"trace.parquet:2:total_hashes: expected at most 2 ids for 32 tokens, 16 each",
         ),
         ({"total_hashes": [1, 2, 3]}, r"trace.parquet:1:total_hashes: expected a list .* found 1"),
         ({"block_size": [16, 16, 64]}, r"trace.parquet:3:block_size: .*set workload.tokens_per_hash=64"),

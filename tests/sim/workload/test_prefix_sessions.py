@@ -13,7 +13,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.workload.arrivals import ClosedLoop, Constant
 from sim.workload.distributions import Fixed
-from sim.workload.mooncake import MooncakeJsonl
+from sim.workload.formats import MooncakeJsonl
 from sim.workload.prefix_sessions import PrefixSessions
 from tests.sim.workload.test_conversation import run
 

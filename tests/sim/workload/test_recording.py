@@ -8,11 +8,11 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
 from sim.settings.errors import ConfigError
-from sim.workload import recorded_session
+from sim.workload import recording
 from sim.workload.base import Arrival
 from sim.workload.chunks import chunks_of
-from sim.workload.faster import faster
 from sim.workload.recording import Recording
+from sim.workload.scaled import faster
 from sim.workload.traffic_log import FILE, TrafficLog
 from tests.sim.workload.reading_memory import peak_mib_of
 
@@ -54,7 +54,7 @@ def test_requests_come_back_in_the_order_of_their_arrival(recorded):
 @pytest.fixture
 def in_parts(monkeypatch):
     """Reads two rows at a time."""
-    monkeypatch.setattr(recorded_session, "ROWS", 2)
+    monkeypatch.setattr(recording, "ROWS", 2)
 
 
 @pytest.mark.usefixtures("in_parts")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sim.workload.renewal import Gaps, renewal_times_s
+from sim.workload.servegen import Gaps, renewal_times_s
 from sim.workload.streams import stream
 
 GAMMA = Gaps.of_gamma(5.0, 2.0)

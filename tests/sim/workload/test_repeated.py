@@ -4,8 +4,7 @@ import pytest
 
 from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.listed import ListedSource
-from sim.workload.repeated import repeated
+from sim.workload.listed import ListedSource, repeated
 
 
 def source(*times_s):

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sim.workload.servegen_data import ServeGenData
+from sim.workload.servegen import ServeGenData
 
 TRACE = "0,2.0,1.5,Gamma,0.44,1.1\n600,0,0,,0,0\n1200,1.0,2.2,Weibull,0.5,0.5\n"
 DATASET = {

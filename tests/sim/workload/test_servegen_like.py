@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.workload.distributions import Fixed, Lognormal
-from sim.workload.servegen_like import ServeGenLike
+from sim.workload.servegen import ServeGenLike
 
 
 def make(**settings):

@@ -9,8 +9,7 @@ import pytest
 from sim.workload.arrivals import ClosedLoop, Poisson
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed
-from sim.workload.mooncake_sessions import MooncakeSessions
-from sim.workload.text_sets import ShareGptJson
+from sim.workload.untimed_traces import MooncakeSessions, ShareGptJson
 from tests.sim.workload.test_agentic import make as make_agentic
 from tests.sim.workload.test_conversation import make_conversation, run, varied
 from tests.sim.workload.test_rag import make as make_rag

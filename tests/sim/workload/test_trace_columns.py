@@ -12,12 +12,18 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.workload import csv_traces, mooncake, parquet_traces, trace_files
-from sim.workload.csv_traces import AzureCsv, BurstGptCsv, CsvTrace, PlainCsv
-from sim.workload.mooncake import MooncakeJsonl
-from sim.workload.parquet_traces import BasetenParquet, ChutesParquet
-from sim.workload.trace_blocks import joined
+from sim.workload import trace_files, trace_tables
+from sim.workload.formats import (
+    AzureCsv,
+    BasetenParquet,
+    BurstGptCsv,
+    ChutesParquet,
+    MooncakeJsonl,
+    PlainCsv,
+)
 from sim.workload.trace_files import UnusualTextError
+from sim.workload.trace_reading import Reading
+from sim.workload.trace_rows import joined
 
 UNIX = 1_700_000_000
 PLAIN = "arrival_s,prompt_tokens,output_tokens"
@@ -48,17 +54,17 @@ def refuse(*_):
     raise UnusualTextError
 
 
-def both_ways(trace, module, name):
+def both_ways(trace):
     """Returns what is read as columns, and row by row."""
     columns = rows_or_error(trace)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, refuse)
+        patch.setattr(Reading, "block", refuse)
         return columns, rows_or_error(trace)
 
 
-def is_read_as_columns(trace, module, rows_reader):
+def is_read_as_columns(trace):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, rows_reader, lambda *_: pytest.fail("is read row by row"))
+        patch.setattr(Reading, "row", lambda *_: pytest.fail("is read row by row"))
         return sum(map(len, trace.blocks()))
 
 
@@ -100,7 +106,7 @@ def test_csv_columns_are_its_rows(tmp_path_factory, rows, odd, end, piece, start
     path.write_bytes(("Timestamp,Request tokens,Response tokens\n" + text).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_files, "PIECE", piece)
-        columns, one_by_one = both_ways(BurstGptCsv(path=path, start_s=start_s), csv_traces, "split_header")
+        columns, one_by_one = both_ways(BurstGptCsv(path=path, start_s=start_s))
     assert columns == one_by_one
 
 
@@ -110,7 +116,7 @@ def test_of_a_repeated_key_the_last_value_counts(tmp_path):
         '{"timestamp": 7, "timestamp": 5000, "input_length": 600, "input_length": 9, "output_length": 3, '
         '"hash_ids": [1, 2], "hash_ids": [7]}\n'
     )
-    columns, one_by_one = both_ways(MooncakeJsonl(path=path), mooncake, "pieces_of")
+    columns, one_by_one = both_ways(MooncakeJsonl(path=path))
     assert columns == one_by_one
     assert columns[0][0][:4] == (1, 5.0, 9, 3)
     assert columns[0][0][-1] == (7,)
@@ -137,7 +143,7 @@ def test_columns_of_dates_are_those_of_the_rows(tmp_path_factory, dates, piece):
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{d},3,4\n" for d in dates))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_files, "PIECE", piece)
-        columns, one_by_one = both_ways(AzureCsv(path=path), csv_traces, "split_header")
+        columns, one_by_one = both_ways(AzureCsv(path=path))
     assert columns == one_by_one
 
 
@@ -175,7 +181,7 @@ def test_json_columns_are_its_rows(tmp_path_factory, rows, odd, broken, piece):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + (broken or ""))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace_files, "PIECE", piece)
-        columns, one_by_one = both_ways(MooncakeJsonl(path=path), mooncake, "columns_of")
+        columns, one_by_one = both_ways(MooncakeJsonl(path=path))
     assert columns == one_by_one
 
 
@@ -217,8 +223,8 @@ def test_parquet_columns_are_its_rows(tmp_path_factory, time, inputs, outputs, h
     typed = {name: pa.array(column, types.get(name)) for name, column in columns.items()}
     pq.write_table(pa.table(typed), path, row_group_size=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_traces, "ROWS_AT_ONCE", 3)
-        columns, one_by_one = both_ways(BasetenParquet(path=path), BasetenParquet, "_block")
+        patch.setattr(trace_tables, "ROWS_AT_ONCE", 3)
+        columns, one_by_one = both_ways(BasetenParquet(path=path))
     assert columns == one_by_one
 
 
@@ -235,29 +241,29 @@ def test_plain_files_are_read_as_columns(tmp_path, name, compress):
     text = f"{PLAIN}\n{plain_rows()}"
     for written in (text, text.replace("\n", "\r\n"), "\ufeff" + text.rstrip()):
         path.write_bytes(compress(written.encode()))
-        assert is_read_as_columns(PlainCsv(path=path), CsvTrace, "_rows") == 20_000
+        assert is_read_as_columns(PlainCsv(path=path)) == 20_000
 
 
 @pytest.mark.parametrize("scale", [1, 1000, 10**6, 10**9])
 def test_unix_times_are_read_as_columns(tmp_path, scale):
     path = tmp_path / "t.csv"
     path.write_text(f"{PLAIN}\n" + "".join(f"{UNIX * scale + i},{i + 1},1\n" for i in range(99)))
-    assert is_read_as_columns(PlainCsv(path=path), CsvTrace, "_rows") == 99
+    assert is_read_as_columns(PlainCsv(path=path)) == 99
     path.write_text(f"{PLAIN}\n" + "".join(f"{UNIX + i}.{i:06},{i + 1},1\n" for i in range(99)))
-    assert is_read_as_columns(PlainCsv(path=path), CsvTrace, "_rows") == 99
+    assert is_read_as_columns(PlainCsv(path=path)) == 99
 
 
 def test_json_lines_and_parquet_are_read_as_columns(tmp_path):
     row = {"timestamp": 5, "type": "text", "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row | {"timestamp": i}) + "\n" for i in range(5000)))
-    assert is_read_as_columns(MooncakeJsonl(path=path), MooncakeJsonl, "_rows") == 5000
+    assert is_read_as_columns(MooncakeJsonl(path=path)) == 5000
     path = tmp_path / "t.parquet"
     users = [f"u{i}" if i % 5 else None for i in range(5000)]
     tokens = pd.array([i % 90 + 1 if i % 7 else None for i in range(5000)], "Int64")
     times = pd.to_datetime("2026-03-01") + pd.to_timedelta(np.arange(5000), "s")
     pd.DataFrame({"started_at": times, "it": tokens, "ot": tokens, "user_id": users}).to_parquet(path)
-    assert is_read_as_columns(ChutesParquet(path=path), ChutesParquet, "_rows") == 5000
+    assert is_read_as_columns(ChutesParquet(path=path)) == 5000
 
 
 def test_a_damaged_file_keeps_its_line(tmp_path):

@@ -19,13 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sim.settings.errors import ConfigError
-from sim.workload import checked_traces, external_sort, trace_blocks, trace_source
+from sim.workload import trace_rows, trace_source
 from sim.workload.base import is_open_loop
 from sim.workload.chunks import PartOfSource
-from sim.workload.csv_traces import AzureCsv, BurstGptCsv
-from sim.workload.external_sort import SortedRows
-from sim.workload.mooncake import MooncakeJsonl
-from sim.workload.trace_blocks import TraceRow, blocks_of_rows
+from sim.workload.formats import AzureCsv, BurstGptCsv, MooncakeJsonl
+from sim.workload.trace_rows import SortedRows, TraceRow, blocks_of_rows
 from sim.workload.trace_source import TraceSource
 from tests.sim.workload.reading_memory import peak_mib_of
 
@@ -35,10 +33,10 @@ BURSTGPT = "Timestamp,Request tokens,Response tokens\n"
 @pytest.fixture
 def small_limits(monkeypatch):
     """Reads three rows at a time, keeps none, and writes runs of two blocks."""
-    monkeypatch.setattr(trace_blocks, "ROWS", 3)
+    monkeypatch.setattr(trace_rows, "ROWS", 3)
     monkeypatch.setattr(trace_source, "KEPT_VALUES", -1)
-    monkeypatch.setattr(external_sort, "RUN_VALUES", 24)
-    monkeypatch.setattr(external_sort, "VALUES_AT_ONCE", 8)
+    monkeypatch.setattr(trace_rows, "RUN_VALUES", 24)
+    monkeypatch.setattr(trace_rows, "VALUES_AT_ONCE", 8)
 
 
 def replayed(rows, *, start_s, duration_s, max_requests, sort):
@@ -93,11 +91,11 @@ def test_blocks_give_the_requests_of_the_rows_one_by_one(
     window = {"start_s": start_s, "duration_s": duration_s, "max_requests": max_requests, "sort": sort}
     wanted = replayed(rows, **window)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_blocks, "ROWS", rows_at_once)
+        patch.setattr(trace_rows, "ROWS", rows_at_once)
         patch.setattr(trace_source, "KEPT_VALUES", 1000 if keeps else -1)
-        patch.setattr(external_sort, "RUN_VALUES", run_values)
-        patch.setattr(external_sort, "MAX_RUNS", max_runs)
-        patch.setattr(external_sort, "VALUES_AT_ONCE", 8)
+        patch.setattr(trace_rows, "RUN_VALUES", run_values)
+        patch.setattr(trace_rows, "MAX_RUNS", max_runs)
+        patch.setattr(trace_rows, "VALUES_AT_ONCE", 8)
         trace = BurstGptCsv(path=path, **window)
         if not isinstance(wanted, tuple):
             with pytest.raises(ValueError, match=rf"t.csv:{wanted}:1: expected an arrival at or after"):
@@ -119,7 +117,7 @@ def test_blocks_give_the_requests_of_the_rows_one_by_one(
 
 @pytest.mark.parametrize("run_values", [1, 10, 1000])
 def test_sorting_keeps_contents_tenants_and_remarks(monkeypatch, run_values):
-    monkeypatch.setattr(external_sort, "RUN_VALUES", run_values)
+    monkeypatch.setattr(trace_rows, "RUN_VALUES", run_values)
     rows = [
         TraceRow(2, 5.0, 10, 1, (1 << 70, 3), remark="first"),
         TraceRow(3, -2.0, 11, 2, tenant="a", remark="second"),
@@ -131,7 +129,7 @@ def test_sorting_keeps_contents_tenants_and_remarks(monkeypatch, run_values):
     for _ in range(2):
         found = list(sorted_rows.blocks())
         assert [block.remarks for block in found] == [("first", "second"), *[()] * (len(found) - 1)]
-        one = trace_blocks.joined(found)
+        one = trace_rows.joined(found)
         assert one.line.tolist() == [3, 5, 2, 4]
         assert one.arrival_s.tolist() == [0.0, 2.0, 7.0, 7.0]
         assert one.content_ids.tolist() == [(), (7,), (1 << 70, 3), ()]
@@ -141,10 +139,10 @@ def test_sorting_keeps_contents_tenants_and_remarks(monkeypatch, run_values):
 
 def test_bulky_rows_are_read_and_merged_few_at_a_time(monkeypatch, temporary):
     """A run of 500 numbers is merged with 60 in memory; at most three runs are merged at once."""
-    monkeypatch.setattr(trace_blocks, "MAX_VALUES", 200)
-    monkeypatch.setattr(external_sort, "RUN_VALUES", 500)
-    monkeypatch.setattr(external_sort, "VALUES_AT_ONCE", 60)
-    monkeypatch.setattr(external_sort, "MAX_RUNS", 3)
+    monkeypatch.setattr(trace_rows, "MAX_VALUES", 200)
+    monkeypatch.setattr(trace_rows, "RUN_VALUES", 500)
+    monkeypatch.setattr(trace_rows, "VALUES_AT_ONCE", 60)
+    monkeypatch.setattr(trace_rows, "MAX_RUNS", 3)
     rows = [
         TraceRow(line, 7.0 * line % 101, 10, 1, tuple(range(line % 50)), session_id=line)
         for line in range(300)
@@ -152,15 +150,15 @@ def test_bulky_rows_are_read_and_merged_few_at_a_time(monkeypatch, temporary):
     blocks = list(blocks_of_rows(iter(rows)))
     assert max(int(block.num_values().sum()) for block in blocks) < 200 + 4 + 50
     opened = []
-    merged = external_sort._merged
+    merged = trace_rows._merged
     monkeypatch.setattr(
-        external_sort, "_merged", lambda path, runs: (opened.append(len(runs)), merged(path, runs))[1]
+        trace_rows, "_merged", lambda path, runs: (opened.append(len(runs)), merged(path, runs))[1]
     )
     sorted_rows = SortedRows(blocks)
     for _ in range(2):
         found = list(sorted_rows.blocks())
         assert max(int(block.num_values().sum()) for block in found) < 3 * (60 + 4 + 50)
-        one = trace_blocks.joined(found)
+        one = trace_rows.joined(found)
         wanted = sorted(rows, key=lambda row: row.arrival_s)
         assert one.line.tolist() == one.session_id.tolist() == [row.line for row in wanted]
         assert one.content_ids.tolist() == [row.content_ids for row in wanted]
@@ -209,9 +207,9 @@ def test_no_temporary_file_remains_after_an_error_and_none_is_written_for_sorted
 
 PROGRAM = """
 import os, sys
-from sim.workload import external_sort, trace_source
-from sim.workload.csv_traces import BurstGptCsv
-external_sort.RUN_VALUES = 24
+from sim.workload import trace_rows, trace_source
+from sim.workload.formats import BurstGptCsv
+trace_rows.RUN_VALUES = 24
 trace_source.KEPT_VALUES = -1
 source = BurstGptCsv(path=sys.argv[1], sort=True).source(seed=0, max_model_len=100)
 arrivals = source.arrivals()
@@ -290,9 +288,9 @@ def test_a_file_is_checked_once_for_all_runs_of_a_process(tmp_path, monkeypatch)
 @pytest.mark.parametrize("run_values", [24, 10**6], ids=["in runs", "in memory"])
 @pytest.mark.parametrize("is_sorted", [False, True])
 def test_another_process_takes_over_the_checks(tmp_path, monkeypatch, is_sorted, run_values):
-    monkeypatch.setattr(external_sort, "RUN_VALUES", run_values)
+    monkeypatch.setattr(trace_rows, "RUN_VALUES", run_values)
     monkeypatch.setattr(trace_source, "KEPT_VALUES", 8)
-    monkeypatch.setattr(checked_traces, "_checked", OrderedDict())
+    monkeypatch.setattr(trace_source, "_checked", OrderedDict())
     path = tmp_path / "t.csv"
     times = [1, 9, 4, 20, 3, 15, 7, 30, 2] if is_sorted else range(9)
     path.write_text(BURSTGPT + "".join(f"{time},{50 + time},6\n" for time in times))
@@ -300,12 +298,12 @@ def test_another_process_takes_over_the_checks(tmp_path, monkeypatch, is_sorted,
     trace = BurstGptCsv(path=path, sort=is_sorted)
     source = trace.source(seed=0, max_model_len=75)
     wanted = list(source.arrivals())
-    checks = checked_traces.checks_for_others(tmp_path)
+    checks = trace_source.checks_for_others(tmp_path)
     assert len(checks) == 1
     assert len(checks[0]) < 2500
     assert (tmp_path / "trace-0.arrow").exists() == is_sorted
-    monkeypatch.setattr(checked_traces, "_checked", OrderedDict())  # as in another process
-    checked_traces.adopt(checks)
+    monkeypatch.setattr(trace_source, "_checked", OrderedDict())  # as in another process
+    trace_source.adopt(checks)
     with monkeypatch.context() as unread:
         unread.setattr(TraceSource, "_check", lambda self: pytest.fail("is checked again"))
         again = trace.source(seed=0, max_model_len=75)
@@ -377,7 +375,7 @@ def test_sorted_dates_of_a_file_count_from_the_earliest(tmp_path):
 @pytest.mark.slow
 def test_the_memory_of_a_trace_does_not_grow_with_its_rows(tmp_path):
     """Peak resident memory above that of the start, in processes of their own."""
-    imports = "from sim.workload.csv_traces import PlainCsv"
+    imports = "from sim.workload.formats import PlainCsv"
     read = "PlainCsv(path=sys.argv[1], sort=True).source(seed=0, max_model_len=4096).chunks()"
 
     def peak_mib(num, order):

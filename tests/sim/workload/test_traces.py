@@ -8,9 +8,8 @@ import pytest
 import zstandard
 
 from policies.core.request import Segment
-from sim.workload.csv_traces import AzureCsv, BurstGptCsv, PlainCsv, VidurCsv
-from sim.workload.faster import faster
-from sim.workload.mooncake import BailianJsonl, MooncakeJsonl
+from sim.workload.formats import AzureCsv, BailianJsonl, BurstGptCsv, MooncakeJsonl, PlainCsv, VidurCsv
+from sim.workload.scaled import faster
 from sim.workload.traces import Trace
 
 REAL_TRACES = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "traces"
@@ -330,13 +329,13 @@ def test_rejects_settings_that_select_nothing(tmp_path, settings, message):
         PlainCsv(path=write(tmp_path, PLAIN), **settings)
 
 
-def test_a_format_of_a_user_defines_how_rows_are_read(tmp_path):
+def test_a_format_of_a_user_declares_its_table_and_columns(tmp_path):
     class Unread(Trace):
         pass
 
     file = tmp_path / "trace.txt"
     file.write_text("1,2,3\n")
-    with pytest.raises(ValueError, match=r"^Unread: a format of traces must define rows or blocks, as"):
+    with pytest.raises(ValueError, match=r"^Unread: a format of traces must declare columns and table, as"):
         Unread(path=file)
 
 

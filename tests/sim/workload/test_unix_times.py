@@ -2,8 +2,7 @@
 
 import pytest
 
-from sim.workload.csv_traces import PlainCsv
-from sim.workload.mooncake import MooncakeJsonl
+from sim.workload.formats import MooncakeJsonl, PlainCsv
 
 OFFSETS = ("0", "0.123457", "2.000001")
 

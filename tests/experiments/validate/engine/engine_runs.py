@@ -28,7 +28,7 @@ from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
-from sim.workload.table import TableSource
+from sim.workload.chunks import TableSource
 from tests.realengine.small_models import LLAMA
 
 CPU = torch.device("cpu")

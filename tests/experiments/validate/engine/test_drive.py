@@ -9,7 +9,7 @@ from experiments.validate.engine.replay import replay
 from policies.core.request import Prompt, Segment
 from realengine.clock import ThreadTimeClock
 from sim.workload.base import WorkloadNotes
-from sim.workload.table import TableSource
+from sim.workload.chunks import TableSource
 from tests.experiments.validate.engine.test_recording import fresh_core
 from tests.realengine.small_models import make
 

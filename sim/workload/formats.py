@@ -1,0 +1,235 @@
+"""The trace formats with times that are read, one declaration each: a table, columns, times, contents.
+
+`otel_traces` and `token_ids` declare two more; what has no times of its own is in `untimed_traces`. Columns
+that are not declared are not used; those that may matter are named in a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sim.workload.trace_columns import Columns
+from sim.workload.trace_reading import Rules
+from sim.workload.trace_tables import OBJECTS, CsvTable, JsonLines, ParquetTable, Record, Table
+from sim.workload.traces import DATES, MICROSECONDS, MILLISECONDS, READY, SECONDS, HashedTrace, Times, Trace
+
+CSV, JSON_LINES, PARQUET = CsvTable(), JsonLines(), ParquetTable()
+FAILED = "failed: no output tokens"
+NO_TOKENS = "no input or no output tokens"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AzureCsv(Trace):
+    """Azure LLM inference traces 2023 and 2024 (Patel et al., ISCA 2024; Stojkovic et al., HPCA 2025).
+
+    Times are dates with up to seven fractional digits, which are all kept; the first row is at 0 s.
+    """
+
+    table: ClassVar[Table] = CSV
+    times: ClassVar[Times] = DATES
+    columns: ClassVar[Columns] = Columns(
+        arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BurstGptCsv(Trace):
+    """BurstGPT (Wang et al., KDD 2025). Rows without response tokens are failures; they are only counted."""
+
+    table: ClassVar[Table] = CSV
+    columns: ClassVar[Columns] = Columns(
+        arrival="Timestamp", prompt="Request tokens", output="Response tokens", failed=FAILED
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VidurCsv(Trace):
+    """Vidur's replay traces (Agrawal et al., MLSys 2024)."""
+
+    table: ClassVar[Table] = CSV
+    columns: ClassVar[Columns] = Columns(
+        arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainCsv(Trace):
+    """A minimal format for your own traces."""
+
+    table: ClassVar[Table] = CSV
+    columns: ClassVar[Columns] = Columns(arrival="arrival_s", prompt="prompt_tokens", output="output_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlisTraceV2(Trace):
+    """The CSV of a BLIS TraceV2 (inference-sim): times in us, tenants, sessions, statuses, shared prefixes.
+
+    arrival_time_us counts, not send_time_us, which may have another zero. As in BLIS, input_tokens of a
+    request with a prefix_group come after its prefix, and server_input_tokens count where there is none.
+    Rounds of a session are replayed at their recorded times; what their prompts share is not in the file.
+    """
+
+    table: ClassVar[Table] = CSV
+    times: ClassVar[Times] = MICROSECONDS
+    columns: ClassVar[Columns] = Columns(
+        arrival="arrival_time_us",
+        prompt="input_tokens",
+        output="output_tokens",
+        failed=FAILED,
+        status="status",
+        tenant="tenant_id",
+        session="session_id",
+        prefix_group="prefix_group",
+        prefix_tokens="prefix_length",
+        served_prompt="server_input_tokens",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MooncakeJsonl(HashedTrace):
+    """Mooncake (Qin et al., FAST 2025): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+
+    hash_ids identify the prompt's content, one per tokens_per_hash tokens; the last may stand for fewer. A
+    request without them shares no content, so no prefix cache finds its prompt; a note says so. A request may
+    have its prompt as `text_input` in place of its length. tokenizer: the file that counts its tokens.
+    """
+
+    table: ClassVar[Table] = JSON_LINES
+    times: ClassVar[Times] = MILLISECONDS
+    columns: ClassVar[Columns] = Columns(
+        arrival="timestamp",
+        prompt="input_length",
+        output="output_length",
+        hashes="hash_ids",
+        no_hashes="Requests without hash_ids share no contents, so no prefix cache finds their prompts.",
+        prompt_text="text_input",
+        refused={
+            "delay": "no delays after the previous turn; workload=mooncake_sessions reads them",
+        },
+    )
+
+    tokens_per_hash: int = 512
+    tokenizer: Path | None = None
+
+    def rules(self) -> Rules:
+        """Returns what a reading of the file has to know."""
+        return HashedTrace.rules(self)._replace(tokenizer=self.tokenizer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BailianJsonl(MooncakeJsonl):
+    """Qwen-Bailian (Wang et al., USENIX ATC 2025): Mooncake's keys with seconds, 16 tokens per hash.
+
+    The further keys `chat_id`, `parent_chat_id`, `type` and `turn` are not needed: a later turn shares the
+    hashes of the earlier ones.
+    """
+
+    times: ClassVar[Times] = SECONDS
+    tokens_per_hash: int = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BasetenParquet(HashedTrace):
+    """Baseten: timestamp_start_unix_ms, input_tokens, output_tokens, total_hashes of whole or partial blocks.
+
+    Each hash stands for tokens_per_hash tokens; the column block_size, if any, must say the same. Canceled
+    requests (request_canceled) are counted and not replayed. `org_id` is the tenant.
+    """
+
+    table: ClassVar[Table] = PARQUET
+    times: ClassVar[Times] = MILLISECONDS
+    columns: ClassVar[Columns] = Columns(
+        arrival="timestamp_start_unix_ms",
+        prompt="input_tokens",
+        output="output_tokens",
+        hashes="total_hashes",
+        least_hash=0,
+        hash_tokens="block_size",
+        canceled="request_canceled",
+        empty=NO_TOKENS,
+        tenant="org_id",
+    )
+
+    tokens_per_hash: int = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChutesParquet(Trace):
+    """Chutes: started_at (a time, or Unix time), it, ot; `user_id` is the tenant.
+
+    Rows without token counts (failed, or no text generation) are counted and not replayed. The file says how
+    many tokens were cached (ct), not which, so prompts share nothing.
+    """
+
+    table: ClassVar[Table] = PARQUET
+    columns: ClassVar[Columns] = Columns(
+        arrival="started_at",
+        prompt="it",
+        output="ot",
+        unknown="no token counts",
+        empty=NO_TOKENS,
+        tenant="user_id",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceLabJsonl(HashedTrace):
+    """TraceLab: one LLM round per line, in any order; the earliest is at 0 s.
+
+    `timing_events` (a list of `event_type` and `timestamp`) say when a round was sent: with the last of its
+    inputs (user_message, tool_result), or its first output if it has none. The prompt of
+    `input_tokens_total` tokens begins with `prefix_tokens` tokens of the session's previous one, which the
+    engine found in its cache; the file has no hashes, so contents are named by blocks of tokens_per_hash.
+    `reasoning_output_tokens`, if any, are part of the output.
+    """
+
+    table: ClassVar[Table] = JSON_LINES
+    times: ClassVar[Times] = READY
+    has_any_order: ClassVar[bool] = True
+    from_earliest: ClassVar[str | None] = ""
+    columns: ClassVar[Columns] = Columns(
+        arrival="timing_events",
+        prompt="input_tokens_total",
+        output="output_tokens",
+        more_output="reasoning_output_tokens",
+        empty="no output tokens",
+        session="session_id",
+        cached="prefix_tokens",
+    )
+
+    tokens_per_hash: int = 64
+
+    def records(self, found: Iterator[Record]) -> Iterator[Record]:
+        """Yields the rounds with the times at which they were sent."""
+        for record in found:
+            record.require(self.columns.required)
+            record.check(EVENTS)
+            record.values["timing_events"] = _sent_s(record, record.values["timing_events"])
+            yield record
+
+
+INPUTS, OUTPUTS = ("user_message", "tool_result"), ("text", "reasoning", "tool_call")
+EVENTS = {"timing_events": OBJECTS}
+
+
+def _sent_s(record: Record, events: list[dict[str, Any]]) -> float:
+    """Returns the time at which a round was sent, in Unix seconds. Raises ValueError."""
+    rule = "events with an event_type, and a timestamp such as 2026-01-31T12:00:00.5Z"
+    inputs_s, outputs_s = [], []
+    for event in events:
+        try:
+            time = datetime.fromisoformat(str(event["timestamp"]))
+        except (KeyError, ValueError):
+            raise record.bad("timing_events", rule, event) from None
+        time_s = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+        if event.get("event_type") in INPUTS:
+            inputs_s.append(time_s)
+        elif event.get("event_type") in OUTPUTS:
+            outputs_s.append(time_s)
+    if not inputs_s and not outputs_s:
+        raise record.bad("timing_events", rule, events)
+    return max(inputs_s) if inputs_s else min(outputs_s)

@@ -1,0 +1,133 @@
+"""The columns of a trace format: which ones it reads and as what, and those of a file that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sim.workload.checks import shown
+
+DONE = ("ok", "success", "finished", "completed")
+"""Statuses of requests that were served, in lower case."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of a format by their meaning; empty: the format has no such column.
+
+    arrival, prompt and output must be in the file, the others may be missing. Lengths are in tokens.
+    """
+
+    arrival: str
+    prompt: str
+    output: str
+    tenant: str = ""
+    session: str = ""
+    hashes: str = ""
+    """Ids of the prompt's content, one per `HashedTrace.tokens_per_hash` tokens; the last may name fewer."""
+    least_hash: int | None = None
+    """The smallest id that is no mistake; None: ids may be negative."""
+    no_hashes: str = ""
+    """What a note says if a row has no ids; empty: nothing."""
+    hash_tokens: str = ""
+    """The tokens that an id stands for, which must be those of the setting."""
+    cached: str = ""
+    """Tokens at the beginning of a prompt that are those of the session's previous prompt."""
+    prefix_group: str = ""
+    """Requests of a group begin with the same `prefix_tokens`, which come before the prompt tokens."""
+    prefix_tokens: str = ""
+    served_prompt: str = ""
+    """Prompt tokens as the server counted them, which count instead where there is no prefix; 0: unknown."""
+    prompt_text: str = ""
+    """The prompt as a text, whose tokens are counted if a row has no length."""
+    more_output: str = ""
+    """Tokens that are added to the output, such as reasoning."""
+    status: str = ""
+    """Rows of which the status is none of `DONE` are counted and not replayed."""
+    canceled: str = ""
+    """Whether a request was canceled, which is counted and not replayed."""
+    left_out: str = ""
+    """Why a row is counted and not replayed, as `Trace.records` has found out; empty: it is replayed."""
+    failed: str = ""
+    """Why rows without output are counted and not replayed, whatever their prompt; empty: see `empty`."""
+    empty: str = ""
+    """Why rows without prompt or output are counted and not replayed; empty: they are refused."""
+    unknown: str = ""
+    """Why rows of which a length is missing are counted and not replayed; empty: they are refused."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Columns that a file must not have, with what is expected instead."""
+
+    @property
+    def needed(self) -> tuple[str, str, str]:
+        """The columns that must be there."""
+        return self.arrival, self.prompt, self.output
+
+    @property
+    def required(self) -> list[str]:
+        """The columns that every row must have."""
+        return [*self.needed, *((self.session, self.cached) if self.cached else ())]
+
+    @property
+    def by_row(self) -> set[str]:
+        """The columns that are read one row after the other."""
+        names = (self.session, self.cached, self.prefix_group, self.prefix_tokens, self.served_prompt)
+        return {*names, self.more_output, self.status, self.left_out} - {""}
+
+    @property
+    def in_columns(self) -> list[str]:
+        """The columns that may be missing and can be read as columns."""
+        return [*filter(None, (self.hashes, self.hash_tokens, self.canceled, self.tenant))]
+
+    @property
+    def all(self) -> list[str]:
+        """All columns that are read."""
+        return [*self.needed, *self.in_columns, *self.by_row]
+
+
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "images and sound": (
+        "image_tokens",
+        "num_images",
+        "numimages",
+        "images",
+        "image",
+        "audio_tokens",
+        "video_tokens",
+    ),
+    "models and adapters": (
+        "model",
+        "models",
+        "gen_ai.request.model",
+        "gen_ai.response.model",
+        "adapter",
+        "adapter_id",
+        "lora",
+        "lora_id",
+        "lora_name",
+    ),
+    "priorities": ("priority", "vllm_priority", "strict_priority", "slo_class", "policy_class"),
+    "sessions": ("session_id", "conversation_id", "round_index"),
+    "tenants": ("tenant", "tenant_id", "user_id"),
+    "deadlines": ("deadline_us", "slo_target_us"),
+    "delays": ("delay", "delay_ms", "think_time_us", "tool_wait_ms", "tool_call_latency"),
+    "hidden tokens": ("reason_ratio", "reasoning_tokens"),
+}
+"""What a column is about, and the names that it has in public formats, in lower case with underscores."""
+
+
+def unused_columns(names: Iterable[str], used: Iterable[str]) -> str:
+    """Returns a sentence on the columns that matter and are not used; empty if there are none.
+
+    names: those of the file. used: those that the format reads.
+    """
+    subject_of = {name: subject for subject, known in SUBJECTS.items() for name in known}
+    plain = {name: name.strip().lower().replace(" ", "_") for name in names}
+    read = set(used)
+    found = [
+        f"{shown(name)} ({subject_of[key]})"
+        for name, key in plain.items()
+        if key in subject_of and name not in read
+    ]
+    if not found:
+        return ""
+    return f"Columns of the trace that are not used, although they may matter: {', '.join(found)}."
