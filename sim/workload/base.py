@@ -76,6 +76,34 @@ class Source(Protocol):
         ...
 
 
+class SourceAround:
+    """A source whose requests are those of another one, each changed by `_changed`."""
+
+    def __init__(self, source: Source) -> None:
+        self.num_requests = source.num_requests
+        self.last_arrival_s = source.last_arrival_s
+        self.patience_s = source.patience_s
+        self.is_open_loop = is_open_loop(source)
+        self._source = source
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Returns the notes of the other source."""
+        return self._source.notes
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yields the changed arrivals."""
+        return map(self._changed, self._source.arrivals())
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        """Returns the changed requests that follow."""
+        return [*map(self._changed, self._source.follow_ups(request, now, num_output_tokens))]
+
+    def _changed(self, arrival: Arrival) -> Arrival:
+        """Returns the arrival as this source sends it."""
+        return arrival
+
+
 def is_open_loop(source: Source) -> bool:
     """Returns whether a source declares that no request follows the end of another one."""
     return bool(getattr(source, "is_open_loop", False))

@@ -12,6 +12,7 @@ the columns, and only those become Python objects:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, islice, repeat
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.core.request import Branching, Prompt, Request, Segment
-from sim.workload.base import Arrival, Source, WorkloadNotes, is_open_loop
+from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray
 
@@ -184,7 +185,25 @@ def chunks_of_made(arrivals: Iterator[Arrival]) -> Iterator[Chunk]:
         )
 
 
-class PartOfSource:
+class OpenLoopSource(ABC):
+    """A source whose requests are columns and do not depend on each other."""
+
+    is_open_loop = True
+
+    @abstractmethod
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the requests, in order of arrival; every call begins anew."""
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yields the requests one by one."""
+        return arrivals_of(self.chunks())
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        """Returns nothing: no request follows another one."""
+        return ()
+
+
+class PartOfSource(SourceAround):
     """The open-loop requests of a source that `chooses` selects, with their ids in the whole.
 
     chooses: returns a mask [N] of the rows of a chunk. It must not choose between requests of one
@@ -193,17 +212,9 @@ class PartOfSource:
 
     def __init__(self, source: Source, chooses: Callable[[Chunk], BoolArray]) -> None:
         """Creates the part. The notes are those of the source."""
-        self.num_requests: int | None = None
-        self.last_arrival_s: float | None = None
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self._source = source
+        super().__init__(source)
+        self.num_requests = self.last_arrival_s = None
         self._chooses = chooses
-
-    @property
-    def notes(self) -> WorkloadNotes:
-        """Returns the notes of the whole source, also on requests that were not selected."""
-        return self._source.notes
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the selected rows of each chunk."""
@@ -212,9 +223,6 @@ class PartOfSource:
 
     def arrivals(self) -> Iterator[Arrival]:
         return arrivals_of(self.chunks())
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        return self._source.follow_ups(request, now, num_output_tokens)
 
 
 def arrivals_of(chunks: Iterable[Chunk]) -> Iterator[Arrival]:
@@ -261,7 +269,7 @@ def _up_to(until_s: float, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
 SegmentsOfRow = Callable[[int, int], tuple[Segment, ...]]  # (row, prompt tokens) -> content of the prompt
 
 
-class TableSource:
+class TableSource(OpenLoopSource):
     """Creates one request per row of a table; there are no follow-up requests.
 
     All arrays are [N] and sorted by arrival_s; the row number is the request id. priorities None: all 0.
@@ -269,8 +277,6 @@ class TableSource:
     requests. samples_NW: output tokens of each sample if their lengths differ; output_tokens is the longest.
     tenants, session_ids None: requests have none.
     """
-
-    is_open_loop = True
 
     def __init__(
         self,
@@ -311,12 +317,6 @@ class TableSource:
         """Yields the rows of the table."""
         starts = range(0, len(self._whole), ROWS)
         return (self._whole.where(slice(start, start + ROWS)) for start in starts)
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return arrivals_of(self.chunks())
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        return ()
 
 
 def block_segments(content_ids: tuple[int, ...], num_tokens: int, block: int) -> tuple[Segment, ...]:

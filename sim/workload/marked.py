@@ -8,7 +8,7 @@ law.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -19,7 +19,7 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Request
 from policies.prediction.draws import uniform
 from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
+from sim.workload.base import Arrival, Source, SourceAround, Workload
 from sim.workload.own_figures import adds_figures
 
 
@@ -46,29 +46,15 @@ def branching_key(workload: Workload, key: str = "workload") -> str:
     return f"{key}.branching"
 
 
-class MarkedSource:
+class MarkedSource(SourceAround):
     """The requests of another source, each changed by `mark`."""
 
     def __init__(self, source: Source, mark: Callable[[Request], Request]) -> None:
-        self.num_requests = source.num_requests
-        self.last_arrival_s = source.last_arrival_s
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self._source = source
+        super().__init__(source)
         self._mark = mark
 
-    @property
-    def notes(self) -> WorkloadNotes:
-        """Notes of the other source."""
-        return self._source.notes
-
-    def arrivals(self) -> Iterator[Arrival]:
-        for arrival in self._source.arrivals():
-            yield arrival._replace(request=self._mark(arrival.request))
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        following = self._source.follow_ups(request, now, num_output_tokens)
-        return [arrival._replace(request=self._mark(arrival.request)) for arrival in following]
+    def _changed(self, arrival: Arrival) -> Arrival:
+        return arrival._replace(request=self._mark(arrival.request))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

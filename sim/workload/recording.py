@@ -25,7 +25,7 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, shown
-from sim.workload.chunks import ROWS, Chunk, chunks_of_made
+from sim.workload.chunks import ROWS, Chunk, OpenLoopSource, chunks_of_made
 from sim.workload.distributions import IntArray
 from sim.workload.lengths import BoolArray, clip_to_context
 from sim.workload.trace_files import require_file
@@ -280,10 +280,8 @@ class Recording:
         return RecordedSource(self._session, max_model_len, aborts=self.aborts)
 
 
-class RecordedSource:
+class RecordedSource(OpenLoopSource):
     """The requests of a recording, which are read again whenever they are needed."""
-
-    is_open_loop = True
 
     def __init__(self, session: Session, max_model_len: int, *, aborts: bool) -> None:
         """Counts the requests that are clipped. aborts: see `Recording`."""
@@ -311,9 +309,6 @@ class RecordedSource:
             rows = zip(table.to_dict("records"), prompts.tolist(), outputs.tolist(), strict=True)
             for row, prompt, output in rows:
                 yield self._arrival(row, prompt, output)
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        return ()
 
     def _clipped(self, table: pd.DataFrame) -> tuple[IntArray, IntArray, BoolArray]:
         prompts, outputs = (table[name].to_numpy() for name in LENGTHS)

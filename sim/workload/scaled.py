@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.core.request import Prompt, Request, Segment
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
+from sim.workload.base import Arrival, Source, SourceAround, Workload, WorkloadNotes
 from sim.workload.chunks import Chunk, ChunkedSource, chunks_of, objects
 
 
@@ -25,7 +25,7 @@ def faster(source: Source, load: float) -> FasterSource:
     return kind(source, load)
 
 
-class FasterSource:
+class FasterSource(SourceAround):
     """A source with the open-loop arrivals of another one at `load` times the rate.
 
     Deadlines, and the moments at which clients give up, keep their distance from the arrival, and think times
@@ -33,22 +33,11 @@ class FasterSource:
     """
 
     def __init__(self, source: Source, load: float) -> None:
-        self.num_requests = source.num_requests
+        super().__init__(source)
         self.last_arrival_s = None if source.last_arrival_s is None else source.last_arrival_s / load
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self._source = source
         self._load = load
 
-    @property
-    def notes(self) -> WorkloadNotes:
-        """Notes of the other source."""
-        return self._source.notes
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return map(self._faster, self._source.arrivals())
-
-    def _faster(self, arrival: Arrival) -> Arrival:
+    def _changed(self, arrival: Arrival) -> Arrival:
         request, at_s = arrival.request, arrival.time_s
         arrival_s = request.arrival_s / self._load
         due_s, gives_up_s = request.deadline_s, arrival.gives_up_s
@@ -72,7 +61,7 @@ class FasterColumns(FasterSource):
         """Yields the same requests as columns."""
         for chunk in chunks_of(self._source):
             if chunk.made is not None:
-                made = [self._faster(arrival) for arrival in chunk.made]
+                made = [self._changed(arrival) for arrival in chunk.made]
                 yield replace(chunk, made=objects(made), at_s=np.array([arrival.at_s for arrival in made]))
                 continue
             at_s, due_s = chunk.at_s / self._load, chunk.due_s()
@@ -94,7 +83,7 @@ class _InFlight(NamedTuple):
     """Output tokens after scaling."""
 
 
-class LongerSource:
+class LongerSource(SourceAround):
     """The traffic of a workload with prompts and outputs (and limits on them) scaled by the given factors.
 
     A request that then exceeds the context is clipped, the prompt first, as in `clip_to_context`; a
@@ -104,19 +93,19 @@ class LongerSource:
     def __init__(
         self, workload: Workload, *, seed: int, max_model_len: int, prompt_scale: float, output_scale: float
     ) -> None:
-        source: Source = workload.source(seed=seed, max_model_len=UNLIMITED)
-        self.num_requests = source.num_requests  # at most: conversations may end earlier
-        self.last_arrival_s = source.last_arrival_s
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self.notes = source.notes
-        self._source = source
+        super().__init__(workload.source(seed=seed, max_model_len=UNLIMITED))
+        self._notes = self._source.notes
         self._max_model_len = max_model_len
         self._prompt_scale = prompt_scale
         self._output_scale = output_scale
         self._num_created = 0
         self._in_flight: dict[int, _InFlight] = {}
         self._answers: dict[int, int] = {}  # content id of an output that a later prompt contains -> tokens
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the workload, and on what the scaled lengths have changed."""
+        return self._notes
 
     def arrivals(self) -> Iterator[Arrival]:
         for arrival in self._source.arrivals():

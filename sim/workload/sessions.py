@@ -13,12 +13,12 @@ import numpy as np
 
 from policies.core.request import Request
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
-from sim.workload.base import Arrival, Source, WorkloadNotes, is_open_loop
+from sim.workload.base import Arrival, Source, SourceAround
 from sim.workload.distributions import FloatArray
 from sim.workload.streams import stream
 
 
-class SessionPool:
+class SessionPool(SourceAround):
     """The sessions of another source, begun by a closed loop in place of that source's own times.
 
     Each of the loop's users has one session at a time; a request without a session is one of its own. A
@@ -29,21 +29,16 @@ class SessionPool:
 
     def __init__(self, source: Source, loop: ClosedLoop, *, seed: int, duration_s: float | None) -> None:
         """Creates the traffic. source: all sessions; its arrivals come session after session."""
+        super().__init__(source)
         self.num_requests = source.num_requests if duration_s is None else None
-        self.last_arrival_s: float | None = None
-        self.patience_s = source.patience_s
-        self._source = source
+        self.last_arrival_s = None
+        self.is_open_loop = False
         self._loop = loop
         self._rng = stream(seed, "session_pool")
         self._end_s = math.inf if duration_s is None else duration_s
         self._sessions = (list(own) for _, own in groupby(source.arrivals(), lambda one: _key(one.request)))
         self._num_open = Counter[int]()
         """Requests of each session that have not ended."""
-
-    @property
-    def notes(self) -> WorkloadNotes:
-        """Notes of the other source."""
-        return self._source.notes
 
     def arrivals(self) -> Iterator[Arrival]:
         firsts_s = self._loop.first_s(num_requests=None, duration_s=self._end_s).tolist()
@@ -102,21 +97,12 @@ def _key(request: Request) -> int:
     return -1 - request.request_id if request.session_id is None else request.session_id
 
 
-class OpenSessions:
+class OpenSessions(SourceAround):
     """The requests of another source, of which it keeps the sessions as long as `after` may ask for them."""
 
     def __init__(self, source: Source) -> None:
-        self.num_requests = source.num_requests
-        self.last_arrival_s = source.last_arrival_s
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self._source = source
+        super().__init__(source)
         self._session_of: dict[int, int] = {}  # by request id
-
-    @property
-    def notes(self) -> WorkloadNotes:
-        """Notes of the other source."""
-        return self._source.notes
 
     def after(self, request_id: int) -> Collection[int]:
         """Returns the sessions with requests behind an id; later calls have the same id or a greater one.
@@ -127,14 +113,7 @@ class OpenSessions:
         self._session_of = {key: value for key, value in self._session_of.items() if key > request_id}
         return set(self._session_of.values())
 
-    def arrivals(self) -> Iterator[Arrival]:
-        return map(self._noted, self._source.arrivals())
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        following = self._source.follow_ups(request, now, num_output_tokens)
-        return [self._noted(arrival) for arrival in following]
-
-    def _noted(self, arrival: Arrival) -> Arrival:
+    def _changed(self, arrival: Arrival) -> Arrival:
         request = arrival.request
         if request.session_id is not None:
             self._session_of[request.request_id] = request.session_id

@@ -16,7 +16,7 @@ from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_REQUESTS, require_positive
-from sim.workload.chunks import Chunk, Common, arrivals_of, due_s
+from sim.workload.chunks import Chunk, Common, OpenLoopSource, due_s
 from sim.workload.distributions import FloatArray, IntArray
 from sim.workload.lengths import BoolArray, Lengths, clip_to_context
 from sim.workload.streams import stream
@@ -212,14 +212,12 @@ class Synthetic:
         return np.searchsorted(upper, rng.random(count), side="right").astype(np.int64)
 
 
-class SyntheticSource:
+class SyntheticSource(OpenLoopSource):
     """Independent requests at the times of an arrival process; the number of a request is its id.
 
     They are drawn chunk by chunk from their random streams whenever they are read, so that any number of
     requests takes the same memory.
     """
-
-    is_open_loop = True
 
     def __init__(self, settings: Synthetic, *, seed: int, max_model_len: int) -> None:
         """Counts the requests. Raises ValueError if there are none."""
@@ -245,12 +243,6 @@ class SyntheticSource:
     def chunks(self) -> Iterator[Chunk]:
         """Yields the requests as columns."""
         return (chunk for chunk, _ in self._drawn())
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return arrivals_of(self.chunks())
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        return ()
 
     def _times_s(self) -> Iterator[FloatArray]:
         """Draws the arrival times, some at a time."""

@@ -27,7 +27,7 @@ from policies.core.request import Request
 from sim.metrics.summary import plain_json
 from sim.metrics.thinned import ByReplica, thinned_figures
 from sim.workload.arrivals import ClosedLoop
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
+from sim.workload.base import Arrival, Source, SourceAround, Workload
 from sim.workload.chunks import NO_SESSION, Chunk, ChunkedSource, arrivals_of, chunks_of, objects
 from sim.workload.distributions import IntArray
 from sim.workload.marked import OfWorkload
@@ -89,16 +89,13 @@ class ThinnedWorkload(OfWorkload):
         return plain
 
 
-class ThinnedSource:
+class ThinnedSource(SourceAround):
     """One in `keeps_one_in` units of another source, under new ids in the order of creation."""
 
     def __init__(self, source: Source, keeps_one_in: int, *, seed: int, by_family: bool) -> None:
+        super().__init__(source)
         total = source.num_requests
         self.num_requests = None if total is None else max(round(total / keeps_one_in), 1)
-        self.last_arrival_s = source.last_arrival_s
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self._source = source
         chunks = chunks_of(source)
         first = next(chunks, None)
         self._once = (
@@ -114,11 +111,6 @@ class ThinnedSource:
         self._num_created = 0
         self._owed_2 = np.zeros(2)  # prompt and output tokens by which the kept requests have too few
         self._in_flight: dict[int, Request] = {}  # new id -> request as the other source knows it
-
-    @property
-    def notes(self) -> WorkloadNotes:
-        """Notes of the whole traffic."""
-        return self._source.notes
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the kept requests as columns.
@@ -136,7 +128,7 @@ class ThinnedSource:
         for number, chunk in enumerate(whole):
             kept = chunk.where(np.sort(self._kept_rows(number, chunk)))
             if kept.made is not None:
-                kept = replace(kept, made=objects([*map(self._renumbered, kept.made.tolist())]))
+                kept = replace(kept, made=objects([*map(self._changed, kept.made.tolist())]))
                 first_id = self._num_created - len(kept)
             else:  # sources with columns of numbers have no follow-ups
                 first_id = self._num_created
@@ -148,7 +140,7 @@ class ThinnedSource:
 
     def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
         original = self._in_flight.pop(request.request_id, request)
-        return [*map(self._renumbered, self._source.follow_ups(original, now, num_output_tokens))]
+        return super().follow_ups(original, now, num_output_tokens)
 
     def _kept_rows(self, number: int, chunk: Chunk) -> IntArray:
         """Returns the rows of a chunk that are kept: those of kept units, and a sample of the others."""
@@ -212,7 +204,7 @@ class ThinnedSource:
         sample: IntArray = rows_CK[best, exists_CK[best]]
         return sample
 
-    def _renumbered(self, arrival: Arrival) -> Arrival:
+    def _changed(self, arrival: Arrival) -> Arrival:
         request_id = self._num_created
         self._num_created += 1
         if not self.is_open_loop:  # nothing follows the end of the others

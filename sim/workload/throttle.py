@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from policies.core.request import Request
-from sim.workload.base import Arrival, Source, WorkloadNotes, is_open_loop
+from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
 from sim.workload.checks import require_positive
 from sim.workload.marked import OfWorkload
 
@@ -65,7 +65,7 @@ class Bucket:
         self.level, self.since_s = min(self.per_minute, filled) - cost, now
 
 
-class ThrottledSource:
+class ThrottledSource(SourceAround):
     """The requests of another source in order of the times at which the limits let them go.
 
     The requests of a tenant stay in order. A follow-up comes after the requests that arrive before the next
@@ -74,11 +74,8 @@ class ThrottledSource:
 
     def __init__(self, source: Source, per_minute: tuple[float | None, float | None]) -> None:
         """Creates the traffic. per_minute: limits on requests and tokens; None: no limit."""
-        self.num_requests = source.num_requests
-        self.last_arrival_s: float | None = None
-        self.patience_s = source.patience_s
-        self.is_open_loop = is_open_loop(source)
-        self._source = source
+        super().__init__(source)
+        self.last_arrival_s = None
         self._per_minute = per_minute
         self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
         self._last_s: dict[str, float] = {}

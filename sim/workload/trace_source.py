@@ -12,7 +12,7 @@ import math
 import pickle  # nosec B403
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from copy import copy, deepcopy
 from pathlib import Path
@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from policies.core.request import Request, Segment
+from policies.core.request import Segment
 from sim.settings.errors import ConfigError
-from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.chunks import Chunk, Common, arrivals_of
+from sim.workload.base import WorkloadNotes
+from sim.workload.chunks import Chunk, Common, OpenLoopSource
 from sim.workload.lengths import BoolArray, clip_to_context
 from sim.workload.trace_rows import Block, SortedRows
 
@@ -57,10 +57,8 @@ class ChangedTraceError(ConfigError):
     """A file was changed between its check and the run."""
 
 
-class TraceSource:
+class TraceSource(OpenLoopSource):
     """The requests of a window of a trace, in order of time; the number of a request is its id."""
-
-    is_open_loop = True
 
     def __init__(
         self,
@@ -132,12 +130,6 @@ class TraceSource:
     def chunks(self) -> Iterator[Chunk]:
         """Yields the requests. Raises ChangedTraceError if the file has changed since it was checked."""
         return self._read_again() if self._kept is None else iter(self._kept)
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return arrivals_of(self.chunks())
-
-    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
-        return ()
 
     def _check(self, *, to_the_end: bool) -> None:
         """Reads the window, and keeps it if it is short. to_the_end: also check the rows behind it."""
