@@ -146,20 +146,16 @@ class PlanSettings:
 
     def _branches(self, draws: _Draws, level: int) -> tuple[Branch, ...]:
         """Draws what runs after a call of an agent of a level."""
-        if level == self.sub_agent_depth:
-            return (self._tool(draws),)
-        return tuple(self._branch(draws, level) for _ in range(draws.count(self.fan_out, MAX_STEPS)))
+        is_last = level == self.sub_agent_depth
+        count = 1 if is_last else draws.count(self.fan_out, MAX_STEPS)
+        return tuple(self._branch(draws, level, is_tool=is_last) for _ in range(count))
 
-    def _branch(self, draws: _Draws, level: int) -> Branch:
+    def _branch(self, draws: _Draws, level: int, *, is_tool: bool) -> Branch:
         result = Segment(draws.content(), draws.count(self.result_tokens))
-        if draws.uniform() >= self.sub_agent_share:
+        if is_tool or draws.uniform() >= self.sub_agent_share:
             return Branch(result, draws.seconds(self.tool_s), Segment(0, 0))
         prompt = Segment(draws.content(), draws.count(self.task_tokens))
         return Branch(result, 0.0, prompt, self._calls(draws, level + 1))
-
-    def _tool(self, draws: _Draws) -> Branch:
-        result = Segment(draws.content(), draws.count(self.result_tokens))
-        return Branch(result, draws.seconds(self.tool_s), Segment(0, 0))
 
 
 class _Draws:

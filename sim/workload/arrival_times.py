@@ -6,10 +6,10 @@ A clock reads the times of one pass over a file, in the order of its rows, one b
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,33 +30,35 @@ MINUTE = len("2023-11-16 18:17:")
 ZONE = "+00:00"
 
 
-class Clock(Protocol):
+class Clock(ABC):
     """Converts arrival times to seconds from the trace's zero."""
+
+    __slots__ = ()
 
     @property
     def is_unix(self) -> bool:
-        """Whether the times are whole Unix times, of which a double cannot represent all."""
-        ...
+        """Returns whether the times are whole Unix times, of which a double cannot represent all."""
+        return False
 
+    @abstractmethod
     def __call__(self, found: object) -> float:
         """Returns the time of a value of the file. Raises ValueError."""
-        ...
 
     def begins(self, found: object) -> bool:
         """Reads the first arrival of the trace, unless that has been done; returns whether it is valid."""
-        ...
+        return False
 
     def of_column(self, times: pa.Array) -> FloatArray | None:
         """Returns the times of consecutive rows; None if they must be read one by one."""
-        ...
+        return None
 
     def take_remark(self) -> str:
         """Returns a sentence on how the times are read, once; otherwise an empty text."""
-        ...
+        return ""
 
 
 @dataclass(slots=True)
-class ArrivalClock:
+class ArrivalClock(Clock):
     """Reads arrival times that are numbers; Unix times count from the first.
 
     exponent: power of ten of the format's unit, 3 for milliseconds. has_texts: whether the file has numbers
@@ -189,15 +191,13 @@ class ArrivalClock:
         )
 
 
-class DateClock:
+class DateClock(Clock):
     """Reads `2023-11-16 18:17:03.9799600` as seconds after the first time that it reads.
 
     A suffix `+00:00` is allowed. The date is parsed once per minute of the trace: strptime takes ten times as
     long as the rest of a row and reads only six fractional digits. A double cannot hold seconds since 1970
     with seven fractional digits.
     """
-
-    is_unix = False
 
     def __init__(self) -> None:
         self._minutes_s: dict[str, float] = {}  # "2023-11-16 18:17:" -> seconds from the first row
@@ -235,10 +235,6 @@ class DateClock:
         times_s: FloatArray = minute_s[minutes.indices.to_numpy()] + second_s
         return times_s
 
-    def take_remark(self) -> str:
-        """Returns an empty text: dates need no remark."""
-        return ""
-
     def _minute_s(self, minute: str, second_s: float) -> float:
         """Returns the seconds from the first row, which is at second_s if this is it, to a minute."""
         minute_s = self._minutes_s.get(minute)
@@ -251,24 +247,10 @@ class DateClock:
         return minute_s
 
 
-class ReadyClock:
+class ReadyClock(Clock):
     """Takes times that the format has read itself, in Unix seconds; they come one by one."""
-
-    is_unix = False
 
     def __call__(self, found: object) -> float:
         """Returns the time, seconds since 1970."""
         assert isinstance(found, float), "Trace.records has read it"
         return found
-
-    def begins(self, found: object) -> bool:
-        """Returns False: there is no column of these times."""
-        return False
-
-    def of_column(self, times: pa.Array) -> FloatArray | None:
-        """Returns None: there is no column of these times."""
-        return None
-
-    def take_remark(self) -> str:
-        """Returns an empty text."""
-        return ""

@@ -319,6 +319,11 @@ class TableSource(OpenLoopSource):
         return (self._whole.where(slice(start, start + ROWS)) for start in starts)
 
 
+def sized_segments(content: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
+    """Returns the content of a prompt. content: the tokens that each id names, and the ids; empty: none."""
+    return block_segments(content[1:], num_tokens, content[0]) if content else ()
+
+
 def block_segments(content_ids: tuple[int, ...], num_tokens: int, block: int) -> tuple[Segment, ...]:
     """Returns the content of num_tokens tokens, of which each id names `block`; the last may name fewer."""
     full, rest = divmod(num_tokens, block)

@@ -22,7 +22,7 @@ from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
 from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
-from sim.workload.streams import stream
+from sim.workload.streams import stream, zipf_draws
 
 MAX_TURNS = 10_000
 """Limit per conversation; the turns are drawn in advance and take memory."""
@@ -84,7 +84,12 @@ class Conversation:
             answer_tokens=whole_numbers(self.answer_tokens, z_T3[:, 1]),
             think_s=self.think_time_s.from_normal(z_T3[:, 2]),
             system_prompts=self._system_prompts(seed),
-            system_prompt_of=self._system_prompt_of(seed, len(first_s)),
+            system_prompt_of=zipf_draws(
+                stream(seed, "system_prompt_of"),
+                self.num_system_prompts,
+                self.system_prompt_skew,
+                len(first_s),
+            ),
             max_model_len=max_model_len,
             patience_s=self.patience_s,
             pins_system_prompt=self.pins_system_prompt,
@@ -95,13 +100,6 @@ class Conversation:
         z = stream(seed, "system_prompts").standard_normal(self.num_system_prompts)
         tokens = whole_numbers(self.system_prompt_tokens, z).tolist()
         return [Segment(content_id, num_tokens) for content_id, num_tokens in enumerate(tokens)]
-
-    def _system_prompt_of(self, seed: int, num_conversations: int) -> IntArray:
-        """Draws the index of the system prompt of each conversation; all 0 without system prompts."""
-        weights = np.arange(1.0, self.num_system_prompts + 1) ** -self.system_prompt_skew
-        upper = np.cumsum(weights / max(weights.sum(), 1.0))[:-1]
-        drawn = stream(seed, "system_prompt_of").random(num_conversations)
-        return np.searchsorted(upper, drawn, side="right").astype(np.int64)
 
 
 class ConversationSource:

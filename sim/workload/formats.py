@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from sim.workload.arrival_times import Clock
 from sim.workload.trace_columns import Columns
-from sim.workload.trace_reading import Rules
-from sim.workload.trace_tables import OBJECTS, CsvTable, JsonLines, ParquetTable, Record, Table
-from sim.workload.traces import DATES, MICROSECONDS, MILLISECONDS, READY, SECONDS, HashedTrace, Times, Trace
+from sim.workload.trace_reading import Reading
+from sim.workload.trace_tables import CSV, JSON_LINES, OBJECTS, PARQUET, Record
+from sim.workload.traces import DATES, MICROSECONDS, MILLISECONDS, READY, SECONDS, HashedTrace, Trace
 
-CSV, JSON_LINES, PARQUET = CsvTable(), JsonLines(), ParquetTable()
 FAILED = "failed: no output tokens"
 NO_TOKENS = "no input or no output tokens"
 
@@ -29,39 +29,33 @@ class AzureCsv(Trace):
     Times are dates with up to seven fractional digits, which are all kept; the first row is at 0 s.
     """
 
-    table: ClassVar[Table] = CSV
-    times: ClassVar[Times] = DATES
-    columns: ClassVar[Columns] = Columns(
-        arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"
-    )
+    table = CSV
+    times = DATES
+    columns = Columns(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BurstGptCsv(Trace):
     """BurstGPT (Wang et al., KDD 2025). Rows without response tokens are failures; they are only counted."""
 
-    table: ClassVar[Table] = CSV
-    columns: ClassVar[Columns] = Columns(
-        arrival="Timestamp", prompt="Request tokens", output="Response tokens", failed=FAILED
-    )
+    table = CSV
+    columns = Columns(arrival="Timestamp", prompt="Request tokens", output="Response tokens", failed=FAILED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VidurCsv(Trace):
     """Vidur's replay traces (Agrawal et al., MLSys 2024)."""
 
-    table: ClassVar[Table] = CSV
-    columns: ClassVar[Columns] = Columns(
-        arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"
-    )
+    table = CSV
+    columns = Columns(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainCsv(Trace):
     """A minimal format for your own traces."""
 
-    table: ClassVar[Table] = CSV
-    columns: ClassVar[Columns] = Columns(arrival="arrival_s", prompt="prompt_tokens", output="output_tokens")
+    table = CSV
+    columns = Columns(arrival="arrival_s", prompt="prompt_tokens", output="output_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +67,9 @@ class BlisTraceV2(Trace):
     Rounds of a session are replayed at their recorded times; what their prompts share is not in the file.
     """
 
-    table: ClassVar[Table] = CSV
-    times: ClassVar[Times] = MICROSECONDS
-    columns: ClassVar[Columns] = Columns(
+    table = CSV
+    times = MICROSECONDS
+    columns = Columns(
         arrival="arrival_time_us",
         prompt="input_tokens",
         output="output_tokens",
@@ -98,9 +92,9 @@ class MooncakeJsonl(HashedTrace):
     have its prompt as `text_input` in place of its length. tokenizer: the file that counts its tokens.
     """
 
-    table: ClassVar[Table] = JSON_LINES
-    times: ClassVar[Times] = MILLISECONDS
-    columns: ClassVar[Columns] = Columns(
+    table = JSON_LINES
+    times = MILLISECONDS
+    columns = Columns(
         arrival="timestamp",
         prompt="input_length",
         output="output_length",
@@ -115,9 +109,9 @@ class MooncakeJsonl(HashedTrace):
     tokens_per_hash: int = 512
     tokenizer: Path | None = None
 
-    def rules(self) -> Rules:
-        """Returns what a reading of the file has to know."""
-        return HashedTrace.rules(self)._replace(tokenizer=self.tokenizer)
+    def reading(self, columns: Columns, clock: Clock) -> Reading:
+        """Returns the reader of the rows of one pass over the file."""
+        return Reading(columns, clock, self.time_rule, self.tokens_per_hash, self.tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +122,7 @@ class BailianJsonl(MooncakeJsonl):
     hashes of the earlier ones.
     """
 
-    times: ClassVar[Times] = SECONDS
+    times = SECONDS
     tokens_per_hash: int = 16
 
 
@@ -140,9 +134,9 @@ class BasetenParquet(HashedTrace):
     requests (request_canceled) are counted and not replayed. `org_id` is the tenant.
     """
 
-    table: ClassVar[Table] = PARQUET
-    times: ClassVar[Times] = MILLISECONDS
-    columns: ClassVar[Columns] = Columns(
+    table = PARQUET
+    times = MILLISECONDS
+    columns = Columns(
         arrival="timestamp_start_unix_ms",
         prompt="input_tokens",
         output="output_tokens",
@@ -165,8 +159,8 @@ class ChutesParquet(Trace):
     many tokens were cached (ct), not which, so prompts share nothing.
     """
 
-    table: ClassVar[Table] = PARQUET
-    columns: ClassVar[Columns] = Columns(
+    table = PARQUET
+    columns = Columns(
         arrival="started_at",
         prompt="it",
         output="ot",
@@ -187,11 +181,10 @@ class TraceLabJsonl(HashedTrace):
     `reasoning_output_tokens`, if any, are part of the output.
     """
 
-    table: ClassVar[Table] = JSON_LINES
-    times: ClassVar[Times] = READY
-    has_any_order: ClassVar[bool] = True
-    from_earliest: ClassVar[str | None] = ""
-    columns: ClassVar[Columns] = Columns(
+    table = JSON_LINES
+    times = READY
+    has_any_order = True
+    columns = Columns(
         arrival="timing_events",
         prompt="input_tokens_total",
         output="output_tokens",

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 from sim.workload.checks import MAX_UNIX_S, shown
 from sim.workload.trace_columns import Columns
-from sim.workload.trace_tables import JsonElements, Record, Table
-from sim.workload.traces import READY, Times, Trace
+from sim.workload.trace_tables import JsonElements, Record
+from sim.workload.traces import READY, Trace
 
 INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
@@ -39,15 +39,15 @@ class OtelTrace(Trace):
     Spans may be in any order; the earliest call is at 0 s. A trace must lie within one object of the file.
     """
 
-    table: ClassVar[Table] = OBJECTS
-    times: ClassVar[Times] = READY
-    has_any_order: ClassVar[bool] = True
-    from_earliest: ClassVar[str | None] = (
+    table = OBJECTS
+    times = READY
+    has_any_order = True
+    note = (
         "0 s of the run is the first call, {start}. The calls of a trace are a session, at their recorded "
         "times; spans do not say what their prompts share, so no prefix cache finds them."
     )
-    nothing: ClassVar[str] = f": expected spans of calls with {INPUT[0]}"
-    columns: ClassVar[Columns] = Columns(
+    nothing = f": expected spans of calls with {INPUT[0]}"
+    columns = Columns(
         arrival="start time",
         prompt=INPUT[0],
         output=OUTPUT[0],
@@ -102,7 +102,7 @@ class Span(Record):
 
     @property
     def is_call(self) -> bool:
-        """Whether the span is one call of a model."""
+        """Returns whether the span is one call of a model."""
         operation = self.attributes.get(OPERATION)
         if operation is not None:
             return str(operation).lower() in CALLS

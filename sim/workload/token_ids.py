@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.workload.trace_columns import Columns
-from sim.workload.trace_tables import JsonLines, Record, Rule, Table, json_lines
-from sim.workload.traces import SECONDS, HashedTrace, Times
+from sim.workload.trace_tables import JSON_LINES, Record, Rule, json_lines
+from sim.workload.traces import SECONDS, HashedTrace
 
 BLOCK = 16
 """Tokens of a prompt that have one content id: a KV block."""
@@ -46,9 +46,9 @@ class TokenIds(NamedTuple):
 class TokenIdsJsonl(HashedTrace):
     """One JSON object per line: `arrival_s`, `prompt_token_ids`, `output_token_ids`."""
 
-    table: ClassVar[Table] = JsonLines()
-    times: ClassVar[Times] = SECONDS
-    columns: ClassVar[Columns] = Columns(
+    table = JSON_LINES
+    times = SECONDS
+    columns = Columns(
         arrival="arrival_s", prompt="prompt_token_ids", output="output_token_ids", hashes="content_ids"
     )
 

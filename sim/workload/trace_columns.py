@@ -1,9 +1,10 @@
-"""The columns of a trace format: which ones it reads and as what, and those of a file that nobody reads."""
+"""The columns of a trace format: which ones it reads and as what, and those of a file that no format reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from sim.workload.checks import shown
 
@@ -15,7 +16,8 @@ DONE = ("ok", "success", "finished", "completed")
 class Columns:
     """The columns of a format by their meaning; empty: the format has no such column.
 
-    arrival, prompt and output must be in the file, the others may be missing. Lengths are in tokens.
+    arrival, prompt and output must be in the file, the others may be missing. Lengths are in tokens. Of names
+    divided by |, as in "prompt_tokens|input_tokens", the first that a file has is its column.
     """
 
     arrival: str
@@ -57,6 +59,18 @@ class Columns:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Columns that a file must not have, with what is expected instead."""
 
+    def in_file(self, names: Callable[[], Iterable[str]]) -> Columns:
+        """Returns the columns with one name each. names: reads those of a file."""
+        named = {one.name: str(getattr(self, one.name)) for one in fields(self) if one.name != "refused"}
+        divided = {key: name.split("|") for key, name in named.items() if "|" in name}
+        if not divided:
+            return self
+        found = set(names())
+        chosen: dict[str, Any] = {
+            key: next((one for one in listed if one in found), listed[0]) for key, listed in divided.items()
+        }
+        return replace(self, **chosen)
+
     @property
     def needed(self) -> tuple[str, str, str]:
         """The columns that must be there."""
@@ -77,6 +91,10 @@ class Columns:
     def in_columns(self) -> list[str]:
         """The columns that may be missing and can be read as columns."""
         return [*filter(None, (self.hashes, self.hash_tokens, self.canceled, self.tenant))]
+
+    def only_by_row(self, names: Iterable[str]) -> bool:
+        """Returns whether a file with these columns can only be read one row after the other."""
+        return not {*self.by_row, *self.refused}.isdisjoint(names)
 
     @property
     def all(self) -> list[str]:

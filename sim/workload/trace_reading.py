@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,24 +34,23 @@ CHARACTERS_PER_TOKEN = 4
 MAX_TOKENIZER_BYTES = 1 << 28
 
 
-class Rules(NamedTuple):
-    """What a reading has to know of a format and its settings."""
-
-    columns: Columns
-    time_rule: str
-    """The rule of arrivals, for messages."""
-    tokens_per_hash: int
-    """Tokens of the block that an id of `Columns.hashes` names."""
-    tokenizer: Path | None
-    """Counts the tokens of `Columns.prompt_text`."""
-
-
 class Reading:
-    """One pass over the rows of a trace."""
+    """One pass over the rows of a trace.
 
-    def __init__(self, rules: Rules, clock: Clock) -> None:
-        self._columns, self._time_rule, self._tokens_per_hash, self._tokenizer = rules
-        self._clock = clock
+    time_rule: the rule of arrivals, for messages. tokens_per_hash: tokens of the block that an id of
+    `Columns.hashes` names. tokenizer: counts the tokens of `Columns.prompt_text`.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        clock: Clock,
+        time_rule: str,
+        tokens_per_hash: int = 1,
+        tokenizer: Path | None = None,
+    ) -> None:
+        self._columns, self._clock, self._time_rule = columns, clock, time_rule
+        self._tokens_per_hash, self._tokenizer = tokens_per_hash, tokenizer
         self._sessions: dict[str, int] = {}  # numbers of those seen so far, by name
         self._lengths: TextLengths | None = None
         self._remarks: list[str] = []  # of the row that is being read
@@ -168,7 +167,7 @@ class Reading:
         return prompt, output, "" if prompt and output else columns.empty
 
     def _contents(self, record: Record, prompt: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the tokens of the prompt and what identifies its content; see `HashedTrace.segments`."""
+        """Returns the tokens of the prompt and what identifies its content; see `sized_segments`."""
         columns, values = self._columns, record.values
         if columns.cached:
             return prompt, (_tokens(record, columns.cached, 0), prompt)
@@ -180,7 +179,7 @@ class Reading:
         )
         if number:
             digest = blake2b(str(group).encode(), digest_size=8).digest()
-            return prompt + number, (int.from_bytes(digest, "little") >> 1, number)
+            return prompt + number, (number, int.from_bytes(digest, "little") >> 1)
         served = _tokens(record, columns.served_prompt, 0) if values.get(columns.served_prompt) else 0
         return served or prompt, ()
 
@@ -208,7 +207,7 @@ class Reading:
         if len(ids) > max_ids:
             rule = f"at most {max_ids} ids for {prompt} tokens, {size} each"
             raise record.bad(columns.hashes, rule, f"{len(ids)} ids; {other_block_size(prompt, len(ids))}")
-        return tuple(ids)
+        return (size, *ids)
 
     def _contents_of(self, found: ArrowColumns, prompts: IntArray) -> ObjectArray | None:
         """Returns `_hashes` of all rows; None: all are empty. Raises UnusualTextError."""
@@ -220,7 +219,7 @@ class Reading:
         if columns.hashes not in found:
             return None
         ids = found[columns.hashes]
-        hashes, counts = _tuples(ids)
+        hashes, counts = _tuples(ids, size)
         is_noted = columns.no_hashes and ids.null_count
         if is_noted or (counts > -(-prompts // size)).any():
             raise UnusualTextError
@@ -294,10 +293,10 @@ def _are_true(column: pa.Array) -> BoolArray:
     return is_true
 
 
-def _tuples(column: pa.ListArray) -> tuple[ObjectArray, IntArray]:
-    """Returns lists of whole numbers as tuples [N], and their lengths [N]; a list that is null is empty.
+def _tuples(column: pa.ListArray, size: int) -> tuple[ObjectArray, IntArray]:
+    """Returns lists of whole numbers as tuples behind a size [N], and the lengths of the lists [N].
 
-    Raises UnusualTextError for other values in a list.
+    A list that is null is empty. Raises UnusualTextError for other values in a list.
     """
     try:
         values = column.flatten().cast(pa.int64())
@@ -309,7 +308,7 @@ def _tuples(column: pa.ListArray) -> tuple[ObjectArray, IntArray]:
     numbers = values.to_numpy().tolist()
     ends = np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]]
-    return objects([tuple(numbers[a:b]) for a, b in zip(starts, ends, strict=True)]), lengths
+    return objects([(size, *numbers[a:b]) for a, b in zip(starts, ends, strict=True)]), lengths
 
 
 def _texts(column: pa.Array) -> ObjectArray:
@@ -339,6 +338,7 @@ class TextLengths:
                 "workload.tokenizer=FILE counts them with a tokenizer.json."
             )
             return
+        path = path.expanduser()
         file = path / "tokenizer.json" if path.is_dir() else path
         require_file(file, "tokenizer")
         require_size(file, MAX_TOKENIZER_BYTES, "tokenizer")

@@ -20,10 +20,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from policies.core.request import Segment
 from sim.settings.errors import ConfigError
 from sim.workload.base import WorkloadNotes
-from sim.workload.chunks import Chunk, Common, OpenLoopSource
+from sim.workload.chunks import Chunk, Common, OpenLoopSource, sized_segments
 from sim.workload.lengths import BoolArray, clip_to_context
 from sim.workload.trace_rows import Block, SortedRows
 
@@ -66,7 +65,6 @@ class TraceSource(OpenLoopSource):
         blocks: Callable[[], Iterator[Block]] | SortedRows,
         *,
         window: Window,
-        segments: Callable[[tuple[int, ...], int], tuple[Segment, ...]],
         max_model_len: int,
         patience_s: float | None,
         sort: bool = False,
@@ -77,7 +75,7 @@ class TraceSource(OpenLoopSource):
         """Checks the trace.
 
         blocks: reads the rows in the order of the file, every call begins anew; or all rows, already sorted.
-        segments: see `Trace.segments`. sort: sort rows that are out of order. finish: see `Trace.finished`.
+        sort: sort rows that are out of order. finish: see `Trace.finished`.
         time_digits: decimals to which times are rounded; None: they stay as they are. nothing: the error of a
         file without rows, after its name. Raises ValueError.
         """
@@ -87,7 +85,6 @@ class TraceSource(OpenLoopSource):
         self._blocks = blocks.blocks if isinstance(blocks, SortedRows) else blocks
         self._finish = finish
         self._window = window
-        self._segments = segments
         self._max_model_len = max_model_len
         self._time_digits = time_digits
         self._nothing = nothing
@@ -251,7 +248,7 @@ class TraceSource(OpenLoopSource):
             session_id=rows.session_id,
             tenant=rows.tenant,
             content=rows.content_ids,
-            common=Common(segments=self._segments),
+            common=Common(segments=sized_segments),
         )
 
 

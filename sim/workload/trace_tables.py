@@ -1,4 +1,4 @@
-"""How the rows of a trace lie in its file: CSV, JSON lines, JSON objects, Parquet.
+"""Reads the rows of a trace from its file: CSV, JSON lines, JSON objects, Parquet.
 
 A table yields its rows in pieces of some thousand. A piece can be read as columns, by pyarrow, where its text
 and types are plain; otherwise its rows are read one by one, with the same values and with errors that name
@@ -12,12 +12,13 @@ import csv
 import gzip
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -106,28 +107,26 @@ class Piece(NamedTuple):
     """Whether `records` goes on to the end of the file."""
 
 
-class Table(Protocol):
+class Table(ABC):
     """A kind of file with rows."""
 
-    @property
-    def has_texts(self) -> bool:
-        """Whether numbers are texts in the file."""
-        ...
+    has_texts: ClassVar[bool] = False
+    """Whether numbers are texts in the file."""
 
     def time_rule(self, unit: str, most: float) -> str:
         """Returns the rule of an arrival, for messages. most: the largest number after the first one."""
-        ...
+        return f"a finite number of {unit} >= 0, at most {most:g} after the first"
 
+    @abstractmethod
     def names(self, path: Path) -> Iterable[str]:
         """Returns the names of the columns, as far as they are known before the file is read."""
-        ...
 
+    @abstractmethod
     def pieces(self, path: Path, columns: Columns, clock: Clock, start_s: float) -> Iterator[Piece]:
         """Yields the rows. Raises ValueError.
 
         start_s: rows before this time may be left out, if the file shows where they end.
         """
-        ...
 
 
 def refuse_columns() -> NoReturn:
@@ -168,7 +167,7 @@ class CsvRow(Record):
         return ValueError(f"{self.where(name)}: expected {rule}, found {text!r}")
 
 
-class CsvTable:
+class CsvTable(Table):
     """Rows of fields with commas, behind a line with the names of the columns."""
 
     has_texts = True
@@ -189,7 +188,7 @@ class CsvTable:
             for text in pieces_of(path):
                 if header is None:
                     names, text = _split_header(text)
-                    if columns.by_row.intersection(names) or not set(columns.in_columns).isdisjoint(names):
+                    if columns.only_by_row(names) or not set(columns.in_columns).isdisjoint(names):
                         raise UnusualTextError
                     _check_header(path, columns, names)
                     header, line = names, 2
@@ -295,14 +294,8 @@ class JsonLine(Record):
                 raise _missing(self.path, self.number, "key", name, ", ".join(wanted), ", ".join(self.values))
 
 
-class JsonLines:
+class JsonLines(Table):
     """One JSON object per line."""
-
-    has_texts = False
-
-    def time_rule(self, unit: str, most: float) -> str:
-        """Returns the rule of an arrival; see `Table`."""
-        return f"a finite number of {unit} >= 0, at most {most:g} after the first"
 
     def names(self, path: Path) -> Iterable[str]:
         """Returns the keys in the first lines of a file, in their order."""
@@ -417,19 +410,13 @@ class Element(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonElements:
+class JsonElements(Table):
     """A JSON file of any size: the elements of one list, or objects one after another.
 
     wanted: what the objects should be, for messages.
     """
 
     wanted: str
-
-    has_texts: ClassVar[bool] = False
-
-    def time_rule(self, unit: str, most: float) -> str:
-        """Returns the rule of an arrival; see `Table`."""
-        return f"a finite number of {unit} >= 0, at most {most:g} after the first"
 
     def names(self, path: Path) -> Iterable[str]:
         """Returns the keys of the first object."""
@@ -543,10 +530,8 @@ UNREADABLE = (UnicodeDecodeError, OverflowError)
 """Errors of values that Python cannot represent: text that is not UTF-8, and dates out of range."""
 
 
-class ParquetTable:
+class ParquetTable(Table):
     """A Parquet file; rows have numbers from 1."""
-
-    has_texts = False
 
     def time_rule(self, unit: str, most: float) -> str:
         """Returns the rule of an arrival, which may also be a date; see `Table`."""
@@ -570,8 +555,8 @@ class ParquetTable:
                             f"found {shown(', '.join(names), 200)}"
                         )
                 _require_once(str(path), columns, names)
-                wanted = [name for name in columns.all if name in names]
-                is_by_row = not columns.by_row.isdisjoint(names)
+                wanted = [name for name in (*columns.all, *columns.refused) if name in names]
+                is_by_row = columns.only_by_row(names)
                 group, number = start_of(file, columns.arrival, clock, start_s) if start_s else Start(0, 1)
                 for batch in batches_of(file, wanted, ROWS_AT_ONCE, group):
                     if len(batch):
@@ -689,3 +674,6 @@ def _latest_s(file: pq.ParquetFile, group: int, name: str, clock: Clock) -> floa
         return None
     times_s = clock.of_column(_plain_times(pa.array([latest], kind)))
     return None if times_s is None else float(times_s[0])
+
+
+CSV, JSON_LINES, PARQUET = CsvTable(), JsonLines(), ParquetTable()

@@ -16,14 +16,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from policies.core.request import Segment
 from sim.workload.arrival_times import ArrivalClock, Clock, DateClock, ReadyClock
 from sim.workload.base import Source
 from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
-from sim.workload.chunks import block_segments, objects
+from sim.workload.chunks import objects
 from sim.workload.trace_columns import Columns, unused_columns
 from sim.workload.trace_files import UnusualTextError, require_file
-from sim.workload.trace_reading import Reading, Rules
+from sim.workload.trace_reading import Reading
 from sim.workload.trace_rows import Block, SortedRows, blocks_of_rows
 from sim.workload.trace_source import TraceSource, Window, checked_once
 from sim.workload.trace_tables import Record, Table
@@ -31,7 +30,7 @@ from sim.workload.trace_tables import Record, Table
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How a format writes arrivals: as numbers, or as what a clock of its own reads.
+    """The arrivals of a format: as numbers, or as what a clock of its own reads.
 
     unit, exponent: those of numbers; the power of ten is 3 for milliseconds. rule: what the clock expects.
     """
@@ -45,7 +44,7 @@ class Times:
 SECONDS, MILLISECONDS, MICROSECONDS = Times("seconds"), Times("ms", 3), Times("us", 6)
 DATES = Times(clock=DateClock, rule="a time such as 2023-11-16 18:17:03.9799600")
 READY = Times(clock=ReadyClock)
-"""`Trace.records` gives Unix times in seconds."""
+"""`Trace.records` gives Unix times in seconds, which count from the earliest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +63,8 @@ class Trace:
     times: ClassVar[Times] = SECONDS
     has_any_order: ClassVar[bool] = False
     """True: rows need not be in order of time, and are sorted without the setting `sort`."""
-    from_earliest: ClassVar[str | None] = None
-    """Not None: times are Unix times and count from the earliest, and a note says this if it is not empty; in
-    it, {start} is the date."""
+    note: ClassVar[str] = ""
+    """What a note says of `READY` times; in it, {start} is the date of the earliest."""
     nothing: ClassVar[str] = ":2:1: expected at least one request"
     """The error of a file without rows, after its name."""
 
@@ -95,7 +93,7 @@ class Trace:
 
     @property
     def is_in_unix_time(self) -> bool:
-        """Whether the window begins at a Unix time, from which times then count."""
+        """Returns whether the window begins at a Unix time, from which times then count."""
         return (self.start_s or 0.0) >= MAX_ARRIVAL_S
 
     def clock(self) -> Clock:
@@ -106,11 +104,15 @@ class Trace:
             self.times.exponent, from_first=not self.is_in_unix_time, has_texts=self.table.has_texts
         )
 
-    def rules(self) -> Rules:
-        """Returns what a reading of the file has to know."""
+    @property
+    def time_rule(self) -> str:
+        """The rule of an arrival, for messages."""
         times = self.times
-        rule = times.rule or self.table.time_rule(times.unit, MAX_ARRIVAL_S * 10**times.exponent)
-        return Rules(self.columns, rule, 1, None)
+        return times.rule or self.table.time_rule(times.unit, MAX_ARRIVAL_S * 10**times.exponent)
+
+    def reading(self, columns: Columns, clock: Clock) -> Reading:
+        """Returns the reader of the rows of one pass over the file."""
+        return Reading(columns, clock, self.time_rule)
 
     def blocks(self) -> Iterator[Block]:
         """Yields the rows in the order of the file, with times from the trace's zero, in blocks.
@@ -118,10 +120,11 @@ class Trace:
         Every call begins anew. Raises ValueError at a bad row, after the rows before it.
         """
         clock = self.clock()
-        reading = Reading(self.rules(), clock)
+        columns = self.columns.in_file(self.column_names)
+        reading = self.reading(columns, clock)
         has_plain_rows = type(self).records is Trace.records
         start_s = 0.0 if self.sort or self.has_any_order else self.start_s or 0.0
-        for piece in self.table.pieces(self.path, self.columns, clock, start_s):
+        for piece in self.table.pieces(self.path, columns, clock, start_s):
             try:
                 if not has_plain_rows:
                     raise UnusualTextError
@@ -141,7 +144,7 @@ class Trace:
 
     def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
         """Yields the rows with what depends on other rows. blocks: yields all rows in order of time."""
-        if self.from_earliest is not None:
+        if self.times is READY:
             blocks = partial(self._since_earliest, blocks)
         return blocks()
 
@@ -151,9 +154,9 @@ class Trace:
         for block in blocks():
             if zero_s is None:
                 zero_s = float(block.arrival_s[0])
-                if self.from_earliest:
+                if self.note:
                     start = f"{datetime.fromtimestamp(zero_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
-                    remark = self.from_earliest.format(start=start)
+                    remark = self.note.format(start=start)
                     block = replace(block, remarks=(*block.remarks, remark))
             since_s = block.arrival_s - zero_s
             num_near = int(np.searchsorted(since_s, MAX_ARRIVAL_S, "right")) if zero_s else len(block)
@@ -164,16 +167,6 @@ class Trace:
                     f"{self.path}:{block.line[num_near]}:1: {self.columns.arrival}: expected times at most "
                     f"{MAX_ARRIVAL_S:g} s after the earliest, found {since_s[num_near]:g} s"
                 )
-
-    def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-        """Returns the content of a prompt of num_tokens tokens; empty unless the format identifies it.
-
-        content_ids: of a row with a prefix group, the id and the tokens of the prefix.
-        """
-        return tuple(
-            Segment(content, min(count, num_tokens))
-            for content, count in zip(content_ids[::2], content_ids[1::2], strict=True)
-        )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
         """Creates the traffic of the window. The seed has no effect except with window_by_seed."""
@@ -187,14 +180,14 @@ def _checked(trace: Trace, later_s: float, max_model_len: int) -> TraceSource:
         trace.path,
         SortedRows(trace.blocks()) if trace.has_any_order else trace.blocks,
         window=Window(trace.start_s, trace.duration_s, trace.max_requests, later_s),
-        segments=trace.segments,
         max_model_len=max_model_len,
         patience_s=trace.patience_s,
         sort=trace.sort,
         finish=trace.finished,
         nothing=trace.nothing,
     )
-    if remark := unused_columns(trace.column_names(), trace.columns.all):
+    columns = trace.columns.in_file(trace.column_names)
+    if remark := unused_columns(trace.column_names(), columns.all):
         source.notes.remarks.append(remark)
     return source
 
@@ -213,13 +206,9 @@ class HashedTrace(Trace):
         Trace.__post_init__(self)  # super() does not work in a dataclass with slots
         require_positive(self, "tokens_per_hash")
 
-    def rules(self) -> Rules:
-        """Returns what a reading of the file has to know."""
-        return Trace.rules(self)._replace(tokens_per_hash=self.tokens_per_hash)
-
-    def segments(self, content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-        """Returns the content of a prompt of num_tokens tokens. content_ids: those of its blocks."""
-        return block_segments(content_ids, num_tokens, self.tokens_per_hash)
+    def reading(self, columns: Columns, clock: Clock) -> Reading:
+        """Returns the reader of the rows of one pass over the file."""
+        return Reading(columns, clock, self.time_rule, self.tokens_per_hash)
 
     def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
         """Yields the rows with the ids of their contents. blocks: yields all rows in order of time."""
@@ -246,7 +235,7 @@ class HashedTrace(Trace):
                 num_left[session] -= 1
                 if num_left[session]:
                     previous[session] = ids
-                contents.append(ids)
+                contents.append((self.tokens_per_hash, *ids))
             yield replace(block, content_ids=objects(contents), session_id=None)
 
 

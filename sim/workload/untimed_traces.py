@@ -14,12 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from policies.core.request import Segment
 from sim.workload.arrival_times import ArrivalClock
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Source
 from sim.workload.checks import MAX_ARRIVAL_S, require_positive, shown
-from sim.workload.chunks import block_segments
 from sim.workload.conversation import ConversationSource
 from sim.workload.sessions import in_a_loop
 from sim.workload.streams import stream
@@ -62,7 +60,6 @@ class UntimedTrace:
                 self.path,
                 SortedRows(blocks()) if self.sorts else blocks,
                 window=Window(0.0, None, self.max_rows()),
-                segments=sized_segments,
                 max_model_len=max_model_len,
                 patience_s=self.patience_s,
                 time_digits=None,
@@ -96,11 +93,6 @@ class UntimedTrace:
             number += len(chunk_s)
             yield from chunk_s.tolist()
         raise ValueError(f"arrivals: must have a time for each {self.begins}, and ends after {number}")
-
-
-def sized_segments(content_ids: tuple[int, ...], num_tokens: int) -> tuple[Segment, ...]:
-    """Returns the content of a prompt. content_ids: the tokens of a block, then the ids of the blocks."""
-    return block_segments(content_ids[1:], num_tokens, content_ids[0]) if content_ids else ()
 
 
 # Weka
@@ -141,7 +133,7 @@ class WekaJsonl(UntimedTrace):
     hash_id_scope local, equal ids of two sessions are different contents.
     """
 
-    sorts: ClassVar[bool] = True
+    sorts = True
 
     max_sessions: int | None = None
 
@@ -229,7 +221,7 @@ class ShareGptJson(UntimedTrace):
     tokenizer: a tokenizer.json that counts the tokens; None: 4 characters per token.
     """
 
-    begins: ClassVar[str] = "request"
+    begins = "request"
 
     max_requests: int | None = None
     tokenizer: Path | None = None

@@ -192,6 +192,9 @@ def test_delays_are_read_by_the_format_with_sessions_only(tmp_path):
     path = lines(tmp_path, row | {"timestamp": 0}, row | {"delay": 2})
     with pytest.raises(ValueError, match=r"delay: .*workload=mooncake_sessions reads them"):
         read(MooncakeJsonl(path=path))
+    whole = row | {"hash_ids": [1], "timestamp": 0}
+    with pytest.raises(ValueError, match=r"t.jsonl:2:.* delay: .*workload=mooncake_sessions reads them"):
+        read(MooncakeJsonl(path=lines(tmp_path, whole, whole | {"delay": 2})))
 
 
 def test_turns_of_a_session_follow_the_end_of_the_one_before(tmp_path):
@@ -297,6 +300,13 @@ def test_sharegpt_has_the_first_exchange_of_each_conversation(tmp_path, as_lines
     assert one.num_requests == 1
 
 
+def test_the_first_requests_of_sharegpt_are_taken_wherever_they_end(tmp_path):
+    path = write(tmp_path, json.dumps([exchange("hello", "hi")] * 5), "s.json")
+    for most in (1, 2, 5):
+        trace = ShareGptJson(path=path, arrivals=RATE, max_requests=most)
+        assert trace.source(seed=0, max_model_len=99).num_requests == most
+
+
 def test_sharegpt_counts_with_a_tokenizer(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")
@@ -386,6 +396,12 @@ def test_spans_of_calls_are_requests_and_traces_are_sessions(tmp_path, form):
     sessions = [each.request.session_id for each in found]
     assert sessions[0] == sessions[1] != sessions[2]
     assert "2026-02-25 10:00:00 UTC" in " ".join(source.notes.remarks)
+
+
+def test_models_of_spans_may_be_anything(tmp_path):
+    spans = [span("a", None, 0, 1, **{"gen_ai.request.model": ["x"]}), span("b", None, 2, 3)]
+    _, remarks = read(OtelTrace(path=write(tmp_path, json.dumps({"spans": spans}), "o.json")))
+    assert "not used" not in remarks
 
 
 def test_a_call_within_another_is_counted_once(tmp_path):
