@@ -1,4 +1,4 @@
-"""The columns of a trace format: which ones it reads and as what, and those of a file that no format reads."""
+"""The columns of a trace format: which ones it reads and as what; and those that no format reads."""
 
 from __future__ import annotations
 
