@@ -98,6 +98,7 @@ class Reading:
     def row(self, record: Record) -> TraceRow:
         """Returns the request of a row. Raises ValueError."""
         columns, values = self._columns, record.values
+        values.pop("", None)  # a column without a name, which stands for columns that a format has not
         self._remarks = []
         for name, instead in columns.refused.items():
             if values.get(name) is not None:

@@ -152,13 +152,14 @@ def _require_once(where: str, columns: Columns, names: Sequence[str]) -> None:
 class CsvRow(Record):
     """One row of a CSV file. fields: its texts in the order of the header."""
 
+    header: list[str]
     fields: list[str]
 
     is_text: ClassVar[bool] = True
 
     def where(self, name: str) -> str:
         """Returns the place of a field; its column counts characters from 1, for rows without quotes."""
-        before = self.fields[: list(self.values).index(name)]
+        before = self.fields[: self.header.index(name)]
         return f"{self.path}:{self.number}:{1 + sum(len(text) + 1 for text in before)}: {name}"
 
     def bad(self, name: str, rule: str, found: object) -> ValueError:
@@ -263,7 +264,7 @@ def _csv_rows(path: Path, columns: Columns, header: list[str] | None, num_lines:
                     f"{path}:{line}:{column}: expected {len(header)} fields "
                     f"({shown(','.join(header), 200)}), found {len(fields)}"
                 )
-            yield CsvRow(path, line, dict(zip(header, fields, strict=True)), fields)
+            yield CsvRow(path, line, dict(zip(header, fields, strict=True)), header, fields)
     except csv.Error as error:
         raise ValueError(f"{path}:{num_lines + reader.line_num}:1: expected CSV, found: {error}") from None
 

@@ -104,6 +104,19 @@ def test_ids_of_contents_are_those_of_their_blocks(tmp_path, monkeypatch, table,
         requests(own(path=path, tokens_per_hash=16))
 
 
+def test_a_column_without_a_name_has_no_meaning(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(",x,x,sent,asked,answered\n1,0,00,500,20,3\n2,0,00,700,5.0,4\nno,0,00,900,6.5,4\n")
+    with pytest.raises(ValueError, match=r"t.csv:4:13: asked: expected a whole number"):
+        requests(declared(CSV)(path=path))
+    path.write_text(path.read_text().replace("6.5", "6.0"))
+    assert [row[1:4] for row in requests(declared(CSV)(path=path))[0]] == [
+        (20, 3, ""),
+        (5, 4, ""),
+        (6, 4, ""),
+    ]
+
+
 @pytest.mark.parametrize("table", [JSON_LINES, PARQUET, CSV])
 def test_a_column_that_is_refused_is_named(tmp_path, table):
     own = declared(table, refused={"chat": "no chats; workload=conversation has them"})
