@@ -145,9 +145,6 @@ def _require_once(where: str, columns: Columns, names: Sequence[str]) -> None:
             raise ValueError(f"{where}: has {names.count(name)} columns {name}; rename or remove all but one")
 
 
-# CSV
-
-
 @dataclass(slots=True)
 class CsvRow(Record):
     """One row of a CSV file. fields: its texts in the order of the header."""
@@ -189,7 +186,8 @@ class CsvTable(Table):
             for text in pieces_of(path):
                 if header is None:
                     names, text = _split_header(text)
-                    if columns.only_by_row(names) or not set(columns.in_columns).isdisjoint(names):
+                    others = {*columns.in_columns} - {columns.tenant}  # lists and truth values as texts
+                    if columns.only_by_row(names) or not others.isdisjoint(names):
                         raise UnusualTextError
                     _check_header(path, columns, names)
                     header, line = names, 2
@@ -228,8 +226,11 @@ def _csv_columns(text: bytes, header: list[str], columns: Columns) -> ArrowColum
     is_hexadecimal = any(one in text and b"0" + one in text for one in (b"x", b"X"))
     if b'"' in text or is_hexadecimal:
         raise UnusualTextError
-    numbers = {name: str(header.index(name)) for name in columns.needed}  # others may have equal names
-    types = dict(zip(numbers.values(), (pa.utf8(), pa.int64(), pa.int64()), strict=True))
+    kinds = dict(zip(columns.needed, (pa.utf8(), pa.int64(), pa.int64()), strict=True))
+    if columns.tenant in header:
+        kinds |= {columns.tenant: pa.utf8()}
+    numbers = {name: str(header.index(name)) for name in kinds}  # others may have equal names
+    types = {numbers[name]: kind for name, kind in kinds.items()}
     read = arrow_csv.ReadOptions(
         use_threads=False, block_size=len(text) + 1, column_names=[str(i) for i in range(len(header))]
     )
@@ -268,8 +269,6 @@ def _csv_rows(path: Path, columns: Columns, header: list[str] | None, num_lines:
     except csv.Error as error:
         raise ValueError(f"{path}:{num_lines + reader.line_num}:1: expected CSV, found: {error}") from None
 
-
-# JSON, one object per line
 
 NAMED_LINES = 100
 """Lines at the beginning of a file of which the keys are known before it is read."""
@@ -386,8 +385,6 @@ def _first_object(text: bytes) -> dict[str, Any]:
         raise UnusualTextError
     return found
 
-
-# JSON, object by object
 
 PIECE = 1 << 18
 """Bytes that are read at once; more while an element is longer."""
@@ -518,8 +515,6 @@ class _Text:
         self._is_read = not data
         self._text, self._at = self._text[self._at :] + more, 0
 
-
-# Parquet
 
 ROWS_AT_ONCE = 8192
 """Rows of a batch, fewer if they have long lists."""

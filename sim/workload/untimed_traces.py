@@ -95,8 +95,6 @@ class UntimedTrace:
         raise ValueError(f"arrivals: must have a time for each {self.begins}, and ends after {number}")
 
 
-# Weka
-
 MAX_SESSION_S = 1e8
 
 
@@ -202,8 +200,6 @@ def _calls(line: Record, requests: list[dict[str, Any]], from_s: float) -> Itera
         yield _Call(at_s, row["in"], row["out"], row["hash_ids"])
 
 
-# ShareGPT
-
 MESSAGES = ("conversations", "conversation", "messages")
 SENDER, WORDS = ("from", "role"), ("value", "content")
 ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard", "model")
@@ -280,8 +276,6 @@ def _field(message: Any, names: tuple[str, ...]) -> Any:
         return None
     return next((message[name] for name in names if name in message), None)
 
-
-# AIPerf
 
 TURN_KEYS = ("session_id", "input_length", "output_length")
 WHOLE_CONTEXT = "message_array_with_responses"

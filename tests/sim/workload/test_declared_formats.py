@@ -66,7 +66,7 @@ def requests(trace):
 def test_one_declaration_reads_all_kinds_of_files(tmp_path, monkeypatch, table, by_row):
     path = write(tmp_path, table, ROWS)
     names = {"tenant": "user"} | ({"session": "chat", "status": "state"} if by_row else {})
-    if not by_row and table is not CSV:
+    if not by_row:
         monkeypatch.setattr(Reading, "row", lambda *_: pytest.fail("is read row by row"))
     found, skipped = requests(declared(table, **names)(path=path))
     timeout = [] if by_row else [(0.4, 40, 5, "", None)]
