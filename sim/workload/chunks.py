@@ -25,7 +25,7 @@ import numpy.typing as npt
 from policies.core.request import Branching, Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
 from sim.workload.distributions import FloatArray, IntArray
-from sim.workload.lengths import BoolArray
+from sim.workload.lengths import BoolArray, clip_to_context
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -312,6 +312,15 @@ class TableSource(OpenLoopSource):
             content=None if segments is None else numbers,
             common=Common(max_tokens, deadlines_s, branching, segments),
         )
+
+    @classmethod
+    def clipped(
+        cls, *, prompt_tokens: IntArray, output_tokens: IntArray, max_model_len: int, **others: Any
+    ) -> TableSource:
+        """Creates requests that are shortened to the context, and notes how many. others: see `__init__`."""
+        prompts, outputs, are_clipped = clip_to_context(prompt_tokens, output_tokens, max_model_len)
+        notes = WorkloadNotes(num_clipped=int(np.count_nonzero(are_clipped)))
+        return cls(prompt_tokens=prompts, output_tokens=outputs, notes=notes, **others)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the rows of the table."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.base import Source
 from sim.workload.checks import (
     MAX_TOKENS,
     require_at_most,
@@ -26,7 +26,6 @@ from sim.workload.checks import (
 )
 from sim.workload.chunks import TableSource
 from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
-from sim.workload.lengths import clip_to_context
 from sim.workload.sessions import in_a_loop, require_number_in_a_loop
 from sim.workload.streams import stream, zipf_draws
 
@@ -108,7 +107,6 @@ class PrefixSessions:
         if not len(rows):
             raise ValueError(f"duration_s={self.duration_s}: must be longer; no request arrives in this time")
         output_T = whole_numbers(self.output_tokens, z_T3[:, 2])
-        prompts, outputs, clipped = clip_to_context(prompt_T[rows], output_T[rows], max_model_len)
 
         def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
             turn = int(rows[row])
@@ -119,11 +117,11 @@ class PrefixSessions:
             pieces += [(self.num_system_prompts + t, int(added_T[t])) for t in turns]
             return cut_segments(pieces, num_tokens)
 
-        sessions = TableSource(
+        sessions = TableSource.clipped(
             arrival_s=time_T[rows],
-            prompt_tokens=prompts,
-            output_tokens=outputs,
-            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
+            prompt_tokens=prompt_T[rows],
+            output_tokens=output_T[rows],
+            max_model_len=max_model_len,
             segments=segments,
             patience_s=self.patience_s,
             session_ids=session_T[rows],

@@ -16,11 +16,10 @@ import numpy as np
 
 from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.base import Source
 from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
 from sim.workload.chunks import TableSource
 from sim.workload.distributions import Distribution, IntArray, whole_numbers
-from sim.workload.lengths import clip_to_context
 from sim.workload.prefix_sessions import cut_segments
 from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
 from sim.workload.streams import stream
@@ -85,22 +84,17 @@ class Rag:
         found_RK = self._retrieved(seed, len(arrival_s))
         z_R2 = stream(seed, "rag/questions").standard_normal((len(arrival_s), 2))
         question_R = whole_numbers(self.question_tokens, z_R2[:, 0])
-        prompts, outputs, clipped = clip_to_context(
-            system_tokens + document_tokens[found_RK].sum(axis=1) + question_R,
-            whole_numbers(self.output_tokens, z_R2[:, 1]),
-            max_model_len,
-        )
 
         def segments(row: int, num_tokens: int) -> tuple[Segment, ...]:
             documents = [(1 + d, int(document_tokens[d])) for d in found_RK[row].tolist()]
             question = (1 + self.num_documents + row, int(question_R[row]))
             return cut_segments([(0, system_tokens), *documents, question], num_tokens)
 
-        questions = TableSource(
+        questions = TableSource.clipped(
             arrival_s=arrival_s,
-            prompt_tokens=prompts,
-            output_tokens=outputs,
-            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
+            prompt_tokens=system_tokens + document_tokens[found_RK].sum(axis=1) + question_R,
+            output_tokens=whole_numbers(self.output_tokens, z_R2[:, 1]),
+            max_model_len=max_model_len,
             segments=segments,
             patience_s=self.patience_s,
         )

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sim.workload.base import Source, WorkloadNotes
+from sim.workload.base import Source
 from sim.workload.checks import (
     MAX_ARRIVAL_S,
     MAX_CV,
@@ -47,9 +47,9 @@ from sim.workload.checks import (
 )
 from sim.workload.chunks import TableSource, objects
 from sim.workload.distributions import Distribution, FloatArray, IntArray
-from sim.workload.lengths import clip_to_context
 from sim.workload.streams import stream
 from sim.workload.trace_files import lines_of
+from sim.workload.trace_tables import CsvRow
 
 MAX_PER_CLIENT = 20_000_000
 """Limit of the expected requests of one client, 160 MB of times."""
@@ -193,13 +193,13 @@ class ServeGenLike:
         means_N2 = np.stack(
             [self.prompt_tokens.from_normal(z_N3[:, 1]), self.output_tokens.from_normal(z_N3[:, 2])], axis=1
         )
-        prompts, outputs, clipped = clip_to_context(*self._lengths(seed, means_N2[client_R]), max_model_len)
+        prompts, outputs = self._lengths(seed, means_N2[client_R])
         names = objects([f"client-{client}" for client in range(self.num_clients)])
-        return TableSource(
+        return TableSource.clipped(
             arrival_s=arrival_s,
             prompt_tokens=prompts,
             output_tokens=outputs,
-            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
+            max_model_len=max_model_len,
             patience_s=self.patience_s,
             tenants=names[client_R],
         )
@@ -227,6 +227,7 @@ CHUNK = re.compile(r"chunk-(\d+)-trace\.csv")
 BIN_S = 600.0
 MAX_REQUESTS = 20_000_000
 FIELDS = ("timestamp", "rate", "cv", "pattern")
+ARGUMENT = "first argument of the pattern"
 
 
 class Bin(NamedTuple):
@@ -284,13 +285,12 @@ class ServeGenData:
                 "request in this window"
             )
         order = np.argsort(arrival_s, kind="stable")[: self.max_requests]
-        prompts, answers, clipped = clip_to_context(inputs[order], outputs[order], max_model_len)
         names = {chunk: f"chunk-{chunk}" for chunk in chunks}
-        return TableSource(
+        return TableSource.clipped(
             arrival_s=arrival_s[order],
-            prompt_tokens=prompts,
-            output_tokens=answers,
-            notes=WorkloadNotes(num_clipped=int(np.count_nonzero(clipped))),
+            prompt_tokens=inputs[order],
+            output_tokens=outputs[order],
+            max_model_len=max_model_len,
             patience_s=self.patience_s,
             tenants=objects([names[client] for client in client_R[order].tolist()]),
         )
@@ -329,64 +329,53 @@ def _times_s(one: Bin, rng: np.random.Generator) -> FloatArray:
     return times
 
 
-class _Line(NamedTuple):
-    """A line of a client's trace, cut at its commas."""
+def _number(row: CsvRow, name: str, rule: str, low: float, high: float) -> float:
+    """Returns a field as a number. Raises ValueError if it is not between low and high."""
+    try:
+        found = float(row.values[name])
+    except ValueError:
+        found = math.nan
+    if not low <= found <= high:
+        raise row.bad(name, rule, row.values[name])
+    return found
 
-    path: Path
-    number: int
-    fields: list[str]
 
-    def bad(self, i: int, rule: str) -> ValueError:
-        """Returns the error of a field; its column counts characters from 1."""
-        column = 1 + sum(len(field) + 1 for field in self.fields[:i])
-        name = FIELDS[i] if i < len(FIELDS) else "first argument of the pattern"
-        found = self.fields[i].strip()
-        return ValueError(
-            f"{self.path}:{self.number}:{column}: {name}: expected {rule}, found {found[:MAX_SHOWN]!r}"
-        )
-
-    def value(self, i: int, rule: str, low: float, high: float) -> float:
-        """Returns a field as a number. Raises ValueError if it is not between low and high."""
-        try:
-            found = float(self.fields[i])
-        except ValueError:
-            found = math.nan
-        if not low <= found <= high:
-            raise self.bad(i, rule)
-        return found
-
-    def shape(self) -> float:
-        """Returns the shape of the gaps."""
-        if self.fields[3].strip() == "Gamma":
-            return self.value(2, f"a number from 0.01 to {MAX_CV:g}", 0.01, MAX_CV) ** -2
-        if len(self.fields) == len(FIELDS):
-            raise self.bad(3, "Weibull and its shape after it")
-        return self.value(len(FIELDS), "a shape from 0.01 to 1000", 0.01, 1e3)
+def _gaps(row: CsvRow) -> Gaps:
+    """Returns the gaps of a bin, with a scale of 1 s."""
+    pattern = row.values["pattern"]
+    if pattern == "Gamma":
+        shape = _number(row, "cv", f"a number from 0.01 to {MAX_CV:g}", 0.01, MAX_CV) ** -2
+    elif pattern != "Weibull":
+        raise row.bad("pattern", "Gamma or Weibull", pattern)
+    elif ARGUMENT not in row.values:
+        raise row.bad("pattern", "Weibull and its shape after it", pattern)
+    else:
+        shape = _number(row, ARGUMENT, "a shape from 0.01 to 1000", 0.01, 1e3)
+    return Gaps(pattern=pattern, shape=shape, scale_s=1.0)
 
 
 def _bins(path: Path) -> Iterator[Bin]:
     """Yields the bins of a client in order of time."""
     last_s = -1.0
     for number, text in enumerate(lines_of(path), 1):
-        line = _Line(path, number, text.rstrip("\r\n").split(","))
-        if not text.strip() or (number == 1 and line.fields[0].strip() == "timestamp"):
+        texts = text.rstrip("\r\n").split(",")
+        fields = [one.strip() for one in texts]
+        if not text.strip() or (number == 1 and fields[0] == "timestamp"):
             continue
-        if len(line.fields) < len(FIELDS):
+        if len(fields) < len(FIELDS):
             wanted = ", ".join(FIELDS)
             raise ValueError(
                 f"{path}:{number}:1: expected {wanted}, arguments; found {text.strip()[:MAX_SHOWN]!r}"
             )
-        start_s = line.value(0, "a number of seconds", 0.0, MAX_ARRIVAL_S)
+        names = [*FIELDS, ARGUMENT]
+        row = CsvRow(path, number, dict(zip(names, fields, strict=False)), names, texts)
+        start_s = _number(row, "timestamp", "a number of seconds", 0.0, MAX_ARRIVAL_S)
         if start_s <= last_s:
-            raise line.bad(0, f"more than {last_s:g}")
+            raise row.bad("timestamp", f"more than {last_s:g}", fields[0])
         last_s = start_s
-        rate = line.value(1, f"requests/s from 0 to {MAX_REQUESTS / BIN_S:g}", 0.0, MAX_REQUESTS / BIN_S)
-        if not rate:
-            yield Bin(start_s, 0.0, None)
-            continue
-        if (pattern := line.fields[3].strip()) not in ("Gamma", "Weibull"):
-            raise line.bad(3, "Gamma or Weibull")
-        yield Bin(start_s, rate, Gaps(pattern=pattern, shape=line.shape(), scale_s=1.0))
+        most = MAX_REQUESTS / BIN_S
+        rate = _number(row, "rate", f"requests/s from 0 to {most:g}", 0.0, most)
+        yield Bin(start_s, rate, _gaps(row) if rate else None)
 
 
 def _entries(path: Path) -> Iterator[Entry]:
