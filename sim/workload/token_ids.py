@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.workload.checks import MAX_ARRIVAL_S
 from sim.workload.trace_columns import Columns
 from sim.workload.trace_tables import JSON_LINES, Record, Rule, json_lines
 from sim.workload.traces import SECONDS, HashedTrace
@@ -27,6 +28,7 @@ BLOCK = 16
 MAX_ID = (1 << 31) - 1
 MAX_KEPT_TOKENS = 200_000_000
 """Limit of the tokens of a file that is kept in memory: 800 MB."""
+KEYS = ("arrival_s", "prompt_token_ids", "output_token_ids")
 
 
 class TokenIds(NamedTuple):
@@ -80,7 +82,8 @@ def kept_token_ids(path: Path) -> list[TokenIds]:
 
 def _token_ids(record: Record) -> TokenIds:
     record.check(RULES)
-    return TokenIds(*(np.frombuffer(array("i", record.values[name]), np.int32) for name in RULES))
+    prompt, output = (np.frombuffer(array("i", record.values[name]), np.int32) for name in KEYS[1:])
+    return TokenIds(prompt, output)
 
 
 def _are_ids(found: Any) -> bool:
@@ -89,4 +92,5 @@ def _are_ids(found: Any) -> bool:
 
 
 IDS = Rule(_are_ids, f"a list of at least one token id, whole numbers from 0 to {MAX_ID:,}")
-RULES = {"prompt_token_ids": IDS, "output_token_ids": IDS}
+TIME = Rule(lambda value: type(value) in (int, float), JSON_LINES.time_rule("seconds", MAX_ARRIVAL_S))
+RULES = {"arrival_s": TIME, "prompt_token_ids": IDS, "output_token_ids": IDS}

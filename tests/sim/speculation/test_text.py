@@ -12,7 +12,7 @@ from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
 from sim.speculation.acceptance.iid import Iid
 from sim.speculation.acceptance.text import TextAcceptance
 from sim.workload import token_ids
-from sim.workload.token_ids import TokenIdsJsonl, read_token_ids
+from sim.workload.token_ids import TokenIdsJsonl, kept_token_ids
 from tests.sim.speculation.drafts import chain, request
 
 OTHERWISE = Iid(rate=0.5)
@@ -164,7 +164,7 @@ def test_the_workload_replays_lengths_and_shared_blocks(tmp_path):
     ids = [[segment.content_id for segment in a.request.prompt.segments] for a in (first, second)]
     assert ids[0][:2] == ids[1][:2]
     assert ids[0][2] != ids[1][2]
-    assert [row.output.tolist() for row in read_token_ids(path)] == [[1, 2], [3]]
+    assert [row.output.tolist() for row in kept_token_ids(path)] == [[1, 2], [3]]
 
 
 def test_a_trace_may_have_more_tokens_than_the_texts_that_are_kept(tmp_path, monkeypatch):
@@ -200,5 +200,5 @@ def test_rejects_files_without_token_ids(tmp_path, text, message):
 def test_rejects_arrivals_that_are_no_times(tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"arrival_s": -1, "prompt_token_ids": [1], "output_token_ids": [1]}\n')
-    with pytest.raises(ValueError, match=r":1:1: arrival_s: expected a finite number of seconds >= 0"):
+    with pytest.raises(ValueError, match=r":1:2: arrival_s: expected a finite number of seconds >= 0"):
         arrivals(path)
