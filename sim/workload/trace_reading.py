@@ -208,7 +208,7 @@ class Reading:
         if len(ids) > max_ids:
             rule = f"at most {max_ids} ids for {prompt} tokens, {size} each"
             raise record.bad(columns.hashes, rule, f"{len(ids)} ids; {other_block_size(prompt, len(ids))}")
-        return (size, *ids)
+        return (size, *ids) if ids else ()
 
     def _contents_of(self, found: ArrowColumns, prompts: IntArray) -> ObjectArray | None:
         """Returns `_hashes` of all rows; None: all are empty. Raises UnusualTextError."""
@@ -309,7 +309,9 @@ def _tuples(column: pa.ListArray, size: int) -> tuple[ObjectArray, IntArray]:
     numbers = values.to_numpy().tolist()
     ends = np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]]
-    return objects([(size, *numbers[a:b]) for a, b in zip(starts, ends, strict=True)]), lengths
+    return objects(
+        [(size, *numbers[a:b]) if b > a else () for a, b in zip(starts, ends, strict=True)]
+    ), lengths
 
 
 def _texts(column: pa.Array) -> ObjectArray:
