@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fieldlimits import Checked, check
 from hwmodels.assembly.attention_weights import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
@@ -37,7 +38,7 @@ from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deployment:
+class Deployment(Checked):
     """Settings of a replica, as objects. Raises ValueError for settings that are incompatible."""
 
     model: ModelSpec
@@ -71,6 +72,7 @@ class Deployment:
     """Proposer of draft tokens; None: a sequence gets one token per pass."""
 
     def __post_init__(self) -> None:
+        check(self)
         if self.lora is not None and self.adapters is not None:
             raise ValueError(
                 "lora: must be null if requests name their adapters; set adapters=none for the same adapters "

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
@@ -29,7 +30,7 @@ from policies.speculation.checks import check_adapters, check_policies
 from policies.user_code.traits import traits_of
 from sim.engine.frontend import Frontend
 from sim.engine.links import Links
-from sim.engine.replica_pool import ReplicaPool, check_role
+from sim.engine.replica_pool import ROLES, ReplicaPool
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import drafting_of
 from sim.speculation.acceptance import Acceptance
@@ -53,19 +54,19 @@ class PoolSettings(Deployment):
     """Model of the draft tokens that are accepted; None: without speculation."""
     storage: Storage = Storage()
     """Host memory and disk."""
-    replicas: int = 1
+    replicas: Annotated[int, Ge(1), Le(MAX_REPLICAS), "as each is an engine in memory"] = 1
     """Number of replicas; with `scaling`, at the beginning of the run."""
     scaling: Scaling | None = None
     """Policy that decides the number of replicas during the run; None: it is constant."""
     cold_start: ColdStart = field(default_factory=ColdStart)
     """The parts of the time from the start of a replica until it serves."""
 
-    role: str = "mixed"
+    role: Annotated[str, OneOf(ROLES)] = "mixed"
     """prefill: computes prompts and transfers their KV after the first token; decode: continues these
     requests; mixed: does both, and takes the overflow of prefill and decode pools if there are any."""
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas)
+        check(self)
         max_unasked_of(self.batching)  # raises for an invalid declaration before the run
         scaling = self.scaling
         if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -78,7 +79,6 @@ class PoolSettings(Deployment):
                 f"scaling.min_replicas={scaling.min_replicas}, role={self.role}: must be >= 1, as requests "
                 "are held for replicas of mixed pools only"
             )
-        check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
         self._check_batch_size()
         self._check_batch_ends()
@@ -348,14 +348,4 @@ class PoolSettings(Deployment):
             latency_s=self.hardware.pcie.latency_s,
             overlapped=self.storage.overlapped,
             merge_s=self.merge_s,
-        )
-
-
-def check_replicas(replicas: int) -> None:
-    """Raises ValueError for a number of replicas that no run can have."""
-    if replicas < 1:
-        raise ValueError(f"replicas={replicas}: must be >= 1")
-    if replicas > MAX_REPLICAS:
-        raise ValueError(
-            f"replicas={replicas:.6g}: must be <= {MAX_REPLICAS:,}, as each is an engine in memory"
         )

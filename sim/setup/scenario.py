@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Ge, Le, Positive
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
@@ -40,7 +41,7 @@ from sim.setup.frontend_note import frontend_json, frontend_note
 from sim.setup.full_batches import check_full_batches
 from sim.setup.idle_replicas import num_reached, with_idle
 from sim.setup.migration_check import check_migration
-from sim.setup.pool import PoolSettings, check_replicas
+from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles, first_token_at
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
@@ -68,23 +69,17 @@ class Scenario(PoolSettings, ClusterSettings):
     tariff: Tariff | None = None
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
-    load: float = 1.0
+    load: Annotated[Positive, "2 is twice the traffic"] = 1.0
     """Factor on the rate of open-loop arrivals: see `sim.workload.faster`."""
-    prompt_scale: float = 1.0
+    prompt_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
     """Factor on the length of prompts: see `sim.workload.longer`."""
-    output_scale: float = 1.0
+    output_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
     """Factor on the length of outputs."""
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas)
         ClusterSettings.__post_init__(self)  # super() does not know classes with slots
-        if not 0 < self.load < inf:
-            raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
-        for name in ("prompt_scale", "output_scale"):
-            if not 1e-6 <= getattr(self, name) <= 1e6:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
         if self.sim.stop_missed:
             self._check_stop_missed()
         self._check_failures()
