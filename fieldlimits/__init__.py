@@ -36,8 +36,8 @@ _NUMBERS = {int: Integral, float: Real}
 
 PositiveInt = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
-Share = Annotated[float, Ge(0), Le(1), Unit("(a share)")]
-PositiveShare = Annotated[float, Gt(0), Le(1), Unit("(a share)")]
+Share = Annotated[float, Ge(0), Le(1), Unit("share")]
+PositiveShare = Annotated[float, Gt(0), Le(1), Unit("share")]
 Positive = Annotated[float, Gt(0), FINITE]
 NonNegative = Annotated[float, Ge(0), FINITE]
 
@@ -55,7 +55,7 @@ class Limit(NamedTuple):
     bounds: tuple[Any, ...]
     """Of the classes `BOUNDS`, `MinLen` and `OneOf`, in the order in which they are named."""
     rule: str
-    """What the value must be: `> 0 s and finite, or null for no limit`."""
+    """What the value must be: `a finite number > 0 s, or null for no limit`."""
     may_be_none: bool
     number: type | None
     """`Integral` or `Real` of a field that is a number; None: it is none."""
@@ -140,21 +140,30 @@ def _members(hint: Any) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _rule(bounds: Sequence[Any], metadata: Sequence[Any], may_be_none: bool) -> str:
-    unit = next((f" {one.unit}" for one in metadata if isinstance(one, Unit)), "")
-    numbers = [text for one in bounds if (text := _bound(one)) and text != "finite"]
-    parts = [" and ".join(numbers) + unit] if numbers else []
-    if any(_bound(one) == "finite" for one in bounds):
-        parts.append("finite")
-    rule = " and ".join(parts)
-    if any(isinstance(one, MinLen) for one in bounds):
-        rule = "not empty"
+    unit = next((one.unit for one in metadata if isinstance(one, Unit)), "")
+    numbers = " and ".join(text for one in bounds if one != FINITE and (text := _bound(one)))
+    rule = f"a finite number {numbers}" if FINITE in bounds else numbers
+    if unit == "share":
+        rule = f"a share, {rule}"
+    elif unit:
+        rule = f"{rule} {unit}"
     for one in bounds:
-        if isinstance(one, OneOf):
+        if isinstance(one, MinLen):
+            rule = "not empty"
+        elif isinstance(one, OneOf):
             rule = f"{'one of ' if len(one.allowed) > 1 else ''}{', '.join(map(shown, one.allowed))}"
     notes = [one for one in metadata if isinstance(one, str)]
-    if may_be_none and not any(note.startswith(("null", "or null")) for note in notes):
-        notes.insert(0, "null")
-    return "".join([rule, *(f", or {note}" if note.startswith("null") else f", {note}" for note in notes)])
+    if may_be_none and not any(note.startswith("null") for note in notes):
+        notes.append("null")
+    return "".join([rule, *map(_joined, notes)])
+
+
+def _joined(note: str) -> str:
+    if note.startswith("null"):
+        return f", or {note}"
+    return (
+        f"{', ' if note.startswith(('or ', 'as ', 'because ', 'such as ', 'for example ')) else '; '}{note}"
+    )
 
 
 def _bound(one: Any) -> str:
@@ -164,7 +173,7 @@ def _bound(one: Any) -> str:
         case Ge(ge):
             return f">= {_number(ge)}"
         case Lt(lt):
-            return "finite" if lt == math.inf else f"< {_number(lt)}"
+            return f"< {_number(lt)}"
         case Le(le):
             return f"<= {_number(le)}"
         case MultipleOf(multiple_of):
@@ -181,11 +190,12 @@ def _check(name: str, value: Any, limit: Limit) -> None:
         return
     number = limit.number
     if number is not None and limit.bounds and (not isinstance(value, number) or isinstance(value, bool)):
-        kind = "a whole number" if number is Integral else "a number"
-        raise ValueError(f"{name}={shown(value)}: must be {kind} {limit.rule}")
+        kind = "a whole number, " if number is Integral else "a number, "
+        raise ValueError(f"{name}={shown(value)}: must be {kind}{limit.rule}")
     for bound in limit.bounds:
         if not _holds(value, bound):
-            raise ValueError(f"{name}={shown(value)}: must be {limit.rule}{_nearest(value, bound)}")
+            rule = f"must be {limit.rule}".replace("be not empty", "not be empty")
+            raise ValueError(f"{name}={shown(value)}: {rule}{_nearest(value, bound)}")
     if limit.element is None:
         return
     items = value.items() if isinstance(value, Mapping) else enumerate(value)

@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from fieldlimits import FINITE, Checked, Ge, Le, Lt, Positive
+from fieldlimits import FINITE, Checked, Ge, Le, Lt, Positive, Unit
 
 BLOCK = 1024  # factors drawn at once
 MAX_CV = 10.0
@@ -38,7 +38,7 @@ class Jitter(Checked):
     """Coefficient of variation of the slow drift."""
     drift_iterations: Positive = 1000.0
     """Iterations over which the correlation of the drift falls to 1/e."""
-    straggler_share: Annotated[float, Ge(0), Lt(1)] = 0.0
+    straggler_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of the iterations that are stragglers."""
     straggler_factor: Annotated[float, Ge(1), FINITE] = 2.0
     """Duration of a straggler, in durations of other iterations."""

@@ -41,7 +41,7 @@ class QueueBound(Checked):
     """Counted quantity: requests, tokens (of prompts), or queued_tokens (before the first token)."""
     per: Annotated[str, OneOf(("replica", "fleet"))] = "replica"
     """Scope of the bound: replica, or fleet (all replicas together)."""
-    retry_after_s: Annotated[NonNegative | None, Unit("s"), "null sends no Retry-After"] = None
+    retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
     """Retry-After in seconds that clients get; null: none is sent."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
     _position: int = field(init=False, default=0, repr=False, compare=False)  # of that last replica

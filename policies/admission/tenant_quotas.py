@@ -56,7 +56,7 @@ class TenantQuotas(Checked):
     """Maximum number of their prompt tokens per replica; null: no limit."""
     tenant_weights: dict[str, Positive] = field(default_factory=dict)
     """Weights of the tenants' shares; 1 for tenants without an entry."""
-    retry_after_s: Annotated[NonNegative | None, Unit("s"), "null sends no Retry-After"] = None
+    retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
     """Retry-After in seconds that clients get; null: none is sent."""
     _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)

@@ -83,7 +83,7 @@ class FastGen(Caching):
     """Share of the tokens that heads with the policy `local` keep as the last ones."""
     heads: tuple[tuple[float, ...], ...] = ASSUMED_HEADS
     """Kinds of heads: share of the heads; of their attention on special, punctuation, frequent, local."""
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class KvGroups(Caching):
 
     enable_prefix_caching: bool = True
     """Whether later sequences find the KV of equal prefixes."""
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def pool(self, memory: KvMemory) -> GroupPool:

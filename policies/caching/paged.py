@@ -21,7 +21,7 @@ class Paged(Caching):
 
     holds_states: ClassVar[bool] = True
 
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
     presume_cached: bool = False
     """Whether every full block of a prompt except its last one is assumed to be cached, without a lookup.

@@ -33,11 +33,11 @@ class PrefixCaching(Caching):
     holds_states: ClassVar[bool] = True
     finds_prefixes: ClassVar[bool] = True
 
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
     pin_s: Annotated[float, Gt(0), Unit("s")] = 300.0
     """Seconds for which a pinned prefix is kept after its last use (`Prompt.num_pinned`)."""
-    max_pinned_share: Annotated[float, Ge(0), Lt(1)] = 0.0
+    max_pinned_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that is reserved for pinned prefixes; sequences cannot use it.
 
     A prefix that does not fit is not pinned.

@@ -55,7 +55,7 @@ class Radix(Caching):
 
     block_size: int = 1
     """Tokens per block, and the granularity of reuse (SGLang's page size)."""
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
     eviction: Annotated[str, OneOf(EVICTIONS)] = "lru"
     """Eviction order of leaves: lru, lfu, fifo, size_aware, two_q, s3_fifo, priority; belady (offline)."""

@@ -44,7 +44,7 @@ class H2o(Caching):
     """Number of heavy hitters that are kept."""
     num_recent_tokens: PositiveInt = 1024
     """Number of last tokens that are kept, the one being computed included."""
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     @property
@@ -69,7 +69,7 @@ class SnapKv(Caching):
     """Number of tokens of a prompt that are kept, including the window that selects them."""
     num_window_tokens: PositiveInt = 32
     """Number of last tokens of a prompt, the observation window, whose attention selects the others."""
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class StreamingLlm(Caching):
     """Number of first tokens that are always kept."""
     num_recent_tokens: PositiveInt = 2044
     """Number of last tokens that are kept, the one being computed included."""
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def pool(self, memory: KvMemory) -> WindowPool:

@@ -40,7 +40,7 @@ class Tiered(Caching):
     holds_states: ClassVar[bool] = True
     finds_prefixes: ClassVar[bool] = True
 
-    watermark: Annotated[float, Ge(0), Lt(1), Unit("(a share of all blocks)")] = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
     host_gib: Annotated[NonNegative, Unit("GiB")] = 64.0
     """Host memory for KV, in GiB per GPU."""

@@ -28,7 +28,7 @@ from policies.routing import ReplicaView
 class SessionAffinity(Checked):
     """Consistent hashing of sessions. Reads outstanding requests of all replicas; none with max_load=inf."""
 
-    max_load: Annotated[float, Gt(1), "(times the mean); inf for no bound"] = 1.25
+    max_load: Annotated[float, Gt(1), "inf for no bound"] = 1.25
     """Maximum outstanding requests of a replica, divided by the mean of all; inf: no bound."""
     num_points: PositiveInt = 100
     """Number of points of each replica on the ring; more points make the shares more even."""

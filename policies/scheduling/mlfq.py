@@ -90,7 +90,7 @@ class Mlfq(Scheduling):
     """Seconds without service after which a sequence is moved to the first level."""
     max_active: Annotated[PositiveInt | None, "null for no limit"] = None
     """Maximum number of sequences with KV that run at the same time; null: all of them."""
-    min_free_share: Annotated[float, Ge(0), Lt(1)] = 0.05
+    min_free_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.05
     """Share of free KV blocks below which KV of paused sequences is swapped out (preemption_mode=swap)."""
 
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)

@@ -29,7 +29,7 @@ class SloAware(Checked):
 
     tpot_s: Annotated[Positive | None, Unit("s"), "null for that of the SLO"] = None
     """Time per output token to keep, s; None: that of the SLO."""
-    margin: Annotated[float, Ge(0), Lt(1)] = 0.1
+    margin: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.1
     """Share of tpot_s by which a sequence must be faster to go without drafts."""
     num_tokens: Annotated[PositiveInt | None, "null for all that it drafts"] = None
     """Draft tokens per pass of a sequence that is behind; None: as many as the proposer drafts at most."""
