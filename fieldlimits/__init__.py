@@ -151,7 +151,8 @@ def _rule(bounds: Sequence[Any], metadata: Sequence[Any], may_be_none: bool) -> 
         if isinstance(one, MinLen):
             rule = "not empty"
         elif isinstance(one, OneOf):
-            rule = f"{'one of ' if len(one.allowed) > 1 else ''}{', '.join(map(shown, one.allowed))}"
+            allowed = [shown(value) for value in one.allowed if value is not None]
+            rule = f"{'one of ' if len(allowed) > 1 else ''}{', '.join(allowed)}"
     notes = [one for one in metadata if isinstance(one, str)]
     if may_be_none and not any(note.startswith("null") for note in notes):
         notes.append("null")
@@ -190,7 +191,8 @@ def _check(name: str, value: Any, limit: Limit) -> None:
         return
     number = limit.number
     if number is not None and limit.bounds and (not isinstance(value, number) or isinstance(value, bool)):
-        kind = "a whole number, " if number is Integral else "a number, "
+        kind = "a whole number " if number is Integral else "a number "
+        kind = "" if limit.rule.startswith("a ") else kind
         raise ValueError(f"{name}={shown(value)}: must be {kind}{limit.rule}")
     for bound in limit.bounds:
         if not _holds(value, bound):

@@ -19,7 +19,7 @@ def build(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["sim.until_s=0"], r"^sim.until_s=0: must be a finite number > 0 s; null for no limit$"),
+        (["sim.until_s=0"], "^sim.until_s=0: must be a finite number > 0 s, or null for no limit$"),
         (["metrics.warmup_s=-1"], r"^metrics.warmup_s=-1: must be a finite number >= 0 s, or auto$"),
         (["metrics.cooldown_s=inf"], r"^metrics.cooldown_s=inf: must be a finite number >= 0 s$"),
         (["replicas=0"], "replicas=0: must be >= 1"),
