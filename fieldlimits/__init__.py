@@ -183,7 +183,9 @@ def _bound(one: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+    if isinstance(value, int):
+        return f"{value:,}" if value >= 10_000 else str(value)
+    return f"{value:g}"
 
 
 def _check(name: str, value: Any, limit: Limit) -> None:

@@ -21,7 +21,6 @@ OF_OTHER_RUNS = (
     # runs in parts, on other processes and machines
     "sim.shards",
     "sim.setup.divided_run",
-    "sim.shards.whole_run",
     "experiments.study",
     "experiments.simulate.divided",
     "experiments.simulate.shard_task",
