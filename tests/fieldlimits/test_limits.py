@@ -1,11 +1,12 @@
-"""Limits on fields: each kind refuses what breaks it, with name, value and rule; and all classes check theirs."""
+"""Limits on fields: each kind refuses what breaks it, with name, value and rule; all classes check theirs."""
 
 import importlib
 import inspect
 import pkgutil
+import re
 from dataclasses import dataclass, field, is_dataclass
 from math import inf, nan
-from typing import Annotated, Literal, get_origin
+from typing import Annotated, Literal
 
 import pytest
 
@@ -19,7 +20,6 @@ from fieldlimits import (
     Ge,
     Gt,
     MinLen,
-    NonNegative,
     OneOf,
     Positive,
     PositiveInt,
@@ -78,9 +78,8 @@ class Narrower(Settings):
     ],
 )
 def test_a_value_beyond_a_limit_is_refused_with_name_value_and_rule(given, sentence):
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         Settings(**given)
-    assert str(refusal.value) == sentence
 
 
 def test_values_within_the_limits_are_accepted():
@@ -121,16 +120,15 @@ def all_dataclasses():
 
 
 def declares(cls):
-    """Tests whether a class annotates a limit, so not only a choice of literals."""
-    own = {name: hint for base in cls.__mro__ for name, hint in vars(base).get("__annotations__", {}).items()}
-    return any(
-        not str(own[name]).startswith("Literal") and get_origin(own[name]) is not Literal
-        for name in limits_of(cls)
+    """Tests whether a class annotates a limit: a choice of literals alone is a type."""
+    bounds = [bound for limit in limits_of(cls).values() for bound in limit.bounds]
+    return any(not isinstance(bound, OneOf) for bound in bounds) or (
+        bounds and "OneOf(" in inspect.getsource(cls)
     )
 
 
 def test_every_class_with_limits_checks_them():
-    """A class with limits is `Checked`, and a `__post_init__` of its own calls `check` or that of its base."""
+    """A class with limits is `Checked`; a `__post_init__` of its own calls `check` or that of its base."""
     num_limits = 0
     for cls in all_dataclasses():
         if cls.__name__ == "Reply" or not declares(cls):
@@ -153,7 +151,7 @@ def broken(limit):
 
 
 def test_every_setting_out_of_range_gives_a_sentence_with_key_and_value():
-    """Each limited field of each class with defaults for all fields is set to values that break its limits."""
+    """Each limited field of each class with defaults for all fields is set to values that break it."""
     num_refused = 0
     for cls in all_dataclasses():
         try:

@@ -81,7 +81,7 @@ def test_a_cache_never_grows(num_layers, full_every, layers_per_kv, window):
         ({"num_kv_heads": 0}, "num_kv_heads=0: must be >= 1, or null"),
         ({"window": 0}, "window=0: must be >= 1, or null"),
         ({"full_every": 0}, "full_every=0: must be >= 1"),
-        ({"layers_per_kv": 1.5}, "layers_per_kv=1.5: must be a whole number, >= 1"),
+        ({"layers_per_kv": 1.5}, "layers_per_kv=1.5: must be a whole number >= 1"),
     ],
 )
 def test_rejects_impossible_settings(settings, message):

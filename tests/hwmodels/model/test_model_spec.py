@@ -368,8 +368,8 @@ def test_2_4_sparsity_stores_half_of_the_weights_and_their_places():
     [
         (lambda: grouped(num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; nearest: 2"),
         (lambda: grouped(window=0), "window=0: must be >= 1, or null"),
-        (lambda: grouped(head_dim=math.nan), "head_dim=nan: must be a whole number, >= 1"),
-        (lambda: grouped(num_heads=True), "num_heads=true: must be a whole number, >= 1"),
+        (lambda: grouped(head_dim=math.nan), "head_dim=nan: must be a whole number >= 1"),
+        (lambda: grouped(num_heads=True), "num_heads=true: must be a whole number >= 1"),
         (lambda: latent(q_lora_rank=0), "q_lora_rank=0: must be >= 1, or null"),
         (lambda: latent(sparse_top_k=4), "index_n_heads=0: must be .* where sparse_top_k is given"),
         (

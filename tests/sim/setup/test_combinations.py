@@ -61,8 +61,8 @@ def test_a_refusal_names_both_settings_and_what_to_set_instead():
     with pytest.raises(ConfigError) as refusal:
         build("sim.shards=2", "admission=queue_bound")
     assert str(refusal.value) == (
-        "sim.shards=2, admission=queue_bound: it admits by the load of all replicas; choose admission=none, or "
-        "set sim.shards=null"
+        "sim.shards=2, admission=queue_bound: it admits by the load of all replicas; choose admission=none, "
+        "or set sim.shards=null"
     )
 
 
