@@ -1,8 +1,8 @@
 """Reference of the settings: a page for the root settings and one for each group, made from the config files.
 
 A setting has its key, its default, its unit (from the end of its name), its limits (those of the field that
-it sets), and its meaning: the comment behind it, or else the docstring of the field. The source of a choice is
-in its first lines, in its setting `source`, and in the docstring of its class.
+it sets), and its meaning: the comment behind it, or else the docstring of the field. The source of a choice
+is in its first lines, in its setting `source`, and in the docstring of its class.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

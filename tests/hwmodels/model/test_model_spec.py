@@ -387,7 +387,10 @@ def test_2_4_sparsity_stores_half_of_the_weights_and_their_places():
         (lambda: make_model(weights="int3"), "^weights=int3: must be one of fp32, bf16"),
         (lambda: one_layer(mlp=experts(), moe_weights="x"), "^moe_weights=x: must be one of fp32, bf16"),
         (lambda: make_model(moe_weights="fp8"), "moe_weights=fp8: tiny has no experts; set weights"),
-        (lambda: make_model(kv_cache_dtype="fp4"), "kv_cache_dtype=fp4: must be one of auto, fp32, bf16, fp16, fp8, int8, int4, nvfp4; nearest: nvfp4"),
+        (
+            lambda: make_model(kv_cache_dtype="fp4"),
+            "kv_cache_dtype=fp4: must be one of auto, fp32, bf16, fp16, fp8, int8, int4, nvfp4",
+        ),
         (lambda: make_model(sparsity="1:4"), "sparsity=1:4: must be 2:4, or null; nearest: 2:4"),
     ],
 )

@@ -93,7 +93,9 @@ def test_an_indexer_of_grouped_query_attention_keeps_a_key():
     )
     assert layer.kv_bytes_per_token("bf16") == 2 * 4 * 128 * 2 + 128 * 2
     assert sizes(layer, 6144)["index_qk_proj"] == (6144, 5 * 128)
-    with pytest.raises(ValueError, match="index_n_heads=0: must be (a whole number )?>= 1 where sparse_top_k"):
+    with pytest.raises(
+        ValueError, match=r"index_n_heads=0: must be (a whole number )?>= 1 where sparse_top_k"
+    ):
         GroupedQueryAttention(num_heads=4, num_kv_heads=4, head_dim=8, sparse_top_k=16)
 
 

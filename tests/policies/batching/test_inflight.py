@@ -163,7 +163,10 @@ def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_ste
     [
         ({"batch_wait_timeout_iters": -1}, "batch_wait_timeout_iters=-1: must be >= 0"),
         ({"batch_wait_min_prompts": -1}, "batch_wait_min_prompts=-1: must be >= 0"),
-        ({"batch_wait_max_tokens_ratio": 1.5}, "batch_wait_max_tokens_ratio=1.5: must be a share, >= 0 and <= 1"),
+        (
+            {"batch_wait_max_tokens_ratio": 1.5},
+            "batch_wait_max_tokens_ratio=1.5: must be a share, >= 0 and <= 1",
+        ),
     ],
 )
 def test_rejects_impossible_batch_waits(settings, message):

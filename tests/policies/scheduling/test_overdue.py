@@ -113,5 +113,7 @@ def test_a_limit_below_no_time_is_refused():
     assert ShortestRemaining(max_wait_s=None).max_wait_s is None
     assert ShortestRemaining(max_wait_s=0.0).max_wait_s == 0
     for max_wait_s in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"max_wait_s={max_wait_s}: must be >= 0 s, or null for no limit"):
+        with pytest.raises(
+            ValueError, match=f"max_wait_s={max_wait_s}: must be >= 0 s, or null for no limit"
+        ):
             ShortestRemaining(max_wait_s=max_wait_s)

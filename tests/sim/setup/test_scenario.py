@@ -38,14 +38,17 @@ def build(*overrides):
             ["batching=decode_only"],
             "batching=decode_only, role=mixed: needs role=decode; .*such as batching=chunked",
         ),
-        (["scheduling=s3"], "scheduling=s3, prediction=none: needs predicted output lengths; choose a predictor, such as prediction=histogram, or choose scheduling=fcfs"),
+        (
+            ["scheduling=s3"],
+            "scheduling=s3, prediction=none: needs predicted output lengths",
+        ),
         (
             ["caching=contiguous", "caching.reserve=predicted"],
-            "caching.reserve=predicted, prediction=none: needs predicted output lengths; choose a predictor, such as prediction=histogram, or set caching.reserve=max_tokens",
+            "caching.reserve=predicted, prediction=none: needs predicted output lengths",
         ),
         (
             ["scheduling.preemption_mode=swap", "engine.swap_space_gib=0"],
-            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: swapped KV needs host memory; set engine.swap_space_gib to more than 0 GiB, or set scheduling.preemption_mode=recompute",
+            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: swapped KV needs host memory",
         ),
         (
             ["caching=tiered", "caching.host_gib=300", "storage.host_memory_gib=256"],
@@ -213,7 +216,10 @@ def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
             r"network\.kind=nvlink: L4 has no such link",
         ),
         (["network=ethernet", "network.bandwidth_bytes_per_s=0"], "bandwidth_bytes_per_s=0"),
-        (["routing@decode_routing=length_aware"], "decode_routing=length_aware, prediction=none: needs predicted output lengths; choose a predictor, such as prediction=histogram, or choose decode_routing=least_outstanding"),
+        (
+            ["routing@decode_routing=length_aware"],
+            "decode_routing=length_aware, prediction=none: needs predicted output lengths",
+        ),
         (["kv_transfer.transfer=never"], "transfer=never: must be one of layerwise, at_end"),
     ],
 )

@@ -178,7 +178,10 @@ def test_the_mean_accepted_length_is_met_with_the_least_variance(length):
         ({"rates": (0.5, 1.5)}, "rates: place 2 has 1.5; must be a probability, >= 0 and <= 1"),
         ({"rates": (float("nan"),)}, "rates: place 1 has nan; must be a probability, >= 0 and <= 1"),
         ({"synthetic_acceptance_rates": (0.5, 0.6)}, "place 2 has 0.6, more than 0.5 before it"),
-        ({"synthetic_acceptance_rates": (0.5, -0.1)}, "synthetic_acceptance_rates: place 2 has -0.1; must be a probability, >= 0 and <= 1"),
+        (
+            {"synthetic_acceptance_rates": (0.5, -0.1)},
+            "synthetic_acceptance_rates: place 2 has -0.1; must be a probability, >= 0 and <= 1",
+        ),
         ({"synthetic_acceptance_length": 0.9}, "synthetic_acceptance_length=0.9: must be finite and >= 1"),
         ({"rates_by_rank": ()}, "rates_by_rank=[]: must have one list of rates per place"),
         ({"rates_by_rank": ((0.5,), ())}, "rates_by_rank[1]=[]: must have one rate"),
