@@ -68,7 +68,7 @@ def test_a_refusal_names_both_settings_and_what_to_set_instead():
 
 def test_the_setting_of_a_pool_is_named_with_its_pool():
     with pytest.raises(ConfigError, match=r"^sim.shards=2, pools.\w+.role=prefill: KV goes from replica to"):
-        build("pools=disaggregated", "sim.shards=2")
+        build_scenario(resolved(VARIANTS.config(["pools=disaggregated", "sim.shards=2"])))
 
 
 def test_a_plain_run_is_built():
