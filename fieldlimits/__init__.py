@@ -1,14 +1,4 @@
-"""Limits of settings, declared on the fields of a dataclass and checked when an object is made.
-
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class ShortestFirst(Checked):
-        max_wait_s: Annotated[float | None, Gt(0), Unit("s"), "null for no limit"] = 30.0
-        order: Annotated[str, OneOf(("prompt", "output"))] = "output"
-
-The bounds and the unit are those of annotated-types. A limit on an element of a list or a mapping stands on
-its annotation: `dict[str, Annotated[float, Gt(0)]]`. What relates several fields stands in `__post_init__`,
-which calls `check(self)` first. Types are checked where text becomes settings (`sim.settings.build`).
-"""
+"""Limits of settings, declared on the fields of a dataclass and checked when an object is made."""
 
 from __future__ import annotations
 
@@ -64,7 +54,18 @@ class Limit(NamedTuple):
 
 
 class Checked:
-    """Base of dataclasses whose fields declare limits."""
+    """Base of dataclasses whose fields declare limits.
+
+        @dataclass(frozen=True, kw_only=True, slots=True)
+        class ShortestFirst(Checked):
+            max_wait_s: Annotated[float | None, Gt(0), Unit("s"), "null for no limit"] = 30.0
+            order: Annotated[str, OneOf(("prompt", "output"))] = "output"
+
+    The bounds and the unit are those of annotated-types. A limit on an element of a list or a mapping stands
+    on its annotation: `dict[str, Annotated[float, Gt(0)]]`. What relates several fields stands in the
+    `__post_init__` of a class, which calls `check(self)` first. Types are checked where text becomes settings
+    (`sim.settings.build`).
+    """
 
     __slots__ = ()
 

@@ -55,7 +55,7 @@ class Rule(NamedTuple):
 
 
 def _setting(key: str, off: Any, example: Any) -> Feature:
-    """A plain setting, used unless its value is `off`."""
+    """Returns the feature of a plain setting, used unless its value is `off`."""
 
     def text(of: Any) -> str:
         value = attrgetter(key)(of)
@@ -65,7 +65,7 @@ def _setting(key: str, off: Any, example: Any) -> Feature:
 
 
 def _choice(key: str, example: str, without: str, holds: Callable[[Any], Any]) -> Feature:
-    """A policy or another object of a group, used if `holds` is true of what has it."""
+    """Returns the feature of a policy or another object of a group; holds: whether a run has it."""
 
     def text(of: Any) -> str:
         return f"{key}={name_of(getattr(of, key))}" if holds(of) else ""
@@ -74,12 +74,12 @@ def _choice(key: str, example: str, without: str, holds: Callable[[Any], Any]) -
 
 
 def _missing(key: str, without: str, none: str = "none") -> Feature:
-    """The absence of an object that a setting may be null for."""
+    """Returns the feature that is the absence of an object."""
     return Feature(lambda of: f"{key}={none}" if getattr(of, key) is None else "", f"{key}={none}", without)
 
 
 def _flag(text: str, without: str, holds: Callable[[Any], Any]) -> Feature:
-    """A setting that always shows in the same way."""
+    """Returns the feature of a setting that always shows in the same way."""
     return Feature(lambda of: text if holds(of) else "", text, without)
 
 
