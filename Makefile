@@ -60,8 +60,8 @@ parity-short: $(PARITY)/installed ## the same with fewer workloads, in about fiv
 
 nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers
 
-CODE := policies hwmodels sim kernels realengine experiments
-PROSE := policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
+CODE := fieldlimits policies hwmodels sim kernels realengine experiments
+PROSE := fieldlimits policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
 
 lint: .venv/installed-test ## ruff: rules and format; codespell; bandit; the rules of the prose
 	$(PY) -m ruff check

@@ -13,33 +13,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwmodels.checks import check_finite
+from fieldlimits import Checked, NonNegative, NonNegativeInt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tariff:
+class Tariff(Checked):
     """List prices of a provider with prompt caching.
 
     Defaults have the structure of Anthropic's prompt caching with a lifetime of five minutes.
     """
 
-    usd_per_million_input_tokens: float = 3.0
-    usd_per_million_output_tokens: float = 15.0
-    read_factor: float = 0.1
+    usd_per_million_input_tokens: NonNegative = 3.0
+    usd_per_million_output_tokens: NonNegative = 15.0
+    read_factor: NonNegative = 0.1
     """Price of tokens found in the cache, as a fraction of the input price."""
-    write_factor: float = 1.25
+    write_factor: NonNegative = 1.25
     """Price of pinned tokens that had to be computed, as a fraction of the input price."""
-    usd_per_million_token_hours: float = 0.0
+    usd_per_million_token_hours: NonNegative = 0.0
     """Rent of pinned tokens per million tokens and hour (Google's explicit caches: some $1 to $4.5)."""
 
-    min_cached_tokens: int = 0
+    min_cached_tokens: NonNegativeInt = 0
     """Fewest found tokens of a prompt that get the discount; fewer are billed in full."""
-    batch_factor: float = 1.0
+    batch_factor: NonNegative = 1.0
     """Factor on the prices of all tokens, without the rent; 0.5: a batch API."""
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            check_finite(name, getattr(self, name), zero_allowed=True)
 
     def bill_usd(
         self,

@@ -25,6 +25,7 @@ MISSING=(
     "antlr4:antlr4-python3-runtime==4.9.3" # published as source only
     "plotly:plotly>=6.0"
     "zstandard:zstandard>=0.22"
+    "annotated_types:annotated-types>=0.6"
 )
 
 wheels() {

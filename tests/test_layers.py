@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
+PACKAGES = ("fieldlimits", "policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
 LIBRARIES = ("policies.", "hwmodels.", "sim.")
 
 

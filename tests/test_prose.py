@@ -13,7 +13,18 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("policies", "hwmodels", "sim", "kernels", "realengine", "experiments", "configs", "docs", "tests")
+FOLDERS = (
+    "fieldlimits",
+    "policies",
+    "hwmodels",
+    "sim",
+    "kernels",
+    "realengine",
+    "experiments",
+    "configs",
+    "docs",
+    "tests",
+)
 SUFFIXES = {".py", ".md", ".yaml", ".toml"}
 
 # First words of docstrings.

@@ -171,7 +171,7 @@ examples
 Every command takes --traceback: it prints the whole traceback of an error, such as one in your own policy."""
 
 # `configs` is not listed: it is found by path and never imported.
-OWN_PACKAGES = ("experiments", "hwmodels", "kernels", "policies", "realengine", "sim")
+OWN_PACKAGES = ("experiments", "fieldlimits", "hwmodels", "kernels", "policies", "realengine", "sim")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

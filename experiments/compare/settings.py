@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -14,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.study.figures import Metric
 from experiments.study.override_lines import check_reserved, check_whole
 from experiments.study.seeds import check_seeds
+from fieldlimits import Checked, Positive, PositiveInt, check
 from sim.settings.build import TARGET, build, build_as
 from sim.settings.errors import ConfigError, suggest
 
@@ -48,7 +48,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Expectation:
+class Expectation(Checked):
     """Ratio of a metric between two arms, as the claim predicts it."""
 
     metric: str
@@ -57,16 +57,13 @@ class Expectation:
     """Other arm; None: the baseline."""
     at: Any = None
     """Swept value at which it must hold; None: at every value."""
-    at_least_ratio: float | None = None
-    at_most_ratio: float | None = None
+    at_least_ratio: Positive | None = None
+    at_most_ratio: Positive | None = None
 
     def __post_init__(self) -> None:
+        check(self)
         if self.at_least_ratio is None and self.at_most_ratio is None:
             raise ValueError("at_least_ratio=null, at_most_ratio=null: at least one must be set")
-        for name in ("at_least_ratio", "at_most_ratio"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ValueError(f"{name}={value}: must be a finite number > 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,20 +135,19 @@ class Experiment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompareSettings:
+class CompareSettings(Checked):
     """Settings of `windtunnel compare`."""
 
     experiment: Experiment
     also: tuple[str, ...] = ()
     """Overrides of every arm, after the experiment's base and before the arm's own."""
-    jobs: int | None = None
+    jobs: Annotated[PositiveInt | None, "null for one per core"] = None
     """Number of processes; None: one per core."""
     report: bool = True
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
+        check(self)
         _check_overrides("also", self.also)
 
     @property

@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
 
 from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
+from fieldlimits import Checked, Ge, Le, Lt, PositiveShare, check
 
 MAX_RUNS = 10_000
 MAX_REQUESTS = 100_000_000
@@ -22,7 +24,7 @@ ONLY_ARM = "as set"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GoodputSettings:
+class GoodputSettings(Checked):
     """Node `goodput` of configs/goodput.yaml; the rest of the config is the scenario."""
 
     arms: tuple[str, ...] = ()
@@ -33,16 +35,16 @@ class GoodputSettings:
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float, ...] | None = None
     """Rates of the curves, in requests/s; None: `num_rates` rates around each arm's highest."""
-    num_rates: int = 12
-    target: float | None = None
+    num_rates: Annotated[int, Ge(2)] = 12
+    target: Annotated[PositiveShare | None, "such as 0.9 for 90 %", "null for the SLO's target"] = None
     """Share of the arrivals that must meet the SLO; None: slo.attainment_target."""
-    precision: float = 0.02
+    precision: Annotated[float, Ge(0.001), Le(0.5), "such as 0.02 for 2 %"] = 0.02
     """Relative precision of the highest rate of each seed."""
     requests: int | None = 1000
     """Minimum number of requests per run, raised until the run is long enough; None: the whole workload."""
-    max_requests: int = 200_000
+    max_requests: Annotated[int, Ge(100), Le(MAX_REQUESTS)] = 200_000
     """Number of requests up to which the traffic of a run is made longer until it shows a steady state."""
-    warmup_share: float = 0.1
+    warmup_share: Annotated[float, Ge(0), Lt(1), "such as 0.1 for 10 %"] = 0.1
     """Share of the first arrivals of each run, which find an idle service and are not counted.
 
     Ignored if metrics.warmup_s or cooldown_s is set.
@@ -57,24 +59,13 @@ class GoodputSettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        check(self)
         check_seeds(self.seeds, "three")
         if self.rates is not None:
             _check_positive("rates", self.rates)
         if self.scale_rate is not None:
             _check_positive("scale_rate", (self.scale_rate,))
         _check_positive("slo_scales", self.slo_scales)
-        if self.num_rates < 2:
-            raise ValueError(f"num_rates={self.num_rates}: must be >= 2")
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ValueError(
-                f"target={self.target}: must be > 0 and <= 1, such as 0.9 for 90 %; null: the SLO's target"
-            )
-        if not 0.001 <= self.precision <= 0.5:
-            raise ValueError(f"precision={self.precision}: must be from 0.001 to 0.5, such as 0.02 for 2 %")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup_share={self.warmup_share}: must be >= 0 and < 1, such as 0.1 for 10 %")
-        if not 100 <= self.max_requests <= MAX_REQUESTS:
-            raise ValueError(f"max_requests={self.max_requests}: must be from 100 to {MAX_REQUESTS:,}")
         for name, least in (("requests", 10), ("jobs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
+from fieldlimits import Checked, Gt, NonNegative, NonNegativeInt, Positive, PositiveInt, check
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, check_no_workload_terms
 from sim.settings.build import build_as
@@ -22,7 +22,7 @@ DEFAULT_CONTEXT = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ObserveSettings:
+class ObserveSettings(Checked):
     """One observed run.
 
     exact_output: request exactly the workload's output tokens and ignore EOS; otherwise its max_tokens, if
@@ -40,20 +40,21 @@ class ObserveSettings:
     prompts: Literal["auto", "token_ids", "text"] = "auto"
     token_ids: tuple[int, int] = (1000, 10_000)
     exact_output: bool = True
-    temperature: float = 0.0
-    max_model_len: int | None = None
+    temperature: NonNegative = 0.0
+    max_model_len: Annotated[int | None, Gt(0)] = None
     api_key_env: str = "OPENAI_API_KEY"
-    until_s: float | None = None
-    late_ms: float = 10.0
-    connect_timeout_s: float = 10.0
-    silence_timeout_s: float = 300.0
-    give_up_after: int = 20
-    seed: int = 0
+    until_s: Positive | None = None
+    late_ms: Positive = 10.0
+    connect_timeout_s: Positive = 10.0
+    silence_timeout_s: Positive = 300.0
+    give_up_after: PositiveInt = 20
+    seed: NonNegativeInt = 0
     metrics: MetricsSettings = WHOLE_RUN
     report: bool = True
     progress: bool = True
 
     def __post_init__(self) -> None:
+        check(self)
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url={self.url}: must be an address such as http://localhost:8000")
@@ -69,16 +70,6 @@ class ObserveSettings:
             raise ValueError(
                 "prompts=token_ids, api=chat: chat messages are text; choose prompts=text or prompts=auto"
             )
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be >= 0")
-        for name in ("max_model_len", "until_s", "late_ms", "connect_timeout_s", "silence_timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ValueError(f"{name}={value}: must be finite and > 0")
-        if self.give_up_after < 1:
-            raise ValueError(f"give_up_after={self.give_up_after}: must be >= 1")
-        if not 0 <= self.temperature < inf:
-            raise ValueError(f"temperature={self.temperature}: must be finite and >= 0")
         check_no_workload_terms(self.slo, "observe")
         answers = getattr(getattr(self.workload, "branching", None), "width", 1)
         if answers > 1:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.output_file import check_output_file
+from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
 from policies.caching.settings import Caching
@@ -28,40 +28,30 @@ ANY_GPU = {"name": "a GPU", "memory_bytes": 80 * 2**30}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSettings:
+class ModelSettings(Checked):
     """One model to place."""
 
     name: str
     """Choice of configs/model."""
     weights: str | None = None
     """Format of the stored weights; None: as in the checkpoint."""
-    demand: float | None = None
+    demand: Annotated[NonNegative | None, "null for no limit"] = None
     """Output tokens/s, or replicas; None: no limit."""
-    value: float = 1.0
+    value: NonNegative = 1.0
     """Value of one output token, or of one replica."""
-
-    def __post_init__(self) -> None:
-        if self.demand is not None and not 0 <= self.demand < inf:
-            raise ValueError(f"demand={self.demand}: must be >= 0, or null for no limit (of {self.name})")
-        if not 0 <= self.value < inf:
-            raise ValueError(f"value={self.value}: must be >= 0 (of {self.name})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuSettings:
+class GpuSettings(Checked):
     """One kind of GPU."""
 
     name: str
     """Choice of configs/hardware."""
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"count={self.count}: must be >= 0 (of {self.name})")
+    count: NonNegativeInt = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlaceSettings:
+class PlaceSettings(Checked):
     """Settings of `windtunnel place`."""
 
     models: tuple[ModelSettings, ...]
@@ -79,7 +69,7 @@ class PlaceSettings:
     min_seqs: int = 8
     max_models_per_gpu: int = 4
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
-    time_slice_ms: float = 2.0
+    time_slice_ms: Annotated[Positive, Unit("ms")] = 2.0
     nodes: Mapping[str, Any] = field(default_factory=dict)
     """The nodes `engine` and `batching` as composed, in which limits of the engine may depend on the GPU."""
     measured: tuple[str, ...] = ()
@@ -87,6 +77,7 @@ class PlaceSettings:
     out: str | None = "placement.json"
 
     def __post_init__(self) -> None:
+        check(self)
         for key, parts in (("models", self.models), ("gpus", self.gpus)):
             if not parts:
                 raise ValueError(f"{key}=[]: must have at least one entry, such as [{{name: ...}}]")
@@ -100,8 +91,6 @@ class PlaceSettings:
             raise ValueError("gpus[0].count=0: must be >= 1 in at least one entry of gpus")
         if self.out is not None:
             check_output_file("out", self.out)
-        if not 0 < self.time_slice_ms < inf:
-            raise ValueError(f"time_slice_ms={self.time_slice_ms}: must be > 0 ms")
         _ = self.needs
 
     @property

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
 from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.study.verdicts import minus
+from fieldlimits import Checked, Positive, Unit, check
 from sim.cluster.availability import (
     FATAL,
     at_least_up,
@@ -33,7 +34,7 @@ SETTLED = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparesSettings:
+class SparesSettings(Checked):
     """Settings of `windtunnel spares`."""
 
     failures: Failures
@@ -42,12 +43,13 @@ class SparesSettings:
     needed: int = 8
     wanted_share: float = 0.999
     most_spares: int = 3
-    at_s: float | None = None
+    at_s: Annotated[Positive | None, Unit("s"), "null for the long run"] = None
     replications: int = 2000
     confidence: float = 0.95
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check(self)
         for name, least in (("needed", 1), ("most_spares", 0), ("replications", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= {least}")
@@ -55,8 +57,6 @@ class SparesSettings:
             if not 0 < (share := getattr(self, name)) < 1:
                 percent = f"; write {share / 100:.12g} for {share:g} %" if 1 < share < 100 else ""
                 raise ValueError(f"{name}={share}: must be > 0 and < 1{percent}")
-        if self.at_s is not None and not (self.at_s > 0 and isfinite(self.at_s)):
-            raise ValueError(f"at_s={self.at_s}: must be a finite number > 0 s, or null for the long run")
         if not self.failures.events:
             raise ValueError(
                 "failures=none: must contain a failure; choose for example failures=random_crashes"

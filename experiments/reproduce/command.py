@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -22,6 +23,7 @@ from experiments.reproduce.tasks import Plan, done, planned
 from experiments.reproduce.verdicts import Judged, State, Verdict, of_state
 from experiments.study.seeds import check_seeds
 from experiments.study.workers import progress_of
+from fieldlimits import Checked, PositiveInt, check
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
@@ -42,13 +44,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReproduceSettings:
+class ReproduceSettings(Checked):
     """Settings of `windtunnel reproduce`."""
 
     only: tuple[str, ...] = ()
     """Names of families or rows; empty: all."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    jobs: int | None = None
+    jobs: Annotated[PositiveInt | None, "null for one per core"] = None
     """Number of processes; None: one per core."""
     cache: str | None = None
     """Folder that keeps the results of runs; None: none."""
@@ -56,8 +58,7 @@ class ReproduceSettings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1; null: one per core")
+        check(self)
         check_seeds(self.seeds, "three")
         if self.cache is not None and Path(self.cache).exists() and not Path(self.cache).is_dir():
             raise ValueError(f"cache={self.cache}: must be a folder, or null to keep nothing")

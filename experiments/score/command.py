@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -24,23 +24,24 @@ from experiments.score.trust.command import TrustJob, prepare_trust
 from experiments.study.code import code_version
 from experiments.study.presets import taken_for
 from experiments.study.progress import lasting_progress
+from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from sim.engine.interrupt import ctrl_c_noted
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.compose import Composition
-from sim.settings.errors import ConfigError, suggest
+from sim.settings.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreSettings:
+class ScoreSettings(Checked):
     """Settings of `windtunnel score`."""
 
     measured: str
     out: str
-    kind: str = "silicon"
+    kind: Annotated[str, OneOf(KINDS)] = "silicon"
     latency: LatencyLevel = field(default_factory=Calibrated)
-    jobs: int | None = None
+    jobs: Annotated[PositiveInt | None, "null for one per core"] = None
     """Worker processes; None: one per core."""
     where: str | None = None
     """Condition on the rows to predict, in the syntax of pandas.DataFrame.query; None: all rows."""
@@ -52,10 +53,7 @@ class ScoreSettings:
     """File of that table; None: the project's own."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind}: no such kind of table; {suggest(self.kind, KINDS)}")
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per core")
+        check(self)
         check_output_file("out", self.out)
         if self.trust_table is not None:
             check_output_file("trust_table", self.trust_table)

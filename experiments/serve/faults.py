@@ -19,11 +19,13 @@ from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
+from typing import Annotated
 
 from aiohttp import web
 
 from experiments.serve.backend import BackendLayer, Delta, Generation
 from experiments.serve.errors import ApiError, ConnectionReset
+from fieldlimits import Checked, Ge, Le, check
 
 HEADER = "X-Fault"
 MAX_DELAY_S = 3600.0
@@ -34,26 +36,23 @@ Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
+class Fault(Checked):
     """The faults of one request. Raises ValueError for a value out of range."""
 
     status: int | None = None
     reset: bool = False
     reset_after: int | None = None
     stall_after: int | None = None
-    delay: float = 0.0
-    slow: float = 1.0
+    delay: Annotated[float, Ge(0), Le(MAX_DELAY_S)] = 0.0
+    slow: Annotated[float, Ge(1), Le(MAX_FACTOR)] = 1.0
 
     def __post_init__(self) -> None:
+        check(self)
         if self.status is not None and self.status not in [each.value for each in HTTPStatus if each >= 400]:
             raise ValueError(f"status={self.status}: must be an HTTP status from 400 on")
         for name in ("reset_after", "stall_after"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 0 tokens")
-        if not 0 <= self.delay <= MAX_DELAY_S:
-            raise ValueError(f"delay={self.delay}: must be from 0 to {MAX_DELAY_S:g} s")
-        if not 1 <= self.slow <= MAX_FACTOR:
-            raise ValueError(f"slow={self.slow}: must be from 1 to {MAX_FACTOR:g}")
 
     @classmethod
     def of(cls, text: str) -> Fault:

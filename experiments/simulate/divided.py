@@ -16,8 +16,8 @@ from sim.report.numbers import number
 from sim.settings.build import build
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
+from sim.setup.divided_run import check_traffic
 from sim.setup.scenario import Scenario
-from sim.setup.shard_check import check_traffic
 from sim.workload.base import Source
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from fieldlimits import Checked, PositiveInt
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 
@@ -15,21 +16,17 @@ WHOLE_BYTES = 4.4e3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
+class Output(Checked):
     """Output besides tables, summary.json, config.yaml and the tables on the terminal."""
 
     report: bool = True
     progress: bool = True
     timeline: bool = False
     """Write timeline.json."""
-    timeline_requests: int | None = 10_000
+    timeline_requests: Annotated[PositiveInt | None, "null for all"] = 10_000
     """Number of requests in timeline.json, the first to arrive; None: all."""
     vllm_bench: bool = False
     """Write vllm_bench.json, in the format of `vllm bench serve --save-detailed`."""
-
-    def __post_init__(self) -> None:
-        if self.timeline_requests is not None and self.timeline_requests < 1:
-            raise ValueError(f"timeline_requests={self.timeline_requests}: must be >= 1, or null for all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

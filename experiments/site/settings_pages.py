@@ -1,21 +1,26 @@
 """Reference of the settings: a page for the root settings and one for each group, made from the config files.
 
-A setting has its key, its default, its unit (from the end of its name), and its meaning: the comment behind
-it, or else the docstring of the field that it sets. The source of a choice is in its first lines, in its
-setting `source`, and in the docstring of its class.
+A setting has its key, its default, its unit (from the end of its name), its limits (those of the field that
+it sets), and its meaning: the comment behind it, or else the docstring of the field. The source of a choice
+is in its first lines, in its setting `source`, and in the docstring of its class.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from experiments.site.docstrings import definition, docstring, fields_of
 from experiments.site.group_contents import CONTENTS
+from fieldlimits import limits_of
 from sim.report.config_text import yaml_text
 from sim.settings.bounded_yaml import read_yaml
+from sim.settings.build import locate
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, Choice, find_groups, key_comments
 from sim.settings.convert import shown
+from sim.setup.combinations import FEATURES, RULES
+from sim.setup.scenario import Scenario
 
 ROOTS = ("scenario", "simulate")
 UNITS = {
@@ -45,22 +50,43 @@ def settings_pages() -> dict[str, str]:
     groups = find_groups([CONFIG_DIR])
     composed = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([], with_hydra=True)
     defaults = {key: name for key, name in composed.hydra.runtime.choices.items() if name is not None}
-    pages = {"reference/settings.md": _root_page(), "reference/groups.md": _list_of_groups(groups, defaults)}
+    pages = {
+        "reference/settings.md": _root_page(),
+        "reference/groups.md": _list_of_groups(groups, defaults),
+        "reference/combinations.md": combinations_page(),
+    }
     return pages | {_place(group): _group_page(group, choices, defaults) for group, choices in groups.items()}
 
 
-def settings_table(file: Path, prefix: str = "", skip: Iterable[str] = ()) -> str:
-    """Returns the table of the settings of a YAML file. skip: first parts of keys that are left out."""
+def combinations_page() -> str:
+    """Returns the page of the features that exclude each other: the table of `sim.setup.combinations`."""
+    rows = [
+        f"| `{FEATURES[rule.one].example}` | `{FEATURES[rule.other].example}` | {cell(rule.reason)} |"
+        for rule in RULES
+    ]
+    return (
+        "# Combinations that cannot be\n\nThe first two columns have one example each of a setting with the "
+        "feature. A run with both is refused, with this reason and what to choose instead.\n\n"
+        "| setting | excludes | because |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+def settings_table(file: Path, prefix: str = "", skip: Iterable[str] = (), cls: Any = None) -> str:
+    """Returns the table of the settings of a YAML file.
+
+    skip: first parts of keys that are left out. cls: the dataclass of the settings; None: the file names it.
+    """
     loaded: Any = read_yaml(file) or {}
     comments = key_comments(file)
-    meanings = dict(_field_meanings(loaded))
+    meanings, rules = dict(_field_meanings(loaded)), dict(_rules(loaded, "", cls))
     rows = []
     for key, value in _leaves(loaded):
         if key.partition(".")[0] in skip:
             continue
         meaning = comments.get(key) or meanings.get(key, "")
-        rows.append(f"| `{prefix}{key}` | {_code(_value(value))} | {unit(key)} | {cell(meaning)} |")
-    head = "| setting | default | unit | meaning |\n| --- | --- | --- | --- |"
+        rule = cell(rules.get(key, ""))
+        rows.append(f"| `{prefix}{key}` | {_code(_value(value))} | {unit(key)} | {rule} | {cell(meaning)} |")
+    head = "| setting | default | unit | allowed | meaning |\n| --- | --- | --- | --- | --- |"
     return "\n".join([head, *rows]) + "\n" if rows else ""
 
 
@@ -71,13 +97,15 @@ def cell(text: str) -> str:
 
 def _root_page() -> str:
     tables = [
-        f"## Settings of {name}\n\n{settings_table(CONFIG_DIR / f'{root}.yaml', skip=('defaults', 'hydra'))}"
+        f"## Settings of {name}\n\n"
+        + settings_table(CONFIG_DIR / f"{root}.yaml", skip=("defaults", "hydra"), cls=Scenario)
         for root, name in zip(ROOTS, ("a simulated run", "windtunnel simulate"), strict=True)
     ]
     return (
         "# Settings of a run\n\nThese settings are given as `key=value`; [groups](groups.md) have choices "
         "with settings of their own. Commands that simulate accept all of them; [commands](commands.md) has "
-        "what each adds.\n\n" + "\n".join(tables)
+        "what each adds. [Combinations](combinations.md) has what excludes each other.\n\n"
+        + "\n".join(tables)
     )
 
 
@@ -151,6 +179,20 @@ def _field_meanings(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
     for name, value in node.items():
         if isinstance(value, dict):
             yield from _field_meanings(value, f"{prefix}{name}.")
+
+
+def _rules(node: Mapping[str, Any], prefix: str, cls: Any) -> Iterator[tuple[str, str]]:
+    """Yields (key, rule) of the settings whose fields declare limits. cls: the class of the node, or any."""
+    if "_target_" in node:
+        cls = locate(node["_target_"], prefix)
+    is_class = isinstance(cls, type) and is_dataclass(cls)
+    limits, hints = (limits_of(cls), get_type_hints(cls)) if is_class else ({}, {})
+    for name, value in node.items():
+        if name in limits:
+            limit = limits[name].element or limits[name]
+            yield f"{prefix}{name}", limits[name].rule or f"each {limit.rule}"
+        if isinstance(value, dict):
+            yield from _rules(value, f"{prefix}{name}.", hints.get(name))
 
 
 def _value(value: Any) -> str:

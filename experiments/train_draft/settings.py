@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from fieldlimits import Checked, NonNegative, Positive, check
 from realengine.model.architecture import Architecture
 
 METHODS = ("medusa", "eagle")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainSettings:
+class TrainSettings(Checked):
     """Settings of a training run. Raises ValueError in the form name=value: rule."""
 
     out: Path
@@ -32,15 +33,16 @@ class TrainSettings:
     """Most tokens of an answer that is trained on."""
     num_measured_tokens: int = 64
     """Most tokens of an answer of the measurement."""
-    temperature: float = 0.0
+    temperature: Annotated[NonNegative, "0 is greedy"] = 0.0
     """Temperature of the training text."""
     epochs: int = 6
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     threads: int = 1
     device: str = "cpu"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check(self)
         for name in self.methods:
             if name not in METHODS:
                 raise ValueError(f"method={name}: must be one of {', '.join(METHODS)}")
@@ -58,9 +60,5 @@ class TrainSettings:
                 )
         if not self.methods or not self.num_drafts:
             raise ValueError("methods, num_drafts: must have at least one entry each")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature={self.temperature}: must be a number >= 0; 0 is greedy")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate}: must be a number > 0")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"out={self.out}: must be a new or an empty folder")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
+from fieldlimits import Checked, OneOf
 from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
@@ -46,23 +47,23 @@ SUMS = ("all_reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kernels:
+class Kernels(Checked):
     """The kernels that the engine runs, as far as times depend on them."""
 
-    library: str = "vllm"
+    library: Annotated[str, OneOf(("vllm", "trtllm"))] = "vllm"
     """Library of attention and MoE kernels: vllm (SGLang's are much the same) or trtllm."""
-    attention_kernels: str | None = None
+    attention_kernels: Annotated[str | None, OneOf(ATTENTION_CHOICES)] = None
     """Kernels of attention in place of the library's: standard, flash_attention_1, 2 or 3, flash_decoding.
 
     Latent attention always has the library's.
     """
-    moe_backend: str = "auto"
+    moe_backend: Annotated[str, OneOf(("auto", "marlin", "sglang", "deepgemm"))] = "auto"
     """Kernels of the routed experts: auto, the library's; marlin for weights of 4 and 8 bits; sglang; or
     deepgemm for weights in fp8 by block on Blackwell.
 
     sglang: SGLang's own choice, more often Triton: see `operators.moe_kernels.kernel_family`.
     """
-    gemm_library: str = "vllm"
+    gemm_library: Annotated[str, OneOf(("vllm", "trtllm"))] = "vllm"
     """Library of GEMM kernels: vllm or trtllm."""
     fused_quantisation: bool = False
     """Whether the operator before a GEMM also quantises to one scale (fp8, int8); else a kernel does."""
@@ -72,18 +73,6 @@ class Kernels:
     """Kernels of LoRA adapters."""
     routing: Routing = Routing(kind="zipf", exponent=0.8)
     """Distribution of tokens over experts. The default is skewed, as measured also with random prompts."""
-
-    def __post_init__(self) -> None:
-        for name in ("library", "gemm_library"):
-            if getattr(self, name) not in ("vllm", "trtllm"):
-                raise ValueError(f"{name}={getattr(self, name)}: must be vllm or trtllm")
-        if self.attention_kernels is not None and self.attention_kernels not in ATTENTION_CHOICES:
-            raise ValueError(
-                f"attention_kernels={self.attention_kernels}: must be one of {', '.join(ATTENTION_CHOICES)}, "
-                "or null for the library's"
-            )
-        if self.moe_backend not in ("auto", "marlin", "sglang", "deepgemm"):
-            raise ValueError(f"moe_backend={self.moe_backend}: must be auto, marlin, sglang or deepgemm")
 
 
 @dataclass(frozen=True, kw_only=True)

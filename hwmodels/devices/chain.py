@@ -8,24 +8,19 @@ A preset describes the whole machine as one device: its memory, bandwidth and pe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, NonNegative, Positive, PositiveInt, Unit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chain:
+class Chain(Checked):
     """The chips of such a machine and the links between them."""
 
-    num_chips: int
-    hop_s: float
+    num_chips: PositiveInt
+    hop_s: Annotated[NonNegative, Unit("s")]
     """Latency of the link from a chip to the next one, receiver included."""
-    link_bytes_per_s: float
+    link_bytes_per_s: Annotated[Positive, Unit("bytes/s")]
     """Bandwidth of that link, in one direction."""
-    layer_s: float = 0.0
+    layer_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Latency of a layer besides reading and arithmetic: broadcasts and sums over the cores of a wafer."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_chips", self.num_chips)
-        check_finite("hop_s", self.hop_s, unit="s", zero_allowed=True)
-        check_finite("link_bytes_per_s", self.link_bytes_per_s, unit="bytes/s")
-        check_finite("layer_s", self.layer_s, unit="s", zero_allowed=True)

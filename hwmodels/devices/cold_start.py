@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from hwmodels.checks import check_finite
+from fieldlimits import Checked, NonNegative, Positive, Unit
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.devices.interconnect import Link
 from hwmodels.devices.storage import Storage
@@ -57,27 +57,20 @@ class ColdStartParts(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ColdStart:
+class ColdStart(Checked):
     """Settings of a cold start. A part of 0 s takes no time: provision_s=0 for machines that are ready."""
 
-    provision_s: float = 300.0
+    provision_s: Annotated[NonNegative, Unit("s")] = 300.0
     """Seconds until the engine's process can start: machine, node, container image."""
     source: WeightSource = WeightSource.disk
-    network_bytes_per_s: float = 0.625e9
+    network_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 0.625e9
     """Network bandwidth per device."""
-    loader_bytes_per_s: float | None = 1.5e9
+    loader_bytes_per_s: Annotated[Positive | None, Unit("bytes/s"), "null for no limit"] = 1.5e9
     """Rate at which one process reads, converts and copies weights; None: no limit of its own."""
-    warm_up_s: float = 57.0
+    warm_up_s: Annotated[NonNegative, Unit("s")] = 57.0
     """Seconds for imports, compilation (or loading its cache) and profiling."""
-    capture_s: float = 0.8
+    capture_s: Annotated[NonNegative, Unit("s")] = 0.8
     """Seconds per captured CUDA graph."""
-
-    def __post_init__(self) -> None:
-        for name in ("provision_s", "warm_up_s", "capture_s"):
-            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
-        check_finite("network_bytes_per_s", self.network_bytes_per_s, unit="bytes/s")
-        if self.loader_bytes_per_s is not None:
-            check_finite("loader_bytes_per_s", self.loader_bytes_per_s, unit="bytes/s; null for no limit")
 
     def parts(
         self, *, weights_bytes: float, pcie: Link, storage: Storage, cuda_graphs: CudaGraphs

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, NonNegative, Positive, PositiveInt, Unit, check
+from hwmodels.checks import check_finite
 from hwmodels.devices.chain import Chain
 from hwmodels.devices.interconnect import Link
 from hwmodels.devices.systolic import SystolicArray
@@ -14,16 +16,16 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
+class Device(Checked):
     """Figures of one accelerator. Peaks are dense: a data sheet's "with sparsity" figure is twice that."""
 
     name: str
-    memory_bytes: float
+    memory_bytes: Annotated[Positive, Unit("bytes")]
     """Total memory that the driver reports."""
-    memory_bandwidth_bytes_per_s: float
+    memory_bandwidth_bytes_per_s: Annotated[Positive, Unit("bytes/s")]
     peak_flops_per_s: dict[str, float]
     """Peak per dtype (`DTYPE_BYTES`) that the chip computes in. Integer types: operations/s."""
-    num_sms: int
+    num_sms: PositiveInt
     """Streaming multiprocessors (compute units on AMD, Xe cores on Intel); tiles run in waves on them.
 
     With systolic arrays: cores, such as TensorCores of a TPU; no price depends on their number.
@@ -32,15 +34,15 @@ class Device:
     """Systolic arrays that multiply matrices in place of SMs; None: there are none."""
     chain: Chain | None = None
     """Chips with weights in SRAM, of which this device is the whole machine; None: it is one chip."""
-    sm_clock_hz: float | None = None
+    sm_clock_hz: Annotated[Positive | None, Unit("Hz")] = None
     """Boost clock of the SMs, at which the peaks hold; with it scale latencies measured on a relative."""
-    l2_bytes: float
+    l2_bytes: Annotated[Positive, Unit("bytes")]
     """Size of the last-level cache that all SMs share (Infinity Cache on AMD); faster than memory."""
     sparse_tensor_cores: bool = False
     """True if 2:4 sparse weight matrices run at twice the dense peak (Ampere and later)."""
-    tdp_w: float
+    tdp_w: Annotated[Positive, Unit("W")]
     """Board power limit."""
-    idle_w: float
+    idle_w: Annotated[NonNegative, Unit("W")]
     """Board power while nothing runs, memory clocked up (nvidia-smi: P0), as in a server between requests."""
     pcie: Link
     """Link to the host, and to other devices if there is no better one."""
@@ -48,27 +50,18 @@ class Device:
     """Link among the devices of a node (NVLink, xGMI), if there is one."""
     inter_node: Link | None = None
     """Link to devices of other nodes (InfiniBand, RoCE); nodes usually have one such port per device."""
-    gpus_per_node: int = 8
+    gpus_per_node: PositiveInt = 8
     """Usual number of devices per node, the largest tensor parallelism that is offered."""
-    price_usd_per_hour: float
+    price_usd_per_hour: Annotated[NonNegative, Unit("$/h")]
     price_source: str
     """Source and date of the price; prices age fast."""
     source: str
     """Source of the other figures."""
 
     def __post_init__(self) -> None:
-        check_finite("memory_bytes", self.memory_bytes, unit="bytes")
-        check_finite("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, unit="bytes/s")
-        check_finite("l2_bytes", self.l2_bytes, unit="bytes")
-        if self.sm_clock_hz is not None:
-            check_finite("sm_clock_hz", self.sm_clock_hz, unit="Hz")
-        check_finite("tdp_w", self.tdp_w, unit="W")
-        check_finite("idle_w", self.idle_w, unit="W", zero_allowed=True)
+        check(self)
         if self.idle_w >= self.tdp_w:
             raise ValueError(f"idle_w={self.idle_w}: must be below tdp_w={self.tdp_w} W")
-        check_finite("price_usd_per_hour", self.price_usd_per_hour, unit="$/h", zero_allowed=True)
-        check_whole("num_sms", self.num_sms)
-        check_whole("gpus_per_node", self.gpus_per_node)
         for dtype, peak in self.peak_flops_per_s.items():
             if dtype not in DTYPE_BYTES:
                 raise ValueError(f"peak_flops_per_s.{dtype}: unknown dtype; known: {', '.join(DTYPE_BYTES)}")

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, NonNegative, PositiveInt, Unit
 from hwmodels.exact import larger, smaller
 
 OPS_PER_KERNEL = 3
@@ -58,7 +58,7 @@ class Compilation(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostOverhead:
+class HostOverhead(Checked):
     """Seconds that the engine's process spends around the GPU's work; part of an engine profile.
 
     not overlapped:  iteration = max(gpu, launches) + host
@@ -67,27 +67,23 @@ class HostOverhead:
     Defaults: the order of magnitude of a Python engine (vLLM v1) on a server CPU; profiles replace them.
     """
 
-    iteration_s: float = 700e-6
+    iteration_s: Annotated[NonNegative, Unit("s")] = 700e-6
     """Host time per iteration: schedule, prepare inputs, read the tokens back."""
-    sequence_s: float = 4e-6
+    sequence_s: Annotated[NonNegative, Unit("s")] = 4e-6
     """Host time per sequence in the batch: sampling bookkeeping, detokenising, output."""
-    launch_s: float = 4e-6
+    launch_s: Annotated[NonNegative, Unit("s")] = 4e-6
     """CPU time to launch one kernel from the framework. Launches run ahead of the GPU, hence the max."""
-    graph_replay_s: float = 10e-6
+    graph_replay_s: Annotated[NonNegative, Unit("s")] = 10e-6
     """CPU time to launch a captured graph of any length."""
     overlapped: bool = False
     """Asynchronous scheduling: the host prepares iteration i+1 while the GPU runs i."""
-    op_s: float = 18e-6
+    op_s: Annotated[NonNegative, Unit("s")] = 18e-6
     """CPU time of a PyTorch operator without compilation, its Python code included: 19 us in gpt-fast's text,
     17 us in Spec-Bench's loop."""
     one_by_one: bool = False
     """Whether the model runs in plain PyTorch, in which nothing is fused; set by `under`."""
-    exposed_s: float = 0.0
+    exposed_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time that the GPU still waits between the end of one graph and the next if `overlapped` is true."""
-
-    def __post_init__(self) -> None:
-        for name in ("iteration_s", "sequence_s", "launch_s", "graph_replay_s", "op_s", "exposed_s"):
-            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
 
     def under(self, compilation: Compilation) -> HostOverhead:
         """Returns the overhead with the launches of a way to run the model."""
@@ -105,7 +101,7 @@ class HostOverhead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CudaGraphs:
+class CudaGraphs(Checked):
     """Decode-only iterations of up to max_capture_size rows are one launch, padded to a captured size.
 
     A sequence that verifies draft tokens has several rows, any other one. Everything else (a prompt chunk in
@@ -113,11 +109,7 @@ class CudaGraphs:
     """
 
     enabled: bool = True
-    max_capture_size: int = 512
-
-    def __post_init__(self) -> None:
-        remedy = "; set enabled=false to use no graphs"
-        check_whole("max_capture_size", self.max_capture_size, remedy=remedy)
+    max_capture_size: Annotated[PositiveInt, "enabled=false for no graphs"] = 512
 
     @property
     def sizes(self) -> list[int]:

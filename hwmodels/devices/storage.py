@@ -7,31 +7,24 @@ memory, 30 TB of NVMe disks for caching).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from hwmodels.checks import check_finite
+from fieldlimits import Checked, NonNegative, Positive, PositiveShare, Unit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Storage:
+class Storage(Checked):
     """Sizes and speeds of host memory and disk, each per GPU."""
 
-    host_memory_gib: float = 240.0
+    host_memory_gib: Annotated[NonNegative, Unit("GiB")] = 240.0
     """Host memory that is free for KV."""
-    pcie_share: float = 0.8
+    pcie_share: Annotated[PositiveShare, "of the data sheet's bandwidth"] = 0.8
     """Share of the data sheet's PCIe bandwidth that pinned copies reach.
 
     50 to 55 of 64 GB/s are usual for PCIe Gen 5.
     """
-    disk_gib: float = 3500.0
-    disk_bytes_per_s: float = 6e9
+    disk_gib: Annotated[NonNegative, Unit("GiB")] = 3500.0
+    disk_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 6e9
     """Rate of sequential reads and writes of an NVMe disk, PCIe 4.0 x4 (data sheets: 6.5 to 7 GB/s read)."""
     overlapped: bool = True
     """Whether a step may run while KV is still copied out of blocks that it reuses (by a staging buffer)."""
-
-    def __post_init__(self) -> None:
-        for name, unit in (("host_memory_gib", "GiB"), ("disk_gib", "GiB"), ("disk_bytes_per_s", "bytes/s")):
-            check_finite(name, getattr(self, name), unit=unit, zero_allowed=name != "disk_bytes_per_s")
-        if not 0 < self.pcie_share <= 1:
-            raise ValueError(
-                f"pcie_share={self.pcie_share}: must be > 0 and <= 1 (of the data sheet's bandwidth)"
-            )

@@ -15,18 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SystolicArray:
+class SystolicArray(Checked):
     """Shape of each array of a device; how many there are follows from the device's peak."""
 
-    rows: int
-    columns: int
+    rows: PositiveInt
+    columns: PositiveInt
     outputs_stay: bool = False
     """Whether sums stay in the cells and both operands stream; false: weights stay."""
-
-    def __post_init__(self) -> None:
-        check_whole("rows", self.rows)
-        check_whole("columns", self.columns)

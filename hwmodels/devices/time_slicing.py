@@ -16,8 +16,9 @@ leaves out kernels that do not end at the end of a slice, and hosts that wait fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from hwmodels.checks import check_finite
+from fieldlimits import Checked, Positive, Unit
 from hwmodels.devices.device import Device
 
 STATE_BYTES = 496 * 1024
@@ -25,13 +26,10 @@ STATE_BYTES = 496 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimeSlicing:
+class TimeSlicing(Checked):
     """Settings of time slicing: the length of a slice, after which the next process runs."""
 
-    slice_s: float = 2e-3
-
-    def __post_init__(self) -> None:
-        check_finite("slice_s", self.slice_s, unit="s")
+    slice_s: Annotated[Positive, Unit("s")] = 2e-3
 
     def switch_s(self, device: Device) -> float:
         """Returns the seconds of a switch from one process to the next."""

@@ -9,12 +9,12 @@ because the board then holds its limit by lowering clocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
-from hwmodels.checks import check_finite
+from fieldlimits import FINITE, Checked, Ge, NonNegative, Positive, Unit, check
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape
@@ -23,7 +23,7 @@ JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PowerModel:
+class PowerModel(Checked):
     """Power of one device.
 
     The weights are defaults for all devices, from three measurements on an H100 SXM (700 W, 70 W idle):
@@ -39,16 +39,15 @@ class PowerModel:
     0.65.
     """
 
-    idle_w: float
-    tdp_w: float
-    compute_weight: float = 1.7
-    memory_weight: float = 0.55
-    link_weight: float = 0.1
+    idle_w: NonNegative
+    tdp_w: Positive
+    compute_weight: NonNegative = 1.7
+    memory_weight: NonNegative = 0.55
+    link_weight: NonNegative = 0.1
     """Assumed: links take a small part of a board's power, and no measurement of them alone was found."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check_finite(field.name, getattr(self, field.name), zero_allowed=field.name != "tdp_w")
+        check(self)
         if self.idle_w >= self.tdp_w:
             raise ValueError(f"idle_w={self.idle_w}: must be below tdp_w={self.tdp_w} W")
 
@@ -66,37 +65,26 @@ class PowerModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnergySettings:
+class EnergySettings(Checked):
     """Converts joules of the boards to electricity and greenhouse gas; CPUs and fans are not included."""
 
-    grid_g_co2e_per_kwh: float = 473.0
+    grid_g_co2e_per_kwh: Annotated[NonNegative, Unit("g/kWh")] = 473.0
     """Carbon intensity of the grid: world average of 2024 (Ember, Global Electricity Review 2025).
 
     France has some 40, Poland some 600.
     """
-    pue: float = 1.56
+    pue: Annotated[float, Ge(1), FINITE, "1 is a data centre without any overhead"] = 1.56
     """Power usage effectiveness: electricity of the data centre over electricity of its machines.
 
     Average of 2024 (Uptime Institute, Global Data Center Survey); the largest operators report 1.1.
     """
-    max_power_factor: float = 1.1
+    max_power_factor: Annotated[float, Ge(1), FINITE, "a multiple of the TDP"] = 1.1
     """Power of a board in short peaks, over its TDP, which supplies must provide: 1.1 to 1.5 in data sheets.
 
     The TDP limits the mean over some tens of milliseconds, so energy does not depend on it.
     """
-    training_tokens: float | None = None
+    training_tokens: Positive | None = None
     """Tokens that the model was trained on; None: nothing is said about training."""
-
-    def __post_init__(self) -> None:
-        check_finite("grid_g_co2e_per_kwh", self.grid_g_co2e_per_kwh, unit="g/kWh", zero_allowed=True)
-        check_finite("pue", self.pue)
-        if self.pue < 1:
-            raise ValueError(f"pue={self.pue}: must be >= 1; 1 is a data centre without any overhead")
-        check_finite("max_power_factor", self.max_power_factor)
-        if self.max_power_factor < 1:
-            raise ValueError(f"max_power_factor={self.max_power_factor}: must be >= 1, a multiple of the TDP")
-        if self.training_tokens is not None:
-            check_finite("training_tokens", self.training_tokens)
 
     def kwh(self, joules: Num) -> Num:
         """Returns the electricity bought for these joules: 1 MJ at a PUE of 1.56 is 0.433 kWh."""

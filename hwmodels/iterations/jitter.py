@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log1p
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.checks import check_finite
+from fieldlimits import FINITE, Checked, Ge, Le, Lt, Positive, Unit
 
 BLOCK = 1024  # factors drawn at once
 MAX_CV = 10.0
@@ -28,33 +29,19 @@ MAX_CV = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Jitter:
+class Jitter(Checked):
     """Settings of the jitter of a replica's iterations."""
 
-    independent_cv: float = 0.0
+    independent_cv: Annotated[float, Ge(0), Le(MAX_CV), "(a share of the mean)"] = 0.0
     """Coefficient of variation of the independent factors: standard deviation over mean."""
-    drift_cv: float = 0.0
+    drift_cv: Annotated[float, Ge(0), Le(MAX_CV), "(a share of the mean)"] = 0.0
     """Coefficient of variation of the slow drift."""
-    drift_iterations: float = 1000.0
+    drift_iterations: Positive = 1000.0
     """Iterations over which the correlation of the drift falls to 1/e."""
-    straggler_share: float = 0.0
+    straggler_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of the iterations that are stragglers."""
-    straggler_factor: float = 2.0
+    straggler_factor: Annotated[float, Ge(1), FINITE] = 2.0
     """Duration of a straggler, in durations of other iterations."""
-
-    def __post_init__(self) -> None:
-        for name in ("independent_cv", "drift_cv"):
-            if not 0 <= getattr(self, name) <= MAX_CV:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}: must be >= 0 and <= {MAX_CV} (a share of the mean)"
-                )
-        check_finite("straggler_share", self.straggler_share, zero_allowed=True)
-        check_finite("drift_iterations", self.drift_iterations)
-        if self.straggler_share >= 1:
-            raise ValueError(f"straggler_share={self.straggler_share}: must be >= 0 and < 1")
-        if not self.straggler_factor >= 1:
-            raise ValueError(f"straggler_factor={self.straggler_factor}: must be >= 1")
-        check_finite("straggler_factor", self.straggler_factor)
 
     @property
     def sentence(self) -> str:

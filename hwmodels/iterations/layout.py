@@ -17,9 +17,9 @@ ones hold different experts and the rest cut each expert's matrices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, PositiveInt, check
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
 from hwmodels.iterations.iteration import DraftWork, IterationShape
@@ -67,34 +67,25 @@ class InFlight(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelLayout:
+class ParallelLayout(Checked):
     """Parallel sizes of one replica, named as in vLLM and SGLang."""
 
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    context_parallel_size: int = 1
-    attention_data_parallel_size: int = 1
-    expert_parallel_size: int = 1
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    context_parallel_size: PositiveInt = 1
+    attention_data_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt = 1
     """Groups over which routed experts are distributed; 1: every device holds a slice of every expert."""
     sequence_parallel: bool = False
     attention_data_parallel_padding: bool = False
     """Whether all attention groups send as many tokens to the experts as the fullest one."""
-    num_micro_batches: int | None = None
+    num_micro_batches: Annotated[PositiveInt | None, "null for one per stage"] = None
     """Largest number of micro-batches per iteration in a pipeline; None: the number of stages."""
     pp_layer_partition: tuple[int, ...] | None = None
     """Layers of each stage (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION); None: equal numbers."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "context_parallel_size",
-            "attention_data_parallel_size",
-            "expert_parallel_size",
-        ):
-            check_whole(name, getattr(self, name))
-        if self.num_micro_batches is not None:
-            check_whole("num_micro_batches", self.num_micro_batches, remedy=", or null for one per stage")
+        check(self)
         if self.pp_layer_partition is not None:
             self._check_partition(self.pp_layer_partition)
         if self.stage_size % self.expert_parallel_size:

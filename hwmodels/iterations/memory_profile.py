@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fieldlimits import Checked, OneOf, check
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
@@ -95,11 +96,14 @@ GRAPH_BYTES, GRAPH_LAYER_BYTES = 0.25 * GIB, 0.17 * MIB
 graphs of decodes and 51 of other batches, as vLLM estimates them."""
 
 
+MEMORY_RULES = ("vllm", "sglang", "tensorrt_llm")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryProfile:
+class MemoryProfile(Checked):
     """The rule of an engine, and for vLLM of one of its versions."""
 
-    rule: str = "vllm"
+    rule: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
     """vllm, sglang or tensorrt_llm."""
     version: str | None = None
     """Version of vLLM, such as 0.11.0; None: the newest that is known, 0.32."""
@@ -107,8 +111,7 @@ class MemoryProfile:
     """Whether vLLM samples with FlashInfer, which up to 0.16 takes less memory than sorting the logits."""
 
     def __post_init__(self) -> None:
-        if self.rule not in ("vllm", "sglang", "tensorrt_llm"):
-            raise ValueError(f"memory_profile={self.rule}: must be vllm, sglang or tensorrt_llm")
+        check(self)
         if self.flashinfer_sampler and self.rule != "vllm":
             raise ValueError("flashinfer_sampler=true: only memory_profile=vllm knows it; set it to false")
         if self.version is not None:

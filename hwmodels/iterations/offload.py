@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, NonNegative, Positive, PositiveShare, Unit, check
+from hwmodels.checks import check_whole
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
 
@@ -20,26 +22,22 @@ GIB = 2.0**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offload:
+class Offload(Checked):
     """Settings of offloading, named as in vLLM and llama.cpp."""
 
-    cpu_offload_gb: float = 0.0
+    cpu_offload_gb: Annotated[NonNegative, Unit("GiB")] = 0.0
     """GiB of weights per device that stay in host memory."""
     n_gpu_layers: int | None = None
     """Layers on the device, those next to the output; None: all, and the LM head."""
-    pcie_share: float = 0.8
+    pcie_share: PositiveShare = 0.8
     """Share of the data sheet's PCIe bandwidth that reading weights reaches."""
-    cpu_bytes_per_s: float = 200e9
+    cpu_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 200e9
     """Bandwidth of host memory that the CPU's layers reach: a socket with eight channels of DDR5."""
-    cpu_flops_per_s: float = 3e12
+    cpu_flops_per_s: Annotated[Positive, Unit("FLOP/s")] = 3e12
     """FLOP/s that the CPU's layers reach: some 50 cores with AVX-512; order of magnitude."""
 
     def __post_init__(self) -> None:
-        check_finite("cpu_offload_gb", self.cpu_offload_gb, unit="GiB", zero_allowed=True)
-        check_finite("cpu_bytes_per_s", self.cpu_bytes_per_s, unit="bytes/s")
-        check_finite("cpu_flops_per_s", self.cpu_flops_per_s, unit="FLOP/s")
-        if not 0 < self.pcie_share <= 1:
-            raise ValueError(f"pcie_share={self.pcie_share}: must be > 0 and <= 1")
+        check(self)
         if self.n_gpu_layers is not None:
             check_whole(
                 "n_gpu_layers", self.n_gpu_layers, remedy="; for the CPU alone choose hardware=xeon_8480"

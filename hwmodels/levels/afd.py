@@ -30,9 +30,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fieldlimits import Checked, PositiveInt, PositiveShare
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.checks import check_whole
 from hwmodels.devices.host import HostShare
 from hwmodels.devices.interconnect import Link
 from hwmodels.exact import Num, larger
@@ -62,22 +62,16 @@ def ping_pong_seconds(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Afd:
+class Afd(Checked):
     """Level `afd`: attention/FFN disaggregation, with operators priced by another level."""
 
     base: LatencyLevel = Calibrated()
-    num_ffn_devices: int = 1
+    num_ffn_devices: PositiveInt = 1
     """Devices of a replica that hold the experts or MLPs; the others hold attention and KV."""
-    num_micro_batches: int = 3
+    num_micro_batches: PositiveInt = 3
     """Largest number of micro-batches in which a batch is cut."""
-    reached_share: float = 0.8
+    reached_share: PositiveShare = 0.8
     """Share of the bandwidth of their links that messages reach."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_ffn_devices", self.num_ffn_devices)
-        check_whole("num_micro_batches", self.num_micro_batches)
-        if not 0 < self.reached_share <= 1:
-            raise ValueError(f"reached_share={self.reached_share}: must be > 0 and <= 1")
 
     @property
     def jitter(self) -> Jitter | None:

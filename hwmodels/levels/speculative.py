@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, PositiveInt, check
 from hwmodels.exact import Num, larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.iterations.jitter import Jitter
@@ -31,17 +31,17 @@ from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Speculative:
+class Speculative(Checked):
     """Level `speculative`: decodes by multi-token prediction, priced by another level."""
 
     base: LatencyLevel = Calibrated()
-    num_draft_tokens: int = 3
+    num_draft_tokens: PositiveInt = 3
     """Tokens that are drafted for each sequence in a pass."""
     accepted_tokens: float = 2.5
     """Mean number of tokens that a sequence gets from a pass; 1 to num_draft_tokens + 1."""
 
     def __post_init__(self) -> None:
-        check_whole("num_draft_tokens", self.num_draft_tokens)
+        check(self)
         if not 1 <= self.accepted_tokens <= self.num_draft_tokens + 1:
             raise ValueError(
                 f"accepted_tokens={self.accepted_tokens}: must be from 1 to {self.num_draft_tokens + 1}, "

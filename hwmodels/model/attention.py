@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+from fieldlimits import Checked, PositiveInt, check
 from hwmodels.checks import check_whole
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
@@ -79,13 +80,13 @@ def kept_heads(num_heads: int, share: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedQueryAttention:
+class GroupedQueryAttention(Checked):
     """Softmax attention: multi-head (num_kv_heads = num_heads), grouped-query, or multi-query (1)."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int | None = None
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    v_head_dim: PositiveInt | None = None
     """Width of a head's values (MiMo-V2: 128, keys 192); None: that of its keys."""
     qkv_bias: bool = False
     """Biases on the Q, K and V projections (Qwen2)."""
@@ -95,7 +96,7 @@ class GroupedQueryAttention:
     """RMS norm of queries and keys (Qwen3), each with head_dim weights."""
     qk_norm_joins_heads: bool = False
     """Norm over the vectors of all heads together (MiniMax-M2): ranks sum their squares."""
-    window: int | None = None
+    window: PositiveInt | None = None
     """Tokens that attention reaches back, its own included (Mistral, Gemma, gpt-oss); None: all."""
     window_is_chunk: bool = False
     """Whether the window is a chunk of the sequence, to whose first token attention reaches back (Llama 4).
@@ -116,10 +117,7 @@ class GroupedQueryAttention:
     index_head_dim: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            check_whole(name, getattr(self, name))
-        if self.v_head_dim is not None:
-            check_whole("v_head_dim", self.v_head_dim, remedy=", or null")
+        check(self)
         check_indexer(self.sparse_top_k, self.index_n_heads, self.index_head_dim)
         if self.num_heads % self.num_kv_heads:
             divisors = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
@@ -128,8 +126,6 @@ class GroupedQueryAttention:
                 f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}; "
                 f"nearest: {nearest}"
             )
-        if self.window is not None:
-            check_whole("window", self.window, remedy=", or null")
 
     @property
     def num_query_heads(self) -> int:
@@ -226,23 +222,23 @@ class GroupedQueryAttention:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatentAttention:
+class LatentAttention(Checked):
     """Multi-head latent attention: keys and values of all heads come from one cached vector per token.
 
     DeepSeek-V2 (2024), section 2.1. With sparse_top_k an indexer selects the tokens that a query attends to:
     DeepSeek sparse attention (DeepSeek-V3.2, GLM-5).
     """
 
-    num_heads: int
-    q_lora_rank: int | None = None
+    num_heads: PositiveInt
+    q_lora_rank: PositiveInt | None = None
     """Width of the compressed query; None: queries are projected directly (DeepSeek-V2-Lite)."""
-    kv_lora_rank: int
+    kv_lora_rank: PositiveInt
     """Width of the compressed keys and values."""
-    qk_nope_head_dim: int
+    qk_nope_head_dim: PositiveInt
     """Width of the part of each head's query and key without position."""
-    qk_rope_head_dim: int
+    qk_rope_head_dim: PositiveInt
     """Width of the part with position; all heads share its key."""
-    v_head_dim: int
+    v_head_dim: PositiveInt
     output_gate: bool = False
     """Gate on the heads' outputs, a projection of the hidden state (Kimi-K3)."""
     sparse_top_k: int | None = None
@@ -253,10 +249,7 @@ class LatentAttention:
     """Reuse of the tokens that an earlier layer's indexer selected (GLM-5.2): no indexer, no index keys."""
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-            check_whole(name, getattr(self, name))
-        if self.q_lora_rank is not None:
-            check_whole("q_lora_rank", self.q_lora_rank, remedy=", or null")
+        check(self)
         if self.sparse_top_k is not None and self.q_lora_rank is None:
             raise ValueError(
                 f"sparse_top_k={self.sparse_top_k}: the indexer reads the compressed query; give q_lora_rank"

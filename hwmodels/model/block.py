@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, PositiveInt, check
 from hwmodels.model.attention import Attention
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role
 from hwmodels.model.mlp import Mlp
@@ -12,20 +12,19 @@ from hwmodels.model.quantization import check_weight_format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class Block(Checked):
     """`count` identical layers; if kinds of layers alternate, each kind is one block."""
 
-    count: int
+    count: PositiveInt
     attention: Attention
     mlp: Mlp
-    num_norms: int = 2
+    num_norms: PositiveInt = 2
     """Number of RMS norms over the hidden state per layer; Gemma has 4."""
     formats: tuple[tuple[str, str], ...] = ()
     """Names of matrices whose storage format is not that of their role, and the format."""
 
     def __post_init__(self) -> None:
-        check_whole("count", self.count)
-        check_whole("num_norms", self.num_norms)
+        check(self)
         for name, stored in self.formats:
             check_weight_format(f"formats.{name}", stored)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
 from hwmodels.model.attention import check_indexer, kept_heads
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
@@ -29,43 +29,31 @@ FP8_SCALE_BYTES = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompressedAttention:
+class CompressedAttention(Checked):
     """A layer of DeepSeek-V4: low-rank queries, one shared key and value, output in groups of low rank."""
 
-    num_heads: int
-    head_dim: int
+    num_heads: PositiveInt
+    head_dim: PositiveInt
     """Width of an entry, and of each head."""
-    rope_head_dim: int
+    rope_head_dim: PositiveInt
     """Part of the width that has a position."""
-    q_lora_rank: int
-    o_groups: int
+    q_lora_rank: PositiveInt
+    o_groups: PositiveInt
     """Groups of heads whose outputs are projected to o_lora_rank numbers each."""
-    o_lora_rank: int
-    window_tokens: int
+    o_lora_rank: PositiveInt
+    window_tokens: PositiveInt
     """Uncompressed tokens that are attended to."""
-    ratio: int = 0
+    ratio: NonNegativeInt = 0
     """Tokens per compressed entry; 0: there are none."""
     sparse_top_k: int | None = None
     """Largest number of compressed entries that a query attends to; None: all."""
     index_n_heads: int = 0
     index_head_dim: int = 0
-    num_streams: int = 1
+    num_streams: PositiveInt = 1
     """Residual streams that hyper-connections mix before and after attention and MLP (hc_mult)."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_heads",
-            "head_dim",
-            "rope_head_dim",
-            "q_lora_rank",
-            "o_groups",
-            "o_lora_rank",
-            "window_tokens",
-            "num_streams",
-        ):
-            check_whole(name, getattr(self, name))
-        if self.ratio:
-            check_whole("ratio", self.ratio, remedy=", or 0")
+        check(self)
         if self.num_heads % self.o_groups:
             raise ValueError(f"o_groups={self.o_groups}: must divide num_heads={self.num_heads}")
         check_indexer(self.sparse_top_k, self.index_n_heads, self.index_head_dim)

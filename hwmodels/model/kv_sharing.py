@@ -19,38 +19,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, PositiveInt
 from hwmodels.model.attention import GroupedQueryAttention
 from hwmodels.model.block import Block
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.transforms import check_quality, noted
+from hwmodels.model.transforms import Quality, noted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedKv:
+class SharedKv(Checked):
     """Multi-query attention, windows and shared KV in all layers with grouped-query attention.
 
     Latent and linear attention stay as they are. A model like this is trained, not converted.
     """
 
-    num_kv_heads: int | None = 1
+    num_kv_heads: PositiveInt | None = 1
     """Number of KV heads; None: those of the model."""
-    window: int | None = 1024
+    window: PositiveInt | None = 1024
     """Tokens to which most layers attend; None: no layer gets a window."""
-    full_every: int = 6
+    full_every: PositiveInt = 6
     """One of so many layers attends to the whole context, if there is a window."""
-    layers_per_kv: int = 3
+    layers_per_kv: PositiveInt = 3
     """Number of layers of the same kind that share one cache; 1: each has its own."""
-    quality: float | None = None
+    quality: Quality = None
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
-
-    def __post_init__(self) -> None:
-        for name in ("full_every", "layers_per_kv"):
-            check_whole(name, getattr(self, name))
-        for name in ("num_kv_heads", "window"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), remedy=", or null")
-        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the model with its smaller cache. Raises ValueError if num_kv_heads does not divide."""

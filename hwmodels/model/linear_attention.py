@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.model.attention import kept_heads
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES
@@ -19,7 +19,7 @@ SCAN_CHUNK = 64
 """Tokens that the chunked form of a recurrence processes at once (Yang et al., 2024)."""
 
 
-class RecurrentLayer(ABC):
+class RecurrentLayer(Checked, ABC):
     """A kind of `Attention` whose memory of a sequence does not grow with it."""
 
     __slots__ = ()
@@ -106,10 +106,8 @@ class RecurrentLayer(ABC):
         raise ValueError(f"heads={share}: {type(self).__name__} layers cannot be pruned by heads; must be 1")
 
 
-def check_state_dtype(state_dtype: str) -> None:
-    """Raises ValueError unless a recurrent state may have this dtype."""
-    if state_dtype not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"state_dtype={state_dtype}: must be fp32, bf16 or fp16")
+StateDtype = Annotated[str, OneOf(("fp32", "bf16", "fp16"))]
+"""Dtype of a recurrent state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,23 +116,21 @@ class LinearAttention(RecurrentLayer):
 
     scan_name: ClassVar[str] = "delta_rule"
 
-    num_key_heads: int
-    key_head_dim: int
-    num_value_heads: int
-    value_head_dim: int
-    conv_kernel: int = 4
+    num_key_heads: PositiveInt
+    key_head_dim: PositiveInt
+    num_value_heads: PositiveInt
+    value_head_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
     """Number of tokens that the short convolution over Q, K and V covers."""
-    state_dtype: str = "fp32"
+    state_dtype: StateDtype = "fp32"
     """dtype of the recurrent state (`KV_BYTES`); fp32 in the published implementation."""
 
     def __post_init__(self) -> None:
-        for name in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim", "conv_kernel"):
-            check_whole(name, getattr(self, name))
+        check(self)
         if self.num_value_heads % self.num_key_heads:
             raise ValueError(
                 f"num_key_heads={self.num_key_heads}: must divide num_value_heads={self.num_value_heads}"
             )
-        check_state_dtype(self.state_dtype)
 
     @property
     def num_query_heads(self) -> int:

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, PositiveInt
 from hwmodels.model.matrices import Matrix, Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lora:
+class Lora(Checked):
     """Low-rank adapters on every matrix of attention and dense MLPs (S-LoRA, Punica: segmented kernels)."""
 
-    rank: int
-    num_active: int = 1
+    rank: PositiveInt
+    num_active: PositiveInt = 1
     """Different adapters in a batch; each of them is read once. They are all kept in memory."""
-
-    def __post_init__(self) -> None:
-        check_whole("rank", self.rank)
-        check_whole("num_active", self.num_active)
 
     def elements(self, matrices: Iterable[Matrix]) -> float:
         """Returns the number of weights of all active adapters: rank (p k + n) for every dense matrix.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DenseMlp:
+class DenseMlp(Checked):
     """MLP that computes down(act(gate(x)) * up(x)), or down(act(up(x))) if not gated."""
 
-    intermediate_size: int
+    intermediate_size: PositiveInt
     gated: bool = True
     bias: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole("intermediate_size", self.intermediate_size)
 
     def matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
         width = share_of(self.intermediate_size, ranks.tensor)
@@ -32,22 +29,22 @@ class DenseMlp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MixtureOfExperts:
+class MixtureOfExperts(Checked):
     """Mixture of experts: a router sends each token to top_k of num_experts.
 
     Shared experts see all tokens.
     """
 
-    num_experts: int
-    top_k: int
-    intermediate_size: int
+    num_experts: PositiveInt
+    top_k: PositiveInt
+    intermediate_size: PositiveInt
     """Width of one routed expert."""
-    shared_intermediate_size: int = 0
+    shared_intermediate_size: NonNegativeInt = 0
     """Width of all shared experts together."""
     shared_gate: bool = False
     """A gate of one output scales the shared experts (Qwen2-MoE, Qwen3-Next)."""
     gated: bool = True
-    latent_size: int | None = None
+    latent_size: PositiveInt | None = None
     """Width of the routed experts' inputs and outputs (Nemotron 3 Super, Kimi-K3); None: the hidden size.
 
     One matrix projects a token down to it before it is sent to the experts, one projects their sum up.
@@ -58,12 +55,7 @@ class MixtureOfExperts:
     """One number per expert in the router: a bias, or DeepSeek-V3's balance correction."""
 
     def __post_init__(self) -> None:
-        for name in ("num_experts", "top_k", "intermediate_size"):
-            check_whole(name, getattr(self, name))
-        if self.shared_intermediate_size:
-            check_whole("shared_intermediate_size", self.shared_intermediate_size, remedy=", or 0")
-        if self.latent_size is not None:
-            check_whole("latent_size", self.latent_size, remedy=", or null")
+        check(self)
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k={self.top_k}: must be 1 to num_experts={self.num_experts}")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from hwmodels.checks import check_whole
+from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, NoAttention
 from hwmodels.model.block import Block
 from hwmodels.model.linear_attention import LinearAttention
@@ -36,17 +36,14 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OtherWeights:
+class OtherWeights(Checked):
     """Weights outside the layers that occupy memory and cost a text token no time, in the model's dtype.
 
     Vision and audio towers, and tables of which a token reads a row.
     """
 
     name: str
-    elements: int
-
-    def __post_init__(self) -> None:
-        check_whole("elements", self.elements)
+    elements: PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +60,7 @@ class KvLayers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
+class ModelSpec(Checked):
     """One model: blocks of layers between an embedding table and an LM head.
 
     Methods that say "on one rank" take the number of ranks over which attention, dense MLPs and the
@@ -72,15 +69,15 @@ class ModelSpec:
     """
 
     name: str
-    hidden_size: int
-    vocab_size: int
-    max_position_embeddings: int
+    hidden_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt
     """Longest context in tokens, prompt and output together."""
     blocks: tuple[Block, ...]
     """Kinds of layers, in the order in which they first occur."""
     tie_word_embeddings: bool = False
     """True if the LM head is the embedding table."""
-    dtype: str = "bf16"
+    dtype: Annotated[str, OneOf(DTYPES)] = "bf16"
     """dtype of activations, norms, router, embeddings and LM head."""
     weights: str | None = None
     """Storage format of the matrices of attention and MLPs (`WEIGHT_FORMATS`); None: dtype."""
@@ -88,9 +85,9 @@ class ModelSpec:
     """Storage format of routed experts; None: the same as `weights`."""
     lm_head_weights: str | None = None
     """Storage format of the LM head, where it has a table of its own; None: dtype."""
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: Annotated[str, OneOf(("auto", *KV_BYTES))] = "auto"
     """Storage format of the KV cache, a key of `KV_BYTES`; auto: dtype."""
-    sparsity: str | None = None
+    sparsity: Annotated[str | None, OneOf(("2:4",))] = None
     """Structured sparsity of attention and MLPs; 2:4: two of four weights are zero and not stored."""
     other_weights: tuple[OtherWeights, ...] = ()
     """Towers and tables; sharded over the ranks of tensor parallelism, in a pipeline on the first stage."""
@@ -105,12 +102,9 @@ class ModelSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "vocab_size", "max_position_embeddings"):
-            check_whole(name, getattr(self, name))
+        check(self)
         if not self.blocks:
             raise ValueError("blocks=(): must hold at least one block")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype}: must be bf16, fp16 or fp32")
         for name in ("weights", "moe_weights", "lm_head_weights"):
             given = getattr(self, name)
             if given is not None:
@@ -119,12 +113,6 @@ class ModelSpec:
             raise ValueError(
                 f"moe_weights={self.moe_weights}: {self.name} has no experts; set weights, or leave it null"
             )
-        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_BYTES:
-            raise ValueError(
-                f"kv_cache_dtype={self.kv_cache_dtype}: must be auto or one of {', '.join(KV_BYTES)}"
-            )
-        if self.sparsity not in (None, "2:4"):
-            raise ValueError(f"sparsity={self.sparsity}: must be 2:4 or null")
 
     @property
     def num_layers(self) -> int:

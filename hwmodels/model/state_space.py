@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from hwmodels.checks import check_whole
+from fieldlimits import PositiveInt, check
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.linear_attention import SCAN_CHUNK, RecurrentLayer, check_state_dtype
+from hwmodels.model.linear_attention import SCAN_CHUNK, RecurrentLayer, StateDtype
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES
 
@@ -29,26 +29,24 @@ VECTOR_SLOWDOWN = 15
 class Mamba2(RecurrentLayer):
     """Mamba-2: one projection to x, z, B, C and dt, a convolution over x, B and C, a gated norm."""
 
-    num_heads: int
-    head_dim: int
-    state_size: int
-    num_groups: int = 1
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    state_size: PositiveInt
+    num_groups: PositiveInt = 1
     """Groups of heads with a common B and C."""
-    conv_kernel: int = 4
+    conv_kernel: PositiveInt = 4
     proj_bias: bool = False
     conv_bias: bool = True
     norm: bool = True
     """Gated norm before the output projection (Falcon-H1: none)."""
-    state_dtype: str = "fp32"
+    state_dtype: StateDtype = "fp32"
 
     scan_name: ClassVar[str] = "state_space_scan"
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "state_size", "num_groups", "conv_kernel"):
-            check_whole(name, getattr(self, name))
+        check(self)
         if self.num_heads % self.num_groups:
             raise ValueError(f"num_groups={self.num_groups}: must divide num_heads={self.num_heads}")
-        check_state_dtype(self.state_dtype)
 
     @property
     def num_query_heads(self) -> int:
@@ -109,22 +107,17 @@ class Mamba2(RecurrentLayer):
 class Mamba1(RecurrentLayer):
     """Mamba-1: every one of d_inner channels has a state of its own, scanned one token after the other."""
 
-    inner_size: int
-    state_size: int
-    dt_rank: int
-    conv_kernel: int = 4
+    inner_size: PositiveInt
+    state_size: PositiveInt
+    dt_rank: PositiveInt
+    conv_kernel: PositiveInt = 4
     proj_bias: bool = False
     conv_bias: bool = True
     norms: bool = False
     """Norms of dt, B and C (Jamba, Falcon-Mamba)."""
-    state_dtype: str = "fp32"
+    state_dtype: StateDtype = "fp32"
 
     scan_name: ClassVar[str] = "state_space_scan"
-
-    def __post_init__(self) -> None:
-        for name in ("inner_size", "state_size", "dt_rank", "conv_kernel"):
-            check_whole(name, getattr(self, name))
-        check_state_dtype(self.state_dtype)
 
     @property
     def num_query_heads(self) -> int:
@@ -173,17 +166,13 @@ class Mamba1(RecurrentLayer):
 class KimiDeltaAttention(RecurrentLayer):
     """Kimi delta attention: a gated delta net whose decay differs by channel; queries, keys, values alike."""
 
-    num_heads: int
-    head_dim: int
-    conv_kernel: int = 4
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    conv_kernel: PositiveInt = 4
     full_rank_gate: bool = False
     """Whether the output gate is one matrix (Kimi-K3); else it goes through head_dim numbers."""
 
     scan_name: ClassVar[str] = "delta_rule"
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "conv_kernel"):
-            check_whole(name, getattr(self, name))
 
     @property
     def num_query_heads(self) -> int:
@@ -243,17 +232,12 @@ class KimiDeltaAttention(RecurrentLayer):
 class LightningAttention(RecurrentLayer):
     """Lightning attention: a matrix per head that decays at a fixed rate, with a gate on the output."""
 
-    num_heads: int
-    head_dim: int
-    state_dtype: str = "bf16"
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+    state_dtype: StateDtype = "bf16"
     """dtype of the state; vLLM keeps it in the model's."""
 
     scan_name: ClassVar[str] = "linear_scan"
-
-    def __post_init__(self) -> None:
-        check_whole("num_heads", self.num_heads)
-        check_whole("head_dim", self.head_dim)
-        check_state_dtype(self.state_dtype)
 
     @property
     def num_query_heads(self) -> int:
@@ -304,16 +288,12 @@ class LightningAttention(RecurrentLayer):
 class ShortConvolution(RecurrentLayer):
     """Gated short convolution: B, C and x from one projection, B x through the convolution, times C."""
 
-    width: int
+    width: PositiveInt
     """Channels: the hidden size."""
-    conv_kernel: int = 3
+    conv_kernel: PositiveInt = 3
     bias: bool = False
 
     scan_name: ClassVar[str] = "short_convolution"
-
-    def __post_init__(self) -> None:
-        check_whole("width", self.width)
-        check_whole("conv_kernel", self.conv_kernel)
 
     @property
     def num_query_heads(self) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from hwmodels.checks import is_finite
+from fieldlimits import Checked, Positive, PositiveShare
 from hwmodels.model.matrices import Role
 from hwmodels.model.mlp import DenseMlp, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec
@@ -20,18 +21,18 @@ GRAIN = 64
 """Pruned widths are multiples of this, so that they divide evenly into tiles of the tensor cores."""
 
 
+Quality = Annotated[Positive | None, "a share of the original's score"]
+"""A model's benchmark score over the original's; a student may be the better model."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PruneDepth:
+class PruneDepth(Checked):
     """Leaves out whole layers, an equal share of each kind (ShortGPT: Men et al., 2024; Minitron, 2024)."""
 
-    keep: float = 0.5
+    keep: PositiveShare = 0.5
     """Share of the layers that is kept; at least one layer is."""
-    quality: float | None = None
+    quality: Quality = None
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
-
-    def __post_init__(self) -> None:
-        check_share("keep", self.keep)
-        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the pruned model; its KV shrinks with the layers that keep KV."""
@@ -45,26 +46,21 @@ class PruneDepth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PruneWidth:
+class PruneWidth(Checked):
     """Makes layers narrower (Sheared LLaMA: Xia et al., 2024; Minitron, 2024).
 
     Fields are shares that are kept. Widths become multiples of 64. Heads are removed in whole groups, so KV
     heads and KV shrink equally.
     """
 
-    hidden: float = 1.0
+    hidden: PositiveShare = 1.0
     """Share of the hidden size that is kept."""
-    intermediate: float = 1.0
+    intermediate: PositiveShare = 1.0
     """Share of each MLP's width that is kept."""
-    heads: float = 1.0
+    heads: PositiveShare = 1.0
     """Share of the attention heads that is kept."""
-    quality: float | None = None
+    quality: Quality = None
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "intermediate", "heads"):
-            check_share(name, getattr(self, name))
-        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         blocks = tuple(
@@ -85,7 +81,7 @@ class PruneWidth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sparse24:
+class Sparse24(Checked):
     """Structured sparsity: two of four neighbouring weights of attention and MLPs are zero.
 
     Half of the weights are stored, each with 2 bits of position: in bf16 (1 + 1/8) / 2 = 0.5625 of the bytes.
@@ -93,11 +89,8 @@ class Sparse24:
     router stay dense.
     """
 
-    quality: float | None = None
+    quality: Quality = None
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
-
-    def __post_init__(self) -> None:
-        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         sparse = replace(model, name=f"{model.name}-2:4", source="", sparsity="2:4")
@@ -105,17 +98,13 @@ class Sparse24:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SparseUnstructured:
+class SparseUnstructured(Checked):
     """Zeros at any position in the matrices of attention and MLPs: only the file becomes smaller."""
 
-    zeros: float = 0.5
+    zeros: PositiveShare = 0.5
     """Share of the weights that is zero."""
-    quality: float | None = None
+    quality: Quality = None
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
-
-    def __post_init__(self) -> None:
-        check_share("zeros", self.zeros)
-        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the model with a note; the file holds other weights and one bit of position per weight."""
@@ -133,15 +122,12 @@ class SparseUnstructured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Distill:
+class Distill(Checked):
     """Serves a student model instead of the teacher (Hinton et al., 2015)."""
 
     student: ModelSpec
-    quality: float | None = None
+    quality: Quality = None
     """Share of the original's benchmark score that is kept, as measured elsewhere; None: unknown."""
-
-    def __post_init__(self) -> None:
-        check_quality(self.quality)
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the student in the number formats of `model`, or in its own if `model` sets none."""
@@ -195,18 +181,6 @@ def quality_sentence(quality: float | None) -> str:
     if quality is None:
         return "The loss of quality is not modelled, and none is given (model.transform.quality)."
     return f"Its quality is an input: {100 * quality:.4g} % of the original's score."
-
-
-def check_quality(quality: float | None) -> None:
-    """Raises ValueError unless quality is None or a finite number > 0; a student may be the better model."""
-    if quality is not None and not (is_finite(quality) and quality > 0):
-        raise ValueError(f"quality={quality}: must be a share of the original's score, > 0, or null")
-
-
-def check_share(name: str, share: float) -> None:
-    """Raises ValueError unless 0 < share <= 1."""
-    if not (is_finite(share) and 0 < share <= 1):
-        raise ValueError(f"{name}={share}: must be a share, > 0 and <= 1")
 
 
 def shared_out(total: int, counts: Sequence[int]) -> list[int]:

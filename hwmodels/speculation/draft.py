@@ -13,9 +13,9 @@ A draft states what it stores beside the target model: weights and KV of one dev
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, NonNegative, OneOf, PositiveInt, Unit
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import Attention, NoAttention
 from hwmodels.model.block import Block
@@ -53,7 +53,7 @@ class Draft(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InTarget:
+class InTarget(Checked):
     """A draft that stores nothing beside the target and adds no row to its pass."""
 
     @property
@@ -76,14 +76,10 @@ class Stepwise(InTarget):
 
     cuda_graphs: bool = True
     """Whether a step replays a CUDA graph; false: the host launches it kernel by kernel."""
-    start_s: float = START_S
+    start_s: Annotated[NonNegative, Unit("s")] = START_S
     """Seconds between the end of the target's pass and the first step in which the devices wait."""
-    step_s: float = STEP_S
+    step_s: Annotated[NonNegative, Unit("s")] = STEP_S
     """CPU seconds to prepare a step, beside the launches of its kernels; steps take at least as long."""
-
-    def __post_init__(self) -> None:
-        check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
-        check_finite("step_s", self.step_s, unit="s", zero_allowed=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,15 +87,10 @@ class ModelDraft(Stepwise):
     """A small model of the target's vocabulary, with weights and KV of its own."""
 
     model: ModelSpec
-    tensor_parallel_size: int | None = None
+    tensor_parallel_size: PositiveInt | None = None
     """Devices over which the draft is cut, the target's size or 1; None: the target's. 1: all compute it."""
     computes_rejected: bool = True
     """Whether its first step computes all rows of the pass, as in vLLM, or only the one that lacks its KV."""
-
-    def __post_init__(self) -> None:
-        Stepwise.__post_init__(self)
-        if self.tensor_parallel_size is not None:
-            check_whole("tensor_parallel_size", self.tensor_parallel_size, remedy=", or null")
 
     def cut(self, layout: ParallelLayout) -> int:
         """Returns the number of devices over which the draft is cut."""
@@ -141,29 +132,19 @@ class LayerDraft(Stepwise):
         mtp     as eagle, with layers like the target's last one (DeepSeek-V3, 2024, section 2.2)
     """
 
-    kind: str = "eagle"
-    num_layers: int = 1
+    kind: Annotated[str, OneOf(LAYER_KINDS)] = "eagle"
+    num_layers: PositiveInt = 1
     """Layers that run in a step."""
-    num_modules: int = 1
+    num_modules: PositiveInt = 1
     """Sets of layers with weights of their own, of which each step runs the next; 1: all run the same."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[PositiveInt | None, "null for the target's"] = None
     """Tokens of its own LM head; None: it shares the target's."""
-    intermediate_size: int | None = None
+    intermediate_size: Annotated[PositiveInt | None, "null for the target's"] = None
     """Width of a dense MLP; None: the MLP of the target's last layer."""
     attention: Attention | None = None
     """Attention of its layers; None: that of the target's last layer."""
     weights: str | None = None
     """Storage format of its matrices; None: mtp that of the target, the others the target's dtype."""
-
-    def __post_init__(self) -> None:
-        Stepwise.__post_init__(self)
-        if self.kind not in LAYER_KINDS:
-            raise ValueError(f"kind={self.kind}: must be one of {', '.join(LAYER_KINDS)}")
-        check_whole("num_layers", self.num_layers)
-        check_whole("num_modules", self.num_modules)
-        for name in ("vocab_size", "intermediate_size"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), remedy=", or null for the target's")
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
         """Raises ValueError if the width of the MLP is not known, or its heads cannot be divided."""
@@ -248,15 +229,10 @@ class HeadDraft(InTarget):
     A head is num_layers residual layers, hidden to hidden, and an LM head of its own (Cai et al., 2024).
     """
 
-    num_heads: int = 4
-    num_layers: int = 1
-    start_s: float = START_S
+    num_heads: PositiveInt = 4
+    num_layers: PositiveInt = 1
+    start_s: Annotated[NonNegative, Unit("s")] = START_S
     """Seconds between the end of the target's pass and the heads in which the devices wait."""
-
-    def __post_init__(self) -> None:
-        check_whole("num_heads", self.num_heads)
-        check_whole("num_layers", self.num_layers)
-        check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
 
     def matrices(self, target: ModelSpec, ranks: Ranks) -> tuple[Matrix, ...]:
         """Returns the matrices of all heads, on one rank; residual layers are not cut."""
@@ -280,11 +256,7 @@ class SkipDraft(Stepwise):
     Its KV is that of the kept layers, which the pass writes again.
     """
 
-    num_layers: int
-
-    def __post_init__(self) -> None:
-        Stepwise.__post_init__(self)
-        check_whole("num_layers", self.num_layers)
+    num_layers: PositiveInt
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
         """Raises ValueError if the target has no more layers than the draft keeps."""
@@ -308,16 +280,12 @@ class SkipDraft(Stepwise):
 class HostDraft(InTarget):
     """A search of the host, for one sequence after the other, while the devices wait."""
 
-    start_s: float = 0.0
+    start_s: Annotated[NonNegative, Unit("s")] = 0.0
     """CPU seconds per iteration, for any number of sequences."""
-    sequence_s: float = 0.0
+    sequence_s: Annotated[NonNegative, Unit("s")] = 0.0
     """CPU seconds per sequence, for any length of its context."""
-    kilotoken_s: float = 0.0
+    kilotoken_s: Annotated[NonNegative, Unit("s")] = 0.0
     """CPU seconds per sequence and 1,000 tokens of its context."""
-
-    def __post_init__(self) -> None:
-        for name in ("start_s", "sequence_s", "kilotoken_s"):
-            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,18 +296,13 @@ class PassDraft(InTarget):
     which are its draft tokens.
     """
 
-    extra_tokens: int
-    columns: int = 1
+    extra_tokens: PositiveInt
+    columns: PositiveInt = 1
     """W: rows from which a pass of its own samples tokens; in the pass that verifies, all are sampled."""
     own_pass: bool = False
     """Whether the rows are computed after the pass that verifies, in one of their own, as our engine does."""
-    start_s: float = 0.0
+    start_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Seconds after each pass in which the devices wait for the host, which keeps the pool of n-grams."""
-
-    def __post_init__(self) -> None:
-        check_whole("extra_tokens", self.extra_tokens)
-        check_whole("columns", self.columns)
-        check_finite("start_s", self.start_s, unit="s", zero_allowed=True)
 
     @classmethod
     def of_window(cls, window: int, ngram: int, own_pass: bool = False, start_s: float = 0.0) -> PassDraft:

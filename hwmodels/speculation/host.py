@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from hwmodels.checks import check_finite
+from fieldlimits import Checked, NonNegative, Unit
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import Explained, IterationShape
 from hwmodels.speculation.drafting import Drafting
@@ -18,21 +18,17 @@ OTHERS = "others"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DraftHost:
+class DraftHost(Checked):
     """Seconds that an engine's process spends on drafts in an iteration, beside those of `HostOverhead`.
 
     iteration_s + sequence_s x sequences + token_s x draft tokens that are verified
     + kilotoken_s x 1,000 tokens of context of the sequences for which it drafts
     """
 
-    iteration_s: float = 0.0
-    sequence_s: float = 0.0
-    token_s: float = 0.0
-    kilotoken_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("iteration_s", "sequence_s", "token_s", "kilotoken_s"):
-            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
+    iteration_s: Annotated[NonNegative, Unit("s")] = 0.0
+    sequence_s: Annotated[NonNegative, Unit("s")] = 0.0
+    token_s: Annotated[NonNegative, Unit("s")] = 0.0
+    kilotoken_s: Annotated[NonNegative, Unit("s")] = 0.0
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of an iteration with draft tokens."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from fieldlimits import MinLen
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
@@ -21,11 +22,7 @@ from hwmodels.speculation.steps import DraftShape
 class SeveralDrafts(InTarget):
     """Small models of the target's vocabulary on the same devices, by name; all draft in every pass."""
 
-    drafts: Mapping[str, ModelDraft]
-
-    def __post_init__(self) -> None:
-        if not self.drafts:
-            raise ValueError("drafts={}: must have at least one draft")
+    drafts: Annotated[Mapping[str, ModelDraft], MinLen(1)]
 
     def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
         """Raises ValueError, with the name of the draft, if the target cannot have one of them."""

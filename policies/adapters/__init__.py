@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
+from fieldlimits import Checked, NonNegativeInt, OneOf, PositiveInt, Unit
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
@@ -17,7 +17,7 @@ EVICTIONS = ("lru", "lfu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterServing:
+class AdapterServing(Checked):
     """Settings of every adapter policy. A policy overrides `residents`, and `slots` if it has slots.
 
     All adapters are on disk. Host memory keeps the most recently loaded ones.
@@ -26,20 +26,12 @@ class AdapterServing:
     simulation_only: ClassVar[bool] = False
     """Whether only the simulator supports the policy, not the GPU engine."""
 
-    eviction: str = "lru"
+    eviction: Annotated[str, OneOf(EVICTIONS)] = "lru"
     """Eviction order of unused adapters: lru (least recently used) or lfu (fewest uses)."""
-    max_cpu_loras: int | None = None
+    max_cpu_loras: Annotated[PositiveInt | None, "null for all"] = None
     """Maximum number of adapters in host memory; None: all served adapters."""
-    prefetch: int = 0
+    prefetch: Annotated[NonNegativeInt, Unit("adapters"), "0 loads none in advance"] = 0
     """Maximum number of adapters that are loaded into free space for requests in the queue."""
-
-    def __post_init__(self) -> None:
-        if self.eviction not in EVICTIONS:
-            raise ValueError(f"eviction={self.eviction}: must be one of {', '.join(EVICTIONS)}")
-        if self.max_cpu_loras is not None and self.max_cpu_loras < 1:
-            raise ValueError(f"max_cpu_loras={self.max_cpu_loras}: must be >= 1; null for all")
-        if self.prefetch < 0:
-            raise ValueError(f"prefetch={self.prefetch}: must be >= 0 adapters; 0 loads none in advance")
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -63,9 +55,3 @@ def residents_of(serving: AdapterServing, registry: Registry, pool: BlockPool) -
         rule = "must return a policies.adapters.residents.Residents"
         raise returned(serving, "residents", residents, rule)
     return residents
-
-
-def check_time(name: str, time_s: float) -> None:
-    """Raises ValueError unless a setting is a finite time > 0."""
-    if not 0 < time_s < inf:
-        raise ValueError(f"{name}={time_s}: must be a finite time > 0 s")

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from policies.adapters import check_time
+from fieldlimits import Positive, Unit
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
 from policies.adapters.registry import Registry
 from policies.caching.pool import BlockPool
@@ -34,12 +34,11 @@ class Exchange(FixedSlots):
 
     max_active_adapters: int = 6
     """Maximum number of active adapters, which accept new requests; the other slots are for draining ones."""
-    cycle_time_s: float = 2.0
+    cycle_time_s: Annotated[Positive, Unit("s")] = 2.0
     """Time in seconds for which an adapter stays active while others wait."""
 
     def __post_init__(self) -> None:
         FixedSlots.__post_init__(self)
-        check_time("cycle_time_s", self.cycle_time_s)
         if self.pinned:
             raise ValueError(f"pinned={list(self.pinned)}: must be [], because all adapters are exchanged")
         if self.prefetch:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from fieldlimits import OneOf, PositiveInt, Unit
 from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
@@ -28,9 +29,11 @@ DEFAULT_RANK = 16
 class FixedSlots(AdapterServing):
     """Settings with the names of vLLM's options."""
 
-    max_loras: int = 8
+    max_loras: Annotated[PositiveInt, Unit("slot")] = 8
     """Number of slots: maximum number of adapters on the GPU, and in a batch."""
-    max_lora_rank: int | None = None
+    max_lora_rank: Annotated[
+        int | None, OneOf(MAX_RANKS), "as in vLLM", "null for the smallest that fits"
+    ] = None
     """Maximum rank of an adapter, and the rank of every slot, which the kernels compute whole; None: the
     smallest of vLLM's that the served adapters fit, or vLLM's default of 16 if none are known."""
     pinned: tuple[str, ...] = ()
@@ -39,14 +42,6 @@ class FixedSlots(AdapterServing):
     def __post_init__(self) -> None:
         object.__setattr__(self, "pinned", tuple(self.pinned))
         AdapterServing.__post_init__(self)
-        if self.max_loras < 1:
-            raise ValueError(f"max_loras={self.max_loras}: must be >= 1 slot")
-        if self.max_lora_rank is not None and self.max_lora_rank not in MAX_RANKS:
-            ranks = ", ".join(map(str, MAX_RANKS))
-            raise ValueError(
-                f"max_lora_rank={self.max_lora_rank}: must be one of {ranks}, as in vLLM, or null for the "
-                "smallest that fits"
-            )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(
                 f"max_cpu_loras={self.max_cpu_loras}: must be >= max_loras={self.max_loras}, because host "

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from policies.adapters import AdapterServing, check_time
+from fieldlimits import Positive, Unit
+from policies.adapters import AdapterServing
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
@@ -37,13 +38,11 @@ class Merged(AdapterServing):
 
     simulation_only: ClassVar[bool] = True
 
-    max_serve_s: float | None = 10.0
+    max_serve_s: Annotated[Positive | None, Unit("s")] = 10.0
     """Time in seconds after which an adapter accepts no new requests if others wait; null: no limit."""
 
     def __post_init__(self) -> None:
         AdapterServing.__post_init__(self)
-        if self.max_serve_s is not None:
-            check_time("max_serve_s", self.max_serve_s)
         if self.prefetch:
             raise ValueError(f"prefetch={self.prefetch}: must be 0, because only one adapter is on the GPU")
 

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fieldlimits import Checked, MinLen, PositiveInt
 from policies.core.limits import RejectedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Adapter:
+class Adapter(Checked):
     """A LoRA adapter on every matrix of attention and dense MLPs."""
 
-    name: str
-    rank: int
+    name: Annotated[str, MinLen(1), "because requests name the adapter"]
+    rank: PositiveInt
     base_model: str | None = None
     """Model that the adapter was trained for; None: the served model."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ValueError("name=: must not be empty, because requests name the adapter")
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank}: must be >= 1")
 
 
 class AdapterMemory(NamedTuple):

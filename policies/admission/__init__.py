@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple, Protocol
 
 from policies.core.request import Request
@@ -48,17 +47,3 @@ class AdmissionTraits:
     reads_caches: bool = False
     on_first_token: Callable[[Request, float], None] | None = None
     on_end: Callable[[Request, float], None] | None = None
-
-
-def check_retry_after(retry_after_s: float | None) -> None:
-    """Raises ValueError unless retry_after_s is None or finite and >= 0."""
-    if retry_after_s is not None and not 0 <= retry_after_s < inf:
-        raise ValueError(
-            f"retry_after_s={retry_after_s}: must be finite and >= 0 s; null sends no Retry-After"
-        )
-
-
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raises ValueError if a value is not among the allowed ones."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value}: must be one of {', '.join(allowed)}")

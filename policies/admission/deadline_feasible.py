@@ -13,44 +13,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated
 
+from fieldlimits import Checked, NonNegative, Positive, Unit, check
 from policies.admission import Refusal
 from policies.admission.outstanding import Outstanding
 from policies.core.request import Request
 from policies.routing import ReplicaView
 from policies.routing.ttft_estimates import TtftEstimates
-from policies.scheduling.edf import by_priority, check_by_priority
+from policies.scheduling.edf import TimesByPriority, by_priority
 
 FLEET = 0
 """The only index of the estimates, as there is one rate for all replicas."""
 
 
 @dataclass(kw_only=True, slots=True)
-class DeadlineFeasible:
+class DeadlineFeasible(Checked):
     """Refuses requests that would miss their deadline. Reads only the number of replicas."""
 
-    ttft_s: tuple[float, ...] = (1.0,)
+    ttft_s: TimesByPriority = (1.0,)
     """TTFT targets in seconds for priority 0, 1, ...; the last one is for all higher numbers as well.
 
     They apply to requests without deadline_s.
     """
-    tpot_s: float = 0.0
+    tpot_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time per output token in seconds that is reserved before a request's deadline_s for its max_tokens."""
-    initial_tokens_per_s: float = 10_000.0
+    initial_tokens_per_s: Positive = 10_000.0
     """Prefill rate of a replica in tokens per second, until one is measured."""
-    safety: float = 1.0
+    safety: Positive = 1.0
     """Factor on the estimated TTFT; above 1, more requests are refused."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
     _estimates: TtftEstimates = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check(self)
         self.ttft_s = tuple(self.ttft_s)
-        check_by_priority("ttft_s", self.ttft_s)
-        if not 0 <= self.tpot_s < inf:
-            raise ValueError(f"tpot_s={self.tpot_s}: must be finite and >= 0 s")
-        for name in ("initial_tokens_per_s", "safety"):
-            if not 0 < getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be finite and > 0")
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:

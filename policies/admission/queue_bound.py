@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from policies.admission import Refusal, check_choice, check_retry_after
+from fieldlimits import Checked, NonNegative, OneOf, PositiveInt, Unit
+from policies.admission import Refusal
 from policies.admission.outstanding import Outstanding
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -24,7 +26,7 @@ COUNTS = {
 
 
 @dataclass(kw_only=True, slots=True)
-class QueueBound:
+class QueueBound(Checked):
     """Refuses requests while the outstanding load has reached the bound.
 
     Tokens may exceed the bound by at most one prompt; the only request of a service is always admitted.
@@ -33,24 +35,16 @@ class QueueBound:
     below the bound, so all replicas are checked only while all have reached it.
     """
 
-    max_outstanding: int = 256
+    max_outstanding: PositiveInt = 256
     """Load at which requests are refused, in the unit of `count`."""
-    count: str = "requests"
+    count: Annotated[str, OneOf(COUNTS)] = "requests"
     """Counted quantity: requests, tokens (of prompts), or queued_tokens (before the first token)."""
-    per: str = "replica"
+    per: Annotated[str, OneOf(("replica", "fleet"))] = "replica"
     """Scope of the bound: replica, or fleet (all replicas together)."""
-    retry_after_s: float | None = None
+    retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
     """Retry-After in seconds that clients get; null: none is sent."""
     _outstanding: Outstanding = field(init=False, default_factory=Outstanding, repr=False, compare=False)
     _position: int = field(init=False, default=0, repr=False, compare=False)  # of that last replica
-
-    def __post_init__(self) -> None:
-        if self.max_outstanding < 1:
-            raise ValueError(f"max_outstanding={self.max_outstanding}: must be >= 1")
-
-        check_choice("count", self.count, tuple(COUNTS))
-        check_choice("per", self.per, ("replica", "fleet"))
-        check_retry_after(self.retry_after_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Refuses a request while the bound is reached."""

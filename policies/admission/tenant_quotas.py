@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from policies.admission import Refusal, check_retry_after
+from fieldlimits import Checked, NonNegative, Positive, PositiveInt, Unit
+from policies.admission import Refusal
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
@@ -43,32 +44,22 @@ class Use(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class TenantQuotas:
+class TenantQuotas(Checked):
     """Fair quotas per tenant. Reads only the number of replicas.
 
     Beyond the limits, a decision costs time in proportion to the tenants with outstanding requests.
     """
 
-    max_outstanding: int = 256
+    max_outstanding: Annotated[PositiveInt, "or no request would be admitted"] = 256
     """Maximum number of outstanding requests per replica."""
-    max_outstanding_tokens: int | None = None
+    max_outstanding_tokens: Annotated[PositiveInt | None, "or no request would be admitted"] = None
     """Maximum number of their prompt tokens per replica; null: no limit."""
-    tenant_weights: dict[str, float] = field(default_factory=dict)
+    tenant_weights: dict[str, Positive] = field(default_factory=dict)
     """Weights of the tenants' shares; 1 for tenants without an entry."""
-    retry_after_s: float | None = None
+    retry_after_s: Annotated[NonNegative | None, Unit("s"), "null for none"] = None
     """Retry-After in seconds that clients get; null: none is sent."""
     _uses: dict[str, Use] = field(init=False, default_factory=dict, repr=False, compare=False)
     _total: Use = field(init=False, default=Use(), repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name in ("max_outstanding", "max_outstanding_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be >= 1, or no request would be admitted")
-        for tenant, weight in self.tenant_weights.items():
-            if not 0 < weight < inf:
-                raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be finite and > 0")
-        check_retry_after(self.retry_after_s)
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Refuses if the limits and the tenant's share are exceeded; the only request is always admitted."""

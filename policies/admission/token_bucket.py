@@ -12,8 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, ulp
+from typing import Annotated
 
-from policies.admission import Refusal, check_choice
+from fieldlimits import FINITE, Checked, Ge, OneOf, Positive, Unit
+from policies.admission import Refusal
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
@@ -22,28 +24,20 @@ NUM_SWEPT = 2
 
 
 @dataclass(kw_only=True, slots=True)
-class TokenBucket:
+class TokenBucket(Checked):
     """Rate limit. Reads no replica; a refused request takes nothing out of its bucket."""
 
-    rate_per_s: float = 10.0
+    rate_per_s: Annotated[Positive, Unit("per second")] = 10.0
     """Requests or tokens per second."""
-    burst: float = 20.0
+    burst: Annotated[float, Ge(1), FINITE, "or no request would be admitted"] = 20.0
     """Maximum number of requests or tokens admitted at once; larger requests are never admitted."""
-    count: str = "requests"
+    count: Annotated[str, OneOf(("requests", "tokens"))] = "requests"
     """Counted quantity: requests or tokens."""
-    per: str = "service"
+    per: Annotated[str, OneOf(("service", "tenant"))] = "service"
     """Scope: service (one bucket for all requests) or tenant (one bucket each)."""
     _buckets: OrderedDict[str, tuple[float, float]] = field(
         init=False, default_factory=OrderedDict, repr=False, compare=False
     )  # level, time in seconds; full buckets may be missing
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate_per_s < inf:
-            raise ValueError(f"rate_per_s={self.rate_per_s}: must be finite and > 0 per second")
-        if not 1 <= self.burst < inf:
-            raise ValueError(f"burst={self.burst}: must be finite and >= 1, or no request would be admitted")
-        check_choice("count", self.count, ("requests", "tokens"))
-        check_choice("per", self.per, ("service", "tenant"))
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Takes the cost of the request out of its bucket; refuses if there is not enough."""

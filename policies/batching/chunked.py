@@ -23,7 +23,9 @@ evicted, the first chunk alone may fit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
 from policies.core.plan import FOREVER
 from policies.core.sequence import DECODING, PREFILLING
 from policies.core.step import StepBuilder
@@ -31,14 +33,14 @@ from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunked:
+class Chunked(Checked):
     """One token budget, for the running sequences first, then for new ones."""
 
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration."""
     enable_chunked_prefill: bool = True
     """Whether prompts are split into chunks; if False, only those that exceed the whole budget."""
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: NonNegativeInt = 0
     """Maximum tokens of one prompt in one iteration while the engine has other requests; 0: no limit."""
     long_prefill_token_threshold_adaptive: bool = False
     """Whether the limit is raised to max_num_batched_tokens / (requests in the engine), if that is more."""
@@ -47,28 +49,20 @@ class Chunked:
 
     The others are left to tokens that the model adds. None: max_num_batched_tokens.
     """
-    max_num_active_seqs: int | None = None
+    max_num_active_seqs: Annotated[PositiveInt | None, "null for max_num_seqs"] = None
     """Maximum running sequences, if fewer than the engine's max_num_seqs; None: max_num_seqs."""
     scheduler_reserve_full_isl: bool = True
     """Whether an admission needs blocks for the whole prompt; if False, for its first chunk only."""
 
     def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
+        check(self)
         num_scheduled = self.max_num_scheduled_tokens
         if num_scheduled is not None and not 1 <= num_scheduled <= self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_scheduled_tokens={num_scheduled}: must be >= 1 and <= "
                 f"max_num_batched_tokens={self.max_num_batched_tokens}, or null for max_num_batched_tokens"
             )
-        if self.max_num_active_seqs is not None and self.max_num_active_seqs < 1:
-            raise ValueError(
-                f"max_num_active_seqs={self.max_num_active_seqs}: must be >= 1, or null for max_num_seqs"
-            )
-        threshold = self.long_prefill_token_threshold
-        if threshold < 0:
-            raise ValueError(f"long_prefill_token_threshold={threshold}: must be >= 0")
-        if self.long_prefill_token_threshold_adaptive and not threshold:
+        if self.long_prefill_token_threshold_adaptive and not self.long_prefill_token_threshold:
             raise ValueError(
                 "long_prefill_token_threshold_adaptive=true with long_prefill_token_threshold=0: there is no "
                 "limit to raise; set long_prefill_token_threshold >= 1"

@@ -12,8 +12,9 @@ until the oldest request's delay is over.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from typing import Annotated
 
+from fieldlimits import NonNegative, Unit
 from policies.batching.static import Static
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -23,7 +24,7 @@ from policies.core.view import StepView
 class Dynamic(Static):
     """Static batches that wait for more requests for a limited time."""
 
-    max_queue_delay_s: float = 0.1
+    max_queue_delay_s: Annotated[NonNegative, Unit("s")] = 0.1
     """Maximum time in seconds for which the oldest waiting request is held back; 0: requests never are."""
 
     def __post_init__(self) -> None:
@@ -33,8 +34,6 @@ class Dynamic(Static):
                 "waits_until_full=true: must be false, as max_queue_delay_s limits the wait; choose "
                 "batching=static"
             )
-        if not 0 <= self.max_queue_delay_s < inf:
-            raise ValueError(f"max_queue_delay_s={self.max_queue_delay_s}: must be >= 0 s and finite")
         if self.batch_size == 1 and self.max_queue_delay_s:
             raise ValueError(
                 f"max_queue_delay_s={self.max_queue_delay_s} with batch_size=1: one request fills the batch, "

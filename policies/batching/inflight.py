@@ -26,7 +26,9 @@ iterations, rounded up.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Checked, NonNegativeInt, OneOf, PositiveInt, Share
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -36,40 +38,23 @@ CAPACITY_SCHEDULER_POLICIES = (GUARANTEED_NO_EVICT, "max_utilization")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InFlight:
+class InFlight(Checked):
     """Decodes and prompts share iterations, within a token budget and a reservation of KV blocks."""
 
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration (max_num_tokens in TensorRT-LLM)."""
-    capacity_scheduler_policy: str = "guaranteed_no_evict"
+    capacity_scheduler_policy: Annotated[str, OneOf(CAPACITY_SCHEDULER_POLICIES)] = "guaranteed_no_evict"
     """Capacity policy: guaranteed_no_evict or max_utilization."""
     enable_chunked_context: bool = True
     """Whether prompts are split into chunks that fit the remaining budget."""
-    batch_wait_timeout_iters: int = 0
+    batch_wait_timeout_iters: NonNegativeInt = 0
     """Maximum number of decode iterations that prompts wait for others; 0: they do not wait."""
-    batch_wait_min_prompts: int = 0
+    batch_wait_min_prompts: NonNegativeInt = 0
     """Waiting prompts that end the wait, such as one per rank of attention data parallelism; 0: no number."""
-    batch_wait_max_tokens_ratio: float = 0.0
+    batch_wait_max_tokens_ratio: Share = 0.0
     """Share of the budget that decodes and prompts must have to end the wait; 0: prompts do not wait."""
     _wait: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     """since: the iteration in which the current wait began."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
-        if self.capacity_scheduler_policy not in CAPACITY_SCHEDULER_POLICIES:
-            raise ValueError(
-                f"capacity_scheduler_policy={self.capacity_scheduler_policy}: must be "
-                f"{' or '.join(CAPACITY_SCHEDULER_POLICIES)}"
-            )
-        if self.batch_wait_timeout_iters < 0:
-            raise ValueError(f"batch_wait_timeout_iters={self.batch_wait_timeout_iters}: must be >= 0")
-        if self.batch_wait_min_prompts < 0:
-            raise ValueError(f"batch_wait_min_prompts={self.batch_wait_min_prompts}: must be >= 0")
-        if not 0 <= self.batch_wait_max_tokens_ratio <= 1:
-            raise ValueError(
-                f"batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio}: must be >= 0 and <= 1"
-            )
 
     @property
     def max_unasked_decodes(self) -> int:

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import Checked, PositiveInt
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneAtATime:
+class OneAtATime(Checked):
     """Starts the next request when the last one has ended."""
 
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration, and thus in one chunk of a prompt."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     @property
     def max_unasked_decodes(self) -> int:

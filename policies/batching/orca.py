@@ -15,21 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import Checked, PositiveInt
 from policies.core.plan import FOREVER
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orca:
+class Orca(Checked):
     """Whole prompts share iterations with decodes."""
 
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Maximum number of requests in an iteration."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be >= 1")
 
     @property
     def max_unasked_decodes(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fieldlimits import PositiveInt
 from policies.batching.chunked import Chunked
 from policies.core.plan import FOREVER
 from policies.core.sequence import DECODING, ENDING
@@ -27,15 +28,10 @@ from policies.core.view import StepView
 class PacedPrefills(Chunked):
     """Chunked prefill in every prefill_schedule_interval-th iteration."""
 
-    prefill_schedule_interval: int = 4
+    prefill_schedule_interval: PositiveInt = 4
     """Iterations from one that may compute prompts to the next; 1: all, as chunked."""
     _saturated: dict[str, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
     """last: whether requests waited after the last iteration that was allowed to compute prompts."""
-
-    def __post_init__(self) -> None:
-        Chunked.__post_init__(self)
-        if self.prefill_schedule_interval < 1:
-            raise ValueError(f"prefill_schedule_interval={self.prefill_schedule_interval}: must be >= 1")
 
     @property
     def max_unasked_decodes(self) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
 from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
@@ -24,26 +25,20 @@ from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartialPrefills:
+class PartialPrefills(Checked):
     """Decodes first, then shares of the budget for prompts in prefill and new ones."""
 
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: PositiveInt = 2048
     """Maximum number of tokens in one iteration."""
-    max_num_partial_prefills: int = 4
+    max_num_partial_prefills: PositiveInt = 4
     """Maximum number of shares into which the budget is split. vLLM's default: 1."""
-    max_long_partial_prefills: int = 1
+    max_long_partial_prefills: PositiveInt = 1
     """Maximum number of long prompts in prefill; other long ones wait, and shorter ones overtake them."""
-    long_prefill_token_threshold: int = 1310
+    long_prefill_token_threshold: NonNegativeInt = 1310
     """Remaining tokens above which a prompt is long. vLLM's default is 4 % of max_model_len (here 32,768)."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold}: must be >= 0"
-            )
+        check(self)
         if self.max_long_partial_prefills > self.max_num_partial_prefills:
             raise ValueError(
                 f"max_long_partial_prefills={self.max_long_partial_prefills}: must be <= "

@@ -12,7 +12,9 @@ chunked. Horizon: as chunked with a threshold; a delay repeats until it ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import NonNegativeInt, PositiveInt, Unit
 from policies.batching.chunked import Chunked
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -22,19 +24,15 @@ from policies.core.view import StepView
 class PrefillDelayer(Chunked):
     """Chunked prefill of as many prompts at once as there are attention ranks."""
 
-    num_ranks: int = 8
+    num_ranks: PositiveInt = 8
     """Number of ranks, attention_data_parallel_size of the run: prompts that are computed at once."""
-    max_delay_passes: int = 30
+    max_delay_passes: Annotated[NonNegativeInt, Unit("iterations")] = 30
     """Maximum number of iterations for which prompts are delayed; 0: none."""
     _waiting_since: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     """Number of the iteration in which the present delay began, by the request that was first then."""
 
     def __post_init__(self) -> None:
         Chunked.__post_init__(self)
-        if self.num_ranks < 1:
-            raise ValueError(f"num_ranks={self.num_ranks}: must be >= 1")
-        if self.max_delay_passes < 0:
-            raise ValueError(f"max_delay_passes={self.max_delay_passes}: must be >= 0 iterations")
         if self.max_num_batched_tokens < self.num_ranks:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= "

@@ -17,23 +17,20 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+from fieldlimits import Checked, PositiveInt
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillOnly:
+class PrefillOnly(Checked):
     """Computes whole prompts; a sequence that has its first token is paused."""
 
     supports_mixed_role: ClassVar[bool] = False
     """Whether an engine with this policy can serve a request from its arrival to its end."""
 
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Pauses sequences that have their first token, then computes prompts."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from fieldlimits import Checked, Positive, PositiveInt, check
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -69,29 +70,23 @@ class _Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sglang:
+class Sglang(Checked):
     """Prompts before decodes; admits by the tokens that requests are expected to need."""
 
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: PositiveInt = 8192
     """Prompt tokens of one iteration, at which a prompt is cut (SGLang's --chunked-prefill-size)."""
     enable_chunked_prefill: bool = True
     """Whether prompts are cut; if not, only max_prefill_tokens limits an iteration."""
-    max_prefill_tokens: int = 16384
+    max_prefill_tokens: PositiveInt = 16384
     """Number of prompt tokens after which an iteration takes no further prompt."""
-    schedule_conservativeness: float = 1.0
+    schedule_conservativeness: Positive = 1.0
     """Factor of the ratio: larger values admit fewer requests, so that fewer are retracted."""
     mixed_chunk: bool = False
     """Whether decodes join iterations with prompts."""
     _state: _State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_prefill_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if not 0 < self.schedule_conservativeness < inf:
-            raise ValueError(
-                f"schedule_conservativeness={self.schedule_conservativeness}: must be > 0 and finite"
-            )
+        check(self)
         if self.mixed_chunk and not self.enable_chunked_prefill:
             raise ValueError("mixed_chunk=true: must be false where enable_chunked_prefill=false")
         object.__setattr__(self, "_state", _State(self._first_ratio))

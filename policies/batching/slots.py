@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fieldlimits import Checked, PositiveInt, check
 from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
@@ -26,17 +27,16 @@ from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slots:
+class Slots(Checked):
     """Generating slots first, then prompts slot by slot."""
 
-    n_parallel: int = 4
+    n_parallel: PositiveInt = 4
     """Number of slots; at most engine.max_num_seqs are used."""
     n_batch: int = 2048
     """Maximum number of tokens in one iteration."""
 
     def __post_init__(self) -> None:
-        if self.n_parallel < 1:
-            raise ValueError(f"n_parallel={self.n_parallel}: must be >= 1")
+        check(self)
         if self.n_batch < self.n_parallel:
             raise ValueError(
                 f"n_batch={self.n_batch}: must be >= n_parallel={self.n_parallel}, one token per slot"

@@ -18,20 +18,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import Checked, PositiveInt
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitFuse:
+class SplitFuse(Checked):
     """Decodes first, then prompts in order, up to a fixed number of tokens."""
 
-    max_num_batched_tokens: int = 768
+    max_num_batched_tokens: PositiveInt = 768
     """Number of tokens with which every forward pass is filled, if there are enough."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Fills a forward pass; if it stays empty although sequences run, preempts them all."""

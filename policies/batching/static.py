@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from fieldlimits import Checked, PositiveInt
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
@@ -31,12 +32,12 @@ def check_traffic_ends(batching: object, driver: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Static:
+class Static(Checked):
     """One batch at a time, which no request joins later."""
 
-    batch_size: int = 32
+    batch_size: PositiveInt = 32
     """Maximum number of sequences in a batch."""
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration, and thus of a batch's prompts together."""
     until_last: bool = False
     """Whether members hold their slots and KV, and their outputs are held back, until the last one ends."""
@@ -44,11 +45,6 @@ class Static:
     waits_until_full: bool = False
     """Whether a batch waits for batch_size requests (or the number of slots); only a simulator knows that no
     more come."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
     @property
     def max_unasked_decodes(self) -> int:

@@ -18,20 +18,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from fieldlimits import Checked, NonNegative, NonNegativeInt, PositiveInt, check
 from policies.core.plan import FOREVER
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tgi:
+class Tgi(Checked):
     """Prompts interrupt decodes when there are enough of them, or when they have waited long enough."""
 
-    waiting_served_ratio: float = 0.3
+    waiting_served_ratio: NonNegative = 0.3
     """Minimum number of requests that join at once, divided by the number of running requests."""
-    max_waiting_tokens: int = 20
+    max_waiting_tokens: NonNegativeInt = 20
     """Number of iterations without a prefill after which any number of requests may join."""
-    max_batch_prefill_tokens: int = 4096
+    max_batch_prefill_tokens: PositiveInt = 4096
     """Maximum number of prompt tokens in one iteration."""
     max_batch_total_tokens: int | None = None
     """Maximum tokens of the running requests, with longest possible outputs; None: nothing is reserved."""
@@ -39,12 +40,7 @@ class Tgi:
     """iteration: that of the last prefill; joined: whether its requests joined a running batch."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.waiting_served_ratio < inf:
-            raise ValueError(f"waiting_served_ratio={self.waiting_served_ratio}: must be >= 0 and finite")
-        if self.max_waiting_tokens < 0:
-            raise ValueError(f"max_waiting_tokens={self.max_waiting_tokens}: must be >= 0")
-        if self.max_batch_prefill_tokens < 1:
-            raise ValueError(f"max_batch_prefill_tokens={self.max_batch_prefill_tokens}: must be >= 1")
+        check(self)
         total = self.max_batch_total_tokens
         if total is not None and total < self.max_batch_prefill_tokens:
             raise ValueError(

@@ -30,9 +30,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, fsum
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from policies.caching.settings import Caching, KvMemory, WeightReads, check_watermark
+from fieldlimits import Ge, Lt, NonNegativeInt, PositiveShare, Share, Unit
+from policies.caching.settings import Caching, KvMemory, WeightReads
 from policies.caching.streaming import LossyPool
 from policies.core.growth import Growth
 from policies.core.sequence import Sequence
@@ -70,31 +71,23 @@ class FastGen(Caching):
 
     changes_outputs: ClassVar[bool] = True
 
-    recovery: float = 0.95
+    recovery: PositiveShare = 0.95
     """Least share of its attention that every head keeps."""
-    num_special_tokens: int = 1
+    num_special_tokens: NonNegativeInt = 1
     """Number of special tokens of a sequence."""
-    punctuation_share: float = 0.1
+    punctuation_share: Share = 0.1
     """Share of the tokens that are punctuation."""
-    frequent_share: float = 0.3
+    frequent_share: Share = 0.3
     """Share of the tokens that heads with the policy `frequent` keep for their attention so far."""
-    local_share: float = 0.3
+    local_share: Share = 0.3
     """Share of the tokens that heads with the policy `local` keep as the last ones."""
     heads: tuple[tuple[float, ...], ...] = ASSUMED_HEADS
     """Kinds of heads: share of the heads; of their attention on special, punctuation, frequent, local."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        if not 0 < self.recovery <= 1:
-            raise ValueError(f"recovery={self.recovery}: must be a share of attention, > 0 and <= 1")
-        if self.num_special_tokens < 0:
-            raise ValueError(f"num_special_tokens={self.num_special_tokens}: must be >= 0")
-        for name in ("punctuation_share", "frequent_share", "local_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a share of the tokens, 0 to 1")
         object.__setattr__(self, "heads", tuple(tuple(kind) for kind in self.heads))
         _check_heads(self.heads)
 

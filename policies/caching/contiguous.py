@@ -26,8 +26,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import OneOf
 from policies.caching.buddy import Buddy
 from policies.caching.pool import BlockPool
 from policies.caching.regions import FirstFit, Region, RegionAllocator
@@ -43,11 +44,11 @@ ALLOCATORS = ("first_fit", "best_fit", "buddy")
 class Contiguous(Caching):
     """Settings of a cache of contiguous regions."""
 
-    reserve: str = "max_model_len"
+    reserve: Annotated[str, OneOf(RESERVES)] = "max_model_len"
     """Number of tokens reserved for a sequence: max_model_len, max_tokens or predicted."""
     pow2_output: bool = False
     """Whether the output tokens reserved are rounded up to a power of two."""
-    allocator: str = "first_fit"
+    allocator: Annotated[str, OneOf(ALLOCATORS)] = "first_fit"
     """Placement of a region: first_fit, best_fit or buddy."""
     moves: bool = False
     """Whether a sequence that cannot grow in place is copied to a longer region; the copy takes no time."""
@@ -56,9 +57,6 @@ class Contiguous(Caching):
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
-        for name, known in (("reserve", RESERVES), ("allocator", ALLOCATORS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)}: must be one of {', '.join(known)}")
         if self.pow2_output and self.reserve == "max_model_len":
             raise ValueError(
                 "pow2_output=True: must be False with reserve=max_model_len, which reserves no output length"

@@ -10,11 +10,12 @@ leaps are short.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Lt, Unit
 from policies.caching.group_pool import GroupPool
 from policies.caching.kv_groups import KvGroup
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +28,8 @@ class KvGroups(Caching):
 
     enable_prefix_caching: bool = True
     """Whether later sequences find the KV of equal prefixes."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        check_watermark(self.watermark)
 
     def pool(self, memory: KvMemory) -> GroupPool:
         """Creates an empty pool."""

@@ -8,10 +8,11 @@ could not admit cannot be admitted while the plan is repeated.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Lt, Unit
 from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +21,7 @@ class Paged(Caching):
 
     holds_states: ClassVar[bool] = True
 
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
     presume_cached: bool = False
     """Whether every full block of a prompt except its last one is assumed to be cached, without a lookup.
@@ -34,10 +35,6 @@ class Paged(Caching):
 
     If not, each has its own copies; the copying takes no time.
     """
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        check_watermark(self.watermark)
 
     def pool(self, memory: KvMemory) -> BlockPool:
         """Creates an empty pool."""

@@ -19,10 +19,11 @@ lengthen it, so that a prompt without room remains without room.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Gt, Lt, Unit
 from policies.caching.prefix_pool import PrefixPool
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,23 +33,15 @@ class PrefixCaching(Caching):
     holds_states: ClassVar[bool] = True
     finds_prefixes: ClassVar[bool] = True
 
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
-    pin_s: float = 300.0
+    pin_s: Annotated[float, Gt(0), Unit("s")] = 300.0
     """Seconds for which a pinned prefix is kept after its last use (`Prompt.num_pinned`)."""
-    max_pinned_share: float = 0.0
+    max_pinned_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that is reserved for pinned prefixes; sequences cannot use it.
 
     A prefix that does not fit is not pinned.
     """
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        if not self.pin_s > 0:
-            raise ValueError(f"pin_s={self.pin_s}: must be > 0 s")
-        if not 0 <= self.max_pinned_share < 1:
-            raise ValueError(f"max_pinned_share={self.max_pinned_share}: must be >= 0 and < 1")
 
     def pool(self, memory: KvMemory) -> PrefixPool:
         """Creates an empty pool."""

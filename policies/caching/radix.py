@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Lt, OneOf, Unit
 from policies.caching.content import all_segments, of_rank, prompt_segments
 from policies.caching.content_listener import ContentListener
 from policies.caching.eviction import Eviction
@@ -29,7 +30,7 @@ from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool
 from policies.caching.radix_node import Node, Segments
 from policies.caching.radix_tree import Lookup, RadixTree
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory
 from policies.core.request import Request
 from policies.core.sequence import WAITING, Sequence
 
@@ -54,16 +55,10 @@ class Radix(Caching):
 
     block_size: int = 1
     """Tokens per block, and the granularity of reuse (SGLang's page size)."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
-    eviction: str = "lru"
+    eviction: Annotated[str, OneOf(EVICTIONS)] = "lru"
     """Eviction order of leaves: lru, lfu, fifo, size_aware, two_q, s3_fifo, priority; belady (offline)."""
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        if self.eviction not in EVICTIONS:
-            raise ValueError(f"eviction={self.eviction}: must be one of {', '.join(EVICTIONS)}")
 
     @property
     def needs_future(self) -> bool:

@@ -25,9 +25,10 @@ which a budget is full.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.caching.settings import Caching, KvMemory, WeightReads, check_watermark
+from fieldlimits import Ge, Lt, NonNegativeInt, PositiveInt, Unit
+from policies.caching.settings import Caching, KvMemory, WeightReads
 from policies.caching.streaming import LossyPool, WindowPool
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
@@ -39,20 +40,12 @@ class H2o(Caching):
 
     changes_outputs: ClassVar[bool] = True
 
-    num_heavy_tokens: int = 1024
+    num_heavy_tokens: NonNegativeInt = 1024
     """Number of heavy hitters that are kept."""
-    num_recent_tokens: int = 1024
+    num_recent_tokens: PositiveInt = 1024
     """Number of last tokens that are kept, the one being computed included."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        if self.num_heavy_tokens < 0:
-            raise ValueError(f"num_heavy_tokens={self.num_heavy_tokens}: must be >= 0")
-        if self.num_recent_tokens < 1:
-            raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
     @property
     def weight_reads(self) -> WeightReads:
@@ -72,19 +65,15 @@ class SnapKv(Caching):
 
     changes_outputs: ClassVar[bool] = True
 
-    num_kept_tokens: int = 1024
+    num_kept_tokens: PositiveInt = 1024
     """Number of tokens of a prompt that are kept, including the window that selects them."""
-    num_window_tokens: int = 32
+    num_window_tokens: PositiveInt = 32
     """Number of last tokens of a prompt, the observation window, whose attention selects the others."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        for name in ("num_kept_tokens", "num_window_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
         if self.num_window_tokens > self.num_kept_tokens:
             raise ValueError(
                 f"num_window_tokens={self.num_window_tokens}: must be at most num_kept_tokens="

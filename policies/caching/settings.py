@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
+from fieldlimits import Checked, PositiveInt, Unit
 from policies.caching.eviction.future import FutureUses
 from policies.caching.kv_groups import KvGroup
 from policies.caching.pool import BlockPool
@@ -35,7 +36,7 @@ class WeightReads(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caching:
+class Caching(Checked):
     """Settings of a cache. A policy overrides `pool` and further methods as needed."""
 
     changes_outputs: ClassVar[bool] = False
@@ -47,12 +48,8 @@ class Caching:
     finds_prefixes: ClassVar[bool] = False
     """Whether later sequences find the KV of equal prefixes."""
 
-    block_size: int = 16
+    block_size: Annotated[PositiveInt, Unit("token")] = 16
     """Tokens per block."""
-
-    def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size={self.block_size}: must be >= 1 token")
 
     @property
     def needs_predictor(self) -> bool:
@@ -92,9 +89,3 @@ def pool_of(caching: Caching, memory: KvMemory) -> BlockPool:
         raise returned(caching, "pool", pool, "must return a policies.caching.pool.BlockPool")
     pool.num_state_blocks = memory.state_blocks
     return pool
-
-
-def check_watermark(watermark: float) -> None:
-    """Raises ValueError unless watermark is a share >= 0 and < 1."""
-    if not 0 <= watermark < 1:
-        raise ValueError(f"watermark={watermark}: must be >= 0 and < 1 (a share of all blocks)")

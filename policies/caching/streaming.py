@@ -18,10 +18,11 @@ is full.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Lt, NonNegativeInt, PositiveInt, Unit
 from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
 
@@ -35,20 +36,12 @@ class StreamingLlm(Caching):
 
     changes_outputs: ClassVar[bool] = True
 
-    num_sink_tokens: int = 4
+    num_sink_tokens: NonNegativeInt = 4
     """Number of first tokens that are always kept."""
-    num_recent_tokens: int = 2044
+    num_recent_tokens: PositiveInt = 2044
     """Number of last tokens that are kept, the one being computed included."""
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        if self.num_sink_tokens < 0:
-            raise ValueError(f"num_sink_tokens={self.num_sink_tokens}: must be >= 0")
-        if self.num_recent_tokens < 1:
-            raise ValueError(f"num_recent_tokens={self.num_recent_tokens}: must be >= 1")
 
     def pool(self, memory: KvMemory) -> WindowPool:
         """Creates an empty pool."""

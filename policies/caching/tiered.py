@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Lt, NonNegative, OneOf, PositiveInt, Unit
 from policies.caching.content import Places
 from policies.caching.content_listener import ContentListener
 from policies.caching.prefix_pool import PrefixPool
 from policies.caching.reporting_tier import ReportingTier
 from policies.caching.runs import Holding, Run, Runs
-from policies.caching.settings import Caching, KvMemory, check_watermark
+from policies.caching.settings import Caching, KvMemory
 from policies.caching.tier import Piece, Tier
 from policies.caching.tier_ledger import TierLedger
 from policies.core.plan import Content, Transfer
@@ -39,32 +40,24 @@ class Tiered(Caching):
     holds_states: ClassVar[bool] = True
     finds_prefixes: ClassVar[bool] = True
 
-    watermark: float = 0.0
+    watermark: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.0
     """Share of all blocks that an admission must leave free while other sequences run."""
-    host_gib: float = 64.0
+    host_gib: Annotated[NonNegative, Unit("GiB")] = 64.0
     """Host memory for KV, in GiB per GPU."""
-    disk_gib: float = 0.0
+    disk_gib: Annotated[NonNegative, Unit("GiB")] = 0.0
     """Disk space for KV, in GiB per GPU."""
-    write: str = "back"
+    write: Annotated[str, OneOf(("back", "through"))] = "back"
     """Time of the copy to lower tiers: back (when evicted) or through (when computed)."""
-    min_load_tokens: int = 256
+    min_load_tokens: Annotated[PositiveInt, Unit("token")] = 256
     """Minimum number of tokens to load; fewer tokens are recomputed instead."""
 
     def __post_init__(self) -> None:
         Caching.__post_init__(self)
-        check_watermark(self.watermark)
-        if self.write not in ("back", "through"):
-            raise ValueError(f"write={self.write}: must be back or through")
-        for name in ("host_gib", "disk_gib"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 GiB")
         if self.disk_gib and not self.host_gib:
             raise ValueError(
                 f"host_gib=0, disk_gib={self.disk_gib:g}: KV reaches the disk through host memory; set "
                 "host_gib > 0, or disk_gib=0"
             )
-        if self.min_load_tokens < 1:
-            raise ValueError(f"min_load_tokens={self.min_load_tokens}: must be >= 1 token")
 
     @property
     def tiers_gib(self) -> tuple[float, float]:

@@ -30,8 +30,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
+from fieldlimits import Checked, OneOf, PositiveInt
 from policies.batching import Batching, max_unasked_of
 from policies.caching.content import of_rank as content_of_rank
 from policies.caching.pool import BlockPool
@@ -67,20 +68,11 @@ class DividesLimits(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataParallel:
+class DataParallel(Checked):
     """Settings of the ranks of an engine."""
 
-    size: int = 1
-    load_balance_method: str = "total_requests"
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size={self.size}: must be >= 1")
-        if self.load_balance_method not in LOAD_BALANCE_METHODS:
-            raise ValueError(
-                f"load_balance_method={self.load_balance_method}: must be one of "
-                f"{', '.join(LOAD_BALANCE_METHODS)}"
-            )
+    size: PositiveInt = 1
+    load_balance_method: Annotated[str, OneOf(LOAD_BALANCE_METHODS)] = "total_requests"
 
 
 def of_rank(batching: Batching, size: int) -> Batching:

@@ -24,20 +24,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Annotated, Literal
 
+from fieldlimits import Checked, Ge, NonNegative, Positive, PositiveInt, Unit, check
 from policies.migration import MovableRequest, Move, ReplicaLoad
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Llumnix:
+class Llumnix(Checked):
     """Moves requests to balance freeness. Defaults are those of the paper's artifact, in tokens."""
 
-    interval_s: float = 0.15
+    interval_s: Annotated[Positive, Unit("s"), "or choose migration=none"] = 0.15
     """Seconds between two decisions."""
-    out_below_tokens: float = 48.0
+    out_below_tokens: Annotated[NonNegative, Unit("tokens")] = 48.0
     """Freeness in tokens per request below which a replica is a source."""
-    in_above_tokens: float = 48.0
+    in_above_tokens: Annotated[NonNegative, Unit("tokens")] = 48.0
     """Freeness above which a replica is a target."""
     queue: Literal["all", "first"] = "all"
     """Waiting requests whose memory counts: all, as in the artifact, or the first, as in the paper."""
@@ -45,35 +46,19 @@ class Llumnix:
     """Which request of a source moves: the one that was admitted last, or by its tokens with KV."""
     urgent_priority: int | None = None
     """Requests with this priority or a smaller one are urgent and do not move; null: none is."""
-    priority_load_tokens: int = 1600
+    priority_load_tokens: Annotated[PositiveInt, Unit("token")] = 1600
     """Tokens of KV beyond which a replica with urgent requests counts as full."""
-    last_stage_tokens: int = 256
+    last_stage_tokens: Annotated[PositiveInt, Unit("token")] = 256
     """Tokens that may be copied while the request stands still: 16 blocks of 16, as in Llumnix's code."""
-    max_stages: int = 3
+    max_stages: Annotated[int, Ge(2), "as the first does not stop a request"] = 3
     """Maximum number of stages of a copy."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.interval_s < inf:
-            raise ValueError(
-                f"interval_s={self.interval_s}: must be a finite number > 0 s; or choose migration=none"
-            )
-        for name in ("out_below_tokens", "in_above_tokens"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0 tokens")
+        check(self)
         if self.in_above_tokens < self.out_below_tokens:
             raise ValueError(
                 f"in_above_tokens={self.in_above_tokens}: must be >= out_below_tokens="
                 f"{self.out_below_tokens}, else a replica could be both source and target"
-            )
-        for name, options in (("queue", ("all", "first")), ("moves_first", ("last", "shortest", "longest"))):
-            if getattr(self, name) not in options:
-                raise ValueError(f"{name}={getattr(self, name)}: must be one of {', '.join(options)}")
-        for name in ("last_stage_tokens", "priority_load_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1 token")
-        if self.max_stages < 2:
-            raise ValueError(
-                f"max_stages={self.max_stages}: must be >= 2, as the first does not stop a request"
             )
 
     def freeness(self, replica: ReplicaLoad) -> float:

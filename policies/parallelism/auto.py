@@ -22,6 +22,7 @@ from enum import Enum
 from math import inf
 from typing import NamedTuple
 
+from fieldlimits import Checked, PositiveInt
 from policies.parallelism import ALONE, Estimate, Facts, Figures, LayoutChoice, Load, Sizes
 
 MIN_RING_TOKENS = 2048
@@ -49,23 +50,18 @@ class Candidate(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Auto:
+class Auto(Checked):
     """Best layout by objective; of equals the fewest GPUs, then the least pipeline parallelism."""
 
-    devices: int = 8
+    devices: PositiveInt = 8
     """GPUs of one replica: all of them for latency and throughput, at most this number for cost and slo."""
     objective: Objective = Objective.latency
-    prompt_tokens: int = 1024
+    prompt_tokens: PositiveInt = 1024
     """Prompt tokens of the requests for which layouts are evaluated."""
-    output_tokens: int = 256
+    output_tokens: PositiveInt = 256
     """Output tokens of these requests."""
-    num_seqs: int = 1
+    num_seqs: PositiveInt = 1
     """Minimum number of concurrent sequences."""
-
-    def __post_init__(self) -> None:
-        for name in ("devices", "prompt_tokens", "output_tokens", "num_seqs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
         """Returns the best layout. Raises ValueError if none fits into memory, or none meets the SLO."""

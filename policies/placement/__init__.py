@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from math import inf
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from fieldlimits import Checked, Ge, Lt, NonNegative, NonNegativeInt, PositiveInt, check
 
 
 class Objective(Enum):
@@ -17,24 +18,18 @@ class Objective(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class Pool(Checked):
     """GPUs of one type."""
 
     name: str
-    count: int
+    count: NonNegativeInt
     """Number of available GPUs; for objective cost the maximum number that could be rented."""
     memory_bytes: float
     """Memory of each GPU for replicas, in bytes."""
     usd_per_hour: float = 0.0
     gpus_per_node: int = 8
-    switch_share: float = 0.0
+    switch_share: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Share of a GPU's time that is lost to context switches while several replicas are busy on it."""
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"gpus: count={self.count} of {self.name}: must be >= 0")
-        if not 0 <= self.switch_share < 1:
-            raise ValueError(f"switch_share={self.switch_share}: must be >= 0 and < 1")
 
     @property
     def nodes(self) -> list[int]:
@@ -44,22 +39,14 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
+class Demand(Checked):
     """Demand for one model."""
 
     model: str
-    rate: float | None = None
+    rate: Annotated[NonNegative | None, "null for no limit"] = None
     """Demand in output tokens/s (or another unit, the same for all rates); None: as much as possible."""
-    value: float = 1.0
+    value: NonNegative = 1.0
     """Value of one output token (or other unit)."""
-
-    def __post_init__(self) -> None:
-        if self.rate is not None and not 0 <= self.rate < inf:
-            raise ValueError(
-                f"models: demand={self.rate} of {self.model}: must be >= 0, or null for no limit"
-            )
-        if not 0 <= self.value < inf:
-            raise ValueError(f"models: value={self.value} of {self.model}: must be >= 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +68,7 @@ class Hosting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class Problem(Checked):
     """A placement problem: GPUs, demands and possible replicas."""
 
     pools: tuple[Pool, ...]
@@ -89,13 +76,12 @@ class Problem:
     hostings: tuple[Hosting, ...]
     """Possible replicas; a model without a hosting on a pool cannot be placed there."""
     objective: Objective = Objective.value
-    max_models_per_gpu: int = 1
+    max_models_per_gpu: PositiveInt = 1
     time_shared: bool = True
     """Whether the replicas of a GPU share its time; if False, each serves its full rate."""
 
     def __post_init__(self) -> None:
-        if self.max_models_per_gpu < 1:
-            raise ValueError(f"max_models_per_gpu={self.max_models_per_gpu}: must be >= 1")
+        check(self)
         if not any(pool.count for pool in self.pools):
             raise ValueError(
                 "gpus=[]: must have a GPU with count >= 1, for example gpus=[{name:h100_sxm,count:2}]"

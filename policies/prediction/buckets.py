@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
+from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.prediction import require_truth, within_limits
 from policies.prediction.draws import uniform
@@ -28,12 +29,12 @@ _MAX_SUM_ERROR = 1e-6  # of a row of the matrix: rounding errors are allowed, a 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BucketClassifier:
+class BucketClassifier(Checked):
     """Predicts the upper bound of the bucket into which it classifies the output."""
 
     upper_bounds: tuple[int, ...] = (205, 410, 614, 819, 1024, 1229, 1434, 1638, 1843, 2048)
     """Longest output of each bucket, in tokens, ascending."""
-    accuracy: float | None = None
+    accuracy: Share | None = None
     """Share of each bucket that is classified correctly; the rest is classified as the neighbouring buckets.
 
     None: confusion is used, or 0.7713 (S3) if that is not given either.
@@ -47,12 +48,11 @@ class BucketClassifier:
     needs_truth: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check(self)
         _check_bounds(self.upper_bounds)
         num_buckets = len(self.upper_bounds)
         if self.confusion is None:
             accuracy = S3_ACCURACY if self.accuracy is None else self.accuracy
-            if not 0 <= accuracy <= 1:
-                raise ValueError(f"accuracy={accuracy}: must be a share, >= 0 and <= 1")
             confusion = _mistaken_for_neighbours(num_buckets, accuracy)
         elif self.accuracy is None:
             _check_confusion(self.confusion, num_buckets)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar
 
+from fieldlimits import Checked, PositiveInt, PositiveShare, check
 from policies.core.request import Request
 from policies.prediction import within_limits
 
@@ -48,27 +49,23 @@ class _Seen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunningHistogram:
+class RunningHistogram(Checked):
     """Quantile over a sliding window of the tenant's outputs; of all tenants' while the tenant is new."""
 
-    quantile: float = 0.5
+    quantile: PositiveShare = 0.5
     """Share of the outputs in the window that are not longer than the prediction."""
-    window: int = 1000
+    window: PositiveInt = 1000
     """Number of outputs in the window of each tenant, and in that of all tenants together."""
-    min_observations: int = 10
+    min_observations: PositiveInt = 10
     """Number of outputs of a tenant from which its own window is used, instead of that of all tenants."""
-    initial_tokens: int = 256
+    initial_tokens: PositiveInt = 256
     """Prediction in tokens before the first request has finished."""
     _seen: _Seen = field(default_factory=_Seen, init=False, repr=False)
 
     needs_truth: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.quantile <= 1:
-            raise ValueError(f"quantile={self.quantile}: must be a share, > 0 and <= 1")
-        for name in ("window", "min_observations", "initial_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        check(self)
         if self.min_observations > self.window:
             raise ValueError(
                 f"min_observations={self.min_observations}: must be <= window={self.window}, "

@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, Ge, Le
 from policies.core.request import Request
 from policies.prediction import require_truth, within_limits
 from policies.prediction.draws import uniform
@@ -25,22 +26,17 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OracleWithNoise:
+class OracleWithNoise(Checked):
     """Predicts the true length with an error from a known distribution."""
 
-    error: float = 0.5
+    error: Annotated[
+        float, Ge(0), Le(3), "with 3, every third prediction is wrong by more than a factor of 20"
+    ] = 0.5
     """Standard deviation of log(predicted / true); 0: always exact."""
     seed: int = 0
     """Seed of the errors."""
 
     needs_truth: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.error <= 3:
-            raise ValueError(
-                f"error={self.error}: must be >= 0 and <= 3; with 3, every third prediction is wrong "
-                "by more than a factor of 20"
-            )
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
         """Returns the true length times the error."""

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import exp, inf, log
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, Ge, PositiveInt
 from policies.core.request import Request
 from policies.prediction import within_limits
 
@@ -52,24 +53,16 @@ class _Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptLengthRegression:
+class PromptLengthRegression(Checked):
     """Regression line of all requests, updated by every finished one."""
 
-    min_observations: int = 30
+    min_observations: Annotated[int, Ge(2), "as a line needs two points"] = 30
     """Number of finished requests from which the line is used."""
-    initial_tokens: int = 256
+    initial_tokens: PositiveInt = 256
     """Prediction in tokens until then."""
     _line: _Line = field(default_factory=_Line, init=False, repr=False)
 
     needs_truth: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.min_observations < 2:
-            raise ValueError(
-                f"min_observations={self.min_observations}: must be >= 2, as a line needs two points"
-            )
-        if self.initial_tokens < 1:
-            raise ValueError(f"initial_tokens={self.initial_tokens}: must be >= 1")
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
         """Returns the line's value at the prompt's length, or initial_tokens while it has too few points."""

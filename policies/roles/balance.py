@@ -13,33 +13,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated
 
+from fieldlimits import Checked, NonNegative, Positive, PositiveInt, PositiveShare, Unit
 from policies.roles import ReplicaLoad, Switch
 
 
 @dataclass(kw_only=True, slots=True)
-class Balance:
+class Balance(Checked):
     """Balances the two pools. Ties go to the replica of the smallest number."""
 
-    interval_s: float = 1.0
+    interval_s: Annotated[Positive, Unit("s")] = 1.0
     """Seconds between two decisions."""
-    max_backlog_tokens: int = 16_384
+    max_backlog_tokens: Annotated[PositiveInt, Unit("token")] = 16_384
     """Queued prompt tokens per prefill replica, on average, above which the prefill pool is overloaded."""
-    max_kv_share: float = 0.8
+    max_kv_share: PositiveShare = 0.8
     """Average share of KV memory in use above which the decode pool is overloaded."""
-    rest_s: float = 10.0
+    rest_s: Annotated[NonNegative, Unit("s")] = 10.0
     """Seconds after a change during which no other is made."""
     _rests_until_s: float = field(init=False, default=-inf, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.interval_s < inf:
-            raise ValueError(f"interval_s={self.interval_s}: must be a finite number > 0 s")
-        if self.max_backlog_tokens < 1:
-            raise ValueError(f"max_backlog_tokens={self.max_backlog_tokens}: must be >= 1 token")
-        if not 0 < self.max_kv_share <= 1:
-            raise ValueError(f"max_kv_share={self.max_kv_share}: must be > 0 and <= 1")
-        if not 0 <= self.rest_s < inf:
-            raise ValueError(f"rest_s={self.rest_s}: must be a finite number >= 0 s")
 
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
         """Returns the replica that changes to the overloaded pool, or None."""

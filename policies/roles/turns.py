@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated
+
+from fieldlimits import Checked, NonNegative, OneOf, Unit, check
 
 LEVELS = (None, 1, 2)
 DEFAULT_TURN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
+class Turns(Checked):
     """Settings of turns, and the decision about the next one."""
 
-    sleep_level: int | None = None
+    sleep_level: Annotated[int | None, OneOf(LEVELS)] = None
     """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has GPUs of its own."""
-    min_turn_s: float = DEFAULT_TURN_S
+    min_turn_s: Annotated[NonNegative, Unit("s")] = DEFAULT_TURN_S
     """Seconds after which a turn ends although the model has requests, if another one has some, too."""
 
     def __post_init__(self) -> None:
-        if self.sleep_level not in LEVELS:
-            raise ValueError(f"sleep_level={self.sleep_level}: must be 1, 2 or null")
-        if not 0 <= self.min_turn_s < inf:
-            raise ValueError(f"min_turn_s={self.min_turn_s}: must be a finite number >= 0 s")
+        check(self)
         if self.sleep_level is None and self.min_turn_s != DEFAULT_TURN_S:
             raise ValueError(
                 f"min_turn_s={self.min_turn_s:g}, sleep_level=null: no model takes turns; set "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Protocol, TypeVar
 
 from policies.core.request import Request
@@ -161,12 +160,6 @@ COUNTS = {"requests": "num_outstanding", "tokens": "num_outstanding_tokens"}
 """Allowed values of `count` in policies that compare loads; each with the attribute of `ReplicaView`."""
 
 
-def check_count(count: str) -> None:
-    """Raises ValueError unless count is a key of COUNTS."""
-    if count not in COUNTS:
-        raise ValueError(f"count={count}: must be one of {', '.join(COUNTS)}")
-
-
 def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> None:
     """Raises ValueError unless there is one value per replica, or none at all."""
     if values and len(values) != num_replicas:
@@ -174,10 +167,3 @@ def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> N
             f"{name}={list(values)}: must have {num_replicas} values, one per replica, found {len(values)}; "
             "[] gives all replicas equal values"
         )
-
-
-def check_positive(name: str, values: Sequence[float]) -> None:
-    """Raises ValueError unless all values are finite and > 0."""
-    for index, value in enumerate(values):
-        if not 0 < value < inf:
-            raise ValueError(f"{name}[{index}]={value}: must be a finite number > 0")

@@ -11,24 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, NonNegativeInt, Unit
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterAffinity:
+class AdapterAffinity(Checked):
     """Least loaded replica with the adapter. Ties go to the smallest index. Reads all replicas."""
 
-    max_excess: int = 8
+    max_excess: Annotated[NonNegativeInt, Unit("requests")] = 8
     """Number of outstanding requests that a replica may have more than the least loaded one and be chosen."""
 
     keeps_together: ClassVar[str] = "adapter"
-
-    def __post_init__(self) -> None:
-        if self.max_excess < 0:
-            raise ValueError(f"max_excess={self.max_excess}: must be >= 0 requests")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the least loaded replica with the adapter; the least loaded of all if that is too full."""

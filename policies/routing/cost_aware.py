@@ -9,27 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Checked, Positive, Unit, check
 from policies.core.request import Request
 from policies.routing import ReplicaView
-from policies.routing.ttft_estimates import TtftEstimates, check_target
+from policies.routing.ttft_estimates import TtftEstimates
 
 
 @dataclass(kw_only=True, slots=True)
-class CostAware:
+class CostAware(Checked):
     """Cheapest replica within the TTFT target. Ties: least estimate, then smallest index.
 
     Reads all queues.
     """
 
-    ttft_s: float = 1.0
+    ttft_s: Annotated[Positive, Unit("s")] = 1.0
     """TTFT target in seconds."""
-    initial_tokens_per_s: float = 10_000.0
+    initial_tokens_per_s: Annotated[Positive, Unit("tokens/s")] = 10_000.0
     """Prefill rate of a replica in tokens per second, until one is measured."""
     _estimates: TtftEstimates = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_target(self.ttft_s, self.initial_tokens_per_s)
+        check(self)
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:

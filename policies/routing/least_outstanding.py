@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import Checked, OneOf
 from policies.core.request import Request
-from policies.routing import COUNTS, ReplicaView, check_count
+from policies.routing import COUNTS, ReplicaView
 from policies.routing.loads import counts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeastOutstanding:
+class LeastOutstanding(Checked):
     """Fewest outstanding requests or tokens. Ties go to the smallest index. Reads all replicas."""
 
-    count: str = "requests"
+    count: Annotated[str, OneOf(COUNTS)] = "requests"
     """The load that is compared: requests, or tokens (of their prompts)."""
-
-    def __post_init__(self) -> None:
-        check_count(self.count)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica with the fewest outstanding requests or tokens."""

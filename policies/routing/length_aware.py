@@ -14,23 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, PositiveInt, Unit
 from policies.core.request import Request
 from policies.prediction.draws import uniform
 from policies.routing import ReplicaView
 
 
 @dataclass(kw_only=True, slots=True)
-class LengthAware:
+class LengthAware(Checked):
     """Smallest share of heavy requests. Ties: fewest outstanding, then drawn first. Reads all replicas."""
 
     reads_signals: ClassVar[bool] = True
     needs_predictor: ClassVar[bool] = True
 
-    heavy_tokens: int = 128
+    heavy_tokens: Annotated[PositiveInt, Unit("output token")] = 128
     """Output tokens above which a request is heavy: ShareGPT's median (TetriInfer, section 2.2.2)."""
-    num_choices: int = 2
+    num_choices: Annotated[PositiveInt, Unit("replica")] = 2
     """Number of distinct replicas with enough free memory that are compared."""
     seed: int = 0
     """Seed of the draws."""
@@ -38,12 +39,6 @@ class LengthAware:
     _num_light: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _predicted: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
     _sent: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.heavy_tokens < 1:
-            raise ValueError(f"heavy_tokens={self.heavy_tokens}: must be >= 1 output token")
-        if self.num_choices < 1:
-            raise ValueError(f"num_choices={self.num_choices}: must be >= 1 replica")
 
     def on_predicted(self, request: Request, num_tokens: int) -> None:
         """Records the output length predicted by the service's predictor; called before `choose`."""

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import Checked, OneOf, PositiveInt, Unit
 from policies.core.request import Request
 from policies.prediction.draws import uniform
-from policies.routing import COUNTS, ReplicaView, check_count
+from policies.routing import COUNTS, ReplicaView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PowerOfTwo:
+class PowerOfTwo(Checked):
     """Least loaded of num_choices random replicas. Ties go to the replica drawn first. Reads only these."""
 
-    num_choices: int = 2
+    num_choices: Annotated[PositiveInt, Unit("replica")] = 2
     """Number of distinct replicas that are compared; if fewer accept requests, all of them are."""
-    count: str = "requests"
+    count: Annotated[str, OneOf(COUNTS)] = "requests"
     """The load that is compared: outstanding requests, or tokens (of their prompts)."""
     seed: int = 0
     """Seed of the draws."""
-
-    def __post_init__(self) -> None:
-        if self.num_choices < 1:
-            raise ValueError(f"num_choices={self.num_choices}: must be >= 1 replica")
-        check_count(self.count)
 
     def check(self, num_replicas: int) -> None:
         """Raises ValueError if there are fewer replicas than choices."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, Ge, NonNegativeInt, PositiveInt, Share, Unit, check
 from policies.caching.content import prompt_segments
 from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
@@ -26,16 +27,16 @@ from policies.routing.prefix_tree import PrefixTree
 
 
 @dataclass(kw_only=True, slots=True)
-class PrefixAffinity:
+class PrefixAffinity(Checked):
     """Longest matching prefix. Reads only the outstanding requests of all replicas."""
 
-    cache_threshold: float = 0.3
+    cache_threshold: Share = 0.3
     """Share of the prompt that must match."""
-    balance_abs_threshold: int = 64
+    balance_abs_threshold: Annotated[NonNegativeInt, Unit("requests")] = 64
     """Outstanding requests by which the most loaded replica may exceed the least loaded."""
-    balance_rel_threshold: float = 1.5
+    balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
     """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
-    max_tree_tokens: int = 2**24
+    max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
     """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
     keeps_together: ClassVar[str] = "prefix"
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
@@ -43,14 +44,7 @@ class PrefixAffinity:
     _tree: PrefixTree = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cache_threshold <= 1:
-            raise ValueError(f"cache_threshold={self.cache_threshold}: must be >= 0 and <= 1, a share")
-        if self.balance_abs_threshold < 0:
-            raise ValueError(f"balance_abs_threshold={self.balance_abs_threshold}: must be >= 0 requests")
-        if not self.balance_rel_threshold >= 1:
-            raise ValueError(f"balance_rel_threshold={self.balance_rel_threshold}: must be >= 1, a ratio")
-        if self.max_tree_tokens < 1:
-            raise ValueError(f"max_tree_tokens={self.max_tree_tokens}: must be >= 1 token")
+        check(self)
         self._tree = PrefixTree(self.max_tree_tokens)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:

@@ -13,29 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
+from fieldlimits import Checked, NonNegative
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PrefixIndex:
+class PrefixIndex(Checked):
     """Least cost of computation and load. Ties go to the smallest index.
 
     Reads loads and caches of all replicas.
     """
 
-    overlap_weight: float = 1.0
+    overlap_weight: NonNegative = 1.0
     """Weight of tokens to compute relative to outstanding tokens; Dynamo's default is 1."""
 
     keeps_together: ClassVar[str] = "prefix"
     reads_caches: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.overlap_weight < inf:
-            raise ValueError(f"overlap_weight={self.overlap_weight}: must be a finite number >= 0")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica of least cost."""

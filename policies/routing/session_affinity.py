@@ -17,30 +17,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil, inf, isinf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, Gt, PositiveInt
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
 
 @dataclass(kw_only=True, slots=True)
-class SessionAffinity:
+class SessionAffinity(Checked):
     """Consistent hashing of sessions. Reads outstanding requests of all replicas; none with max_load=inf."""
 
-    max_load: float = 1.25
+    max_load: Annotated[float, Gt(1), "inf for no bound"] = 1.25
     """Maximum outstanding requests of a replica, divided by the mean of all; inf: no bound."""
-    num_points: int = 100
+    num_points: PositiveInt = 100
     """Number of points of each replica on the ring; more points make the shares more even."""
     keeps_together: ClassVar[str] = "session"
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _ring: list[tuple[int, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Sorted hashes, each with the position of its replica."""
-
-    def __post_init__(self) -> None:
-        if not self.max_load > 1:
-            raise ValueError(f"max_load={self.max_load}: must be > 1 (times the mean); inf for no bound")
-        if self.num_points < 1:
-            raise ValueError(f"num_points={self.num_points}: must be >= 1")
 
     @property
     def reads_replicas(self) -> bool:

@@ -11,28 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Checked, OneOf, Positive, Unit, check
 from policies.core.request import Request
 from policies.routing import ReplicaView
-from policies.routing.ttft_estimates import TtftEstimates, check_target
+from policies.routing.ttft_estimates import TtftEstimates
 
 
 @dataclass(kw_only=True, slots=True)
-class SloAware:
+class SloAware(Checked):
     """A replica that meets a TTFT target. Ties go to the smallest index. Reads the queues of all replicas."""
 
-    ttft_s: float = 1.0
+    ttft_s: Annotated[Positive, Unit("s")] = 1.0
     """TTFT target in seconds."""
-    headroom: str = "least"
+    headroom: Annotated[str, OneOf(("least", "most"))] = "least"
     """The replica chosen among those that meet the target: the one with the least or the most headroom."""
-    initial_tokens_per_s: float = 10_000.0
+    initial_tokens_per_s: Annotated[Positive, Unit("tokens/s")] = 10_000.0
     """Prefill rate of a replica in tokens per second, until one is measured."""
     _estimates: TtftEstimates = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_target(self.ttft_s, self.initial_tokens_per_s)
-        if self.headroom not in ("least", "most"):
-            raise ValueError(f"headroom={self.headroom}: must be one of least, most")
+        check(self)
         self._estimates = TtftEstimates(self.initial_tokens_per_s)
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:

@@ -10,7 +10,6 @@ is initial_tokens_per_s. The rate thus includes the average effects of cache hit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from policies.core.request import Request
 from policies.routing import ReplicaView
@@ -56,13 +55,3 @@ class TtftEstimates:
     def ended(self, request: Request) -> None:
         """Removes a request that has ended, perhaps before its first token."""
         self._awaited.pop(request.request_id, None)
-
-
-def check_target(ttft_s: float, initial_tokens_per_s: float) -> None:
-    """Raises ValueError for targets or rates that are not finite and > 0."""
-    if not 0 < ttft_s < inf:
-        raise ValueError(f"ttft_s={ttft_s}: must be a finite number > 0 s")
-    if not 0 < initial_tokens_per_s < inf:
-        raise ValueError(
-            f"initial_tokens_per_s={initial_tokens_per_s}: must be a finite number > 0 tokens per second"
-        )

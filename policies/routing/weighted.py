@@ -15,24 +15,22 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, Positive
 from policies.core.request import Request
-from policies.routing import ReplicaView, check_by_replica, check_positive
+from policies.routing import ReplicaView, check_by_replica
 
 
 @dataclass(kw_only=True, slots=True)
-class Weighted:
+class Weighted(Checked):
     """Fixed shares by weight. Reads no replica; a choice costs the logarithm of their number."""
 
-    weights: tuple[float, ...] = ()
+    weights: tuple[Positive, ...] = ()
     """Weight of each replica, by its index; empty: all equal. Replicas that are added later have weight 1."""
     _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
     _due: list[tuple[float, int]] = field(init=False, default_factory=list, repr=False, compare=False)
     """Heap of (virtual time at which a replica is due, its position)."""
 
     reads_replicas: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_positive("weights", self.weights)
 
     def check(self, num_replicas: int) -> None:
         """Raises ValueError unless there is one weight per replica, or none at all."""

@@ -16,29 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
+from fieldlimits import Checked, NonNegative
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WeightedScore:
+class WeightedScore(Checked):
     """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas."""
 
-    prefix_weight: float = 3.0
-    queue_weight: float = 2.0
-    kv_weight: float = 2.0
+    prefix_weight: NonNegative = 3.0
+    queue_weight: NonNegative = 2.0
+    kv_weight: NonNegative = 2.0
 
     keeps_together: ClassVar[str] = "prefix"
     reads_caches: ClassVar[bool] = True
     reads_signals: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("prefix_weight", "queue_weight", "kv_weight"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica with the highest score."""

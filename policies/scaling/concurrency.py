@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Annotated
 
+from fieldlimits import Gt, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import require_positive, require_share
 from policies.scaling.pace import Paced
 
 
@@ -24,33 +25,27 @@ class Concurrency(Paced):
     """Scales by concurrency. Stores the requests in flight of one stable window. Does not scale to zero."""
 
     interval_s: float = 2.0
-    target_concurrency: float = 100.0
+    target_concurrency: Annotated[Positive, Unit("requests")] = 100.0
     """Number of requests in flight that one replica can serve."""
-    target_utilisation: float = 0.7
+    target_utilisation: PositiveShare = 0.7
     """Share of target_concurrency that each replica should have."""
-    stable_window_s: float = 60.0
-    panic_window_s: float = 6.0
-    panic_threshold: float = 2.0
+    stable_window_s: Annotated[Positive, Unit("s")] = 60.0
+    panic_window_s: Annotated[Positive, Unit("s")] = 6.0
+    panic_threshold: Annotated[float, Gt(1)] = 2.0
     """Ratio of the replicas wanted by the panic window to the serving ones at which a panic begins."""
-    max_scale_up_rate: float = 1000.0
+    max_scale_up_rate: Annotated[float, Gt(1)] = 1000.0
     """Maximum factor on the serving replicas in one decision."""
-    max_scale_down_rate: float = 2.0
+    max_scale_down_rate: Annotated[float, Gt(1)] = 2.0
     """Maximum divisor of the serving replicas in one decision."""
     _samples: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
     _panic_s: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Paced.__post_init__(self)
-        require_positive(self, "target_concurrency", unit="requests")
-        require_share(self, "target_utilisation")
-        require_positive(self, "stable_window_s", "panic_window_s", unit="s")
         if not self.panic_window_s <= self.stable_window_s:
             raise ValueError(
                 f"panic_window_s={self.panic_window_s}: must be <= stable_window_s={self.stable_window_s} s"
             )
-        for name in ("panic_threshold", "max_scale_up_rate", "max_scale_down_rate"):
-            if not getattr(self, name) > 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be > 1")
 
     def target(self, pool: PoolView, now: float) -> int:
         """Returns the number for the stable window; in a panic the maximum of both windows so far."""

@@ -10,24 +10,26 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated
 
+from fieldlimits import NonNegative, PositiveInt, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import Bounded, num_present, require_not_negative
+from policies.scaling.bounds import Bounded, num_present
 
 
 @dataclass(kw_only=True, slots=True)
 class Paced(Bounded):
     """Settings of the limits, and the past decisions."""
 
-    stabilisation_s: float = 0.0
+    stabilisation_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time in seconds for which replicas must not have been wanted before they are removed."""
-    scale_out_cooldown_s: float = 0.0
+    scale_out_cooldown_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Minimum time in seconds from one scale-out to the next."""
-    scale_in_cooldown_s: float = 0.0
+    scale_in_cooldown_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Minimum time in seconds from any change to the next scale-in."""
-    max_step_out: int | None = None
+    max_step_out: Annotated[PositiveInt | None, Unit("replica"), "null for no limit"] = None
     """Maximum number of replicas that one decision adds; None: no limit."""
-    max_step_in: int | None = None
+    max_step_in: Annotated[PositiveInt | None, Unit("replica"), "null for no limit"] = None
     """Maximum number of replicas that one decision removes; None: no limit."""
     _asked: int | None = field(default=None, init=False, repr=False, compare=False)
     _wanted_counts: deque[tuple[float, int]] = field(
@@ -35,14 +37,6 @@ class Paced(Bounded):
     )
     _out_s: float = field(default=-inf, init=False, repr=False, compare=False)
     _in_s: float = field(default=-inf, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        require_not_negative(self, "stabilisation_s", "scale_out_cooldown_s", "scale_in_cooldown_s", unit="s")
-        for name in ("max_step_out", "max_step_in"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be >= 1 replica; null for no limit")
 
     def asked(self, pool: PoolView) -> int:
         """Returns the last target, which crashes do not change; the present replicas if it is unset or 0."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Annotated
 
+from fieldlimits import OneOf, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import require_positive, require_share
 from policies.scaling.forecast import Forecaster, HoltWinters, SeasonalNaive
 from policies.scaling.pace import Paced
 
@@ -32,22 +33,22 @@ class Predictive(Paced):
     """Predictive scaling; the time step of the forecast is the interval of the calls."""
 
     interval_s: float = 60.0
-    season_s: float = 86_400.0
+    season_s: Annotated[Positive, Unit("s")] = 86_400.0
     """Period of the traffic in seconds; a whole number of intervals."""
-    lead_s: float | None = None
+    lead_s: Annotated[Positive | None, Unit("s")] = None
     """Forecast horizon in seconds; None: the cold start time of the pool's replicas."""
-    method: str = "seasonal_naive"
-    alpha: float = 0.1
-    beta: float = 0.01
-    gamma: float = 0.3
+    method: Annotated[str, OneOf(METHODS)] = "seasonal_naive"
+    alpha: PositiveShare = 0.1
+    beta: PositiveShare = 0.01
+    gamma: PositiveShare = 0.3
     """Smoothing factors of holt_winters for level (alpha), trend (beta) and season (gamma)."""
-    count: str = "requests"
+    count: Annotated[str, OneOf(COUNTS)] = "requests"
     """Unit of the rate: requests, or tokens (of prompts)."""
-    capacity_per_s: float = 1.0
+    capacity_per_s: Positive = 1.0
     """Requests (or prompt tokens) per second that a replica serves within the SLO."""
     learn: bool = True
     """Whether sustained rates raise capacity_per_s."""
-    target_share: float = 0.8
+    target_share: PositiveShare = 0.8
     """Share of the capacity that is used."""
     stabilisation_s: float = 300.0
     _forecaster: Forecaster = field(init=False, repr=False, compare=False)
@@ -60,15 +61,6 @@ class Predictive(Paced):
 
     def __post_init__(self) -> None:
         Paced.__post_init__(self)
-        require_positive(self, "season_s", unit="s")
-        if self.lead_s is not None:
-            require_positive(self, "lead_s", unit="s")
-        require_positive(self, "capacity_per_s")
-        require_share(self, "alpha", "beta", "gamma", "target_share")
-        if self.method not in METHODS:
-            raise ValueError(f"method={self.method}: must be one of {', '.join(METHODS)}")
-        if self.count not in COUNTS:
-            raise ValueError(f"count={self.count}: must be one of {', '.join(COUNTS)}")
         if self.learn and self.count != "requests":
             raise ValueError(
                 f"learn=True, count={self.count}: the capacity can only be learnt in requests; "

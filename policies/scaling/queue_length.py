@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Annotated
 
+from fieldlimits import NonNegative, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import num_present, require_not_negative, require_positive, require_share
+from policies.scaling.bounds import num_present
 from policies.scaling.pace import Paced
 
 
@@ -20,20 +22,14 @@ from policies.scaling.pace import Paced
 class QueueLength(Paced):
     """Scales by queue length; starting replicas count as present."""
 
-    max_waiting: float = 5.0
+    max_waiting: Annotated[Positive, Unit("requests")] = 5.0
     """Waiting requests per replica above which replicas are added."""
-    calm_s: float = 300.0
+    calm_s: Annotated[NonNegative, Unit("s")] = 300.0
     """Time in seconds without waiting requests before a replica is removed, and between two removals."""
-    max_fill_share: float = 0.7
+    max_fill_share: PositiveShare = 0.7
     """Maximum share of the slots and the KV memory of the remaining replicas after a removal."""
     max_step_out: int | None = 4
     _waited_s: float | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Paced.__post_init__(self)
-        require_positive(self, "max_waiting", unit="requests")
-        require_not_negative(self, "calm_s", unit="s")
-        require_share(self, "max_fill_share")
 
     def target(self, pool: PoolView, now: float) -> int:
         """Returns more replicas while requests wait, one fewer after a calm period, else the same number."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import NonNegative, Positive, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import Bounded, require_not_negative, require_positive
+from policies.scaling.bounds import Bounded
 
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 _MINUTES = 24 * 60
@@ -24,22 +26,18 @@ class Scheduled(Bounded):
 
     entries: tuple[dict[str, str | int], ...] = ({"at": "00:00", "replicas": 1},)
     """Entries {at: HH:MM, replicas: n}, in order of time."""
-    day_s: float = 86_400.0
-    lead_s: float | None = 0.0
+    day_s: Annotated[Positive, Unit("s")] = 86_400.0
+    lead_s: Annotated[NonNegative | None, Unit("s")] = 0.0
     """Time in seconds by which replicas are requested earlier; None: the pool's cold start time."""
-    offset_s: float = 0.0
+    offset_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time of day at which the run begins, in seconds since midnight (in a day of day_s seconds)."""
     _starts_s: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
     _replicas: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        require_positive(self, "day_s", unit="s")
-        require_not_negative(self, "offset_s", unit="s")
-        if self.lead_s is not None:
-            require_not_negative(self, "lead_s", unit="s")
-            if not self.lead_s < self.day_s:
-                raise ValueError(f"lead_s={self.lead_s}: must be < day_s={self.day_s} s")
+        if self.lead_s is not None and not self.lead_s < self.day_s:
+            raise ValueError(f"lead_s={self.lead_s}: must be < day_s={self.day_s} s")
         if not self.entries:
             raise ValueError("entries=[]: must have an entry, for example {at: '08:00', replicas: 4}")
         for index, entry in enumerate(self.entries):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil, inf
+from typing import Annotated
 
+from fieldlimits import NonNegative, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import require_not_negative, require_positive, require_share
 from policies.scaling.pace import Paced
 
 
@@ -21,13 +22,13 @@ class SloAttainment(Paced):
     """Scales by the requests that ended since the last call; without such requests nothing changes."""
 
     interval_s: float = 30.0
-    target_share: float = 0.95
+    target_share: PositiveShare = 0.95
     """Share of ended requests that must meet the SLO."""
-    calm_s: float = 600.0
+    calm_s: Annotated[NonNegative, Unit("s")] = 600.0
     """Time in seconds with the target met before a replica is removed, and between two removals."""
-    margin: float = 0.9
+    margin: PositiveShare = 0.9
     """Maximum arrival rate per replica after a removal, as a share of the rate that was too high."""
-    forget_s: float = 86_400.0
+    forget_s: Annotated[Positive, Unit("s")] = 86_400.0
     """Time in seconds after which a rate that was too high is discarded."""
     _num_ended: int = field(default=0, init=False, repr=False, compare=False)
     _num_met: int = field(default=0, init=False, repr=False, compare=False)
@@ -37,12 +38,6 @@ class SloAttainment(Paced):
     _is_missing: bool = field(default=False, init=False, repr=False, compare=False)
     _too_much_per_s: float = field(default=inf, init=False, repr=False, compare=False)
     _learnt_s: float = field(default=-inf, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Paced.__post_init__(self)
-        require_share(self, "target_share", "margin")
-        require_not_negative(self, "calm_s", unit="s")
-        require_positive(self, "forget_s", unit="s")
 
     def target(self, pool: PoolView, now: float) -> int:
         """Returns more replicas by the share of missed requests, one fewer after calm_s, else the same."""

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Annotated
 
+from fieldlimits import NonNegative, OneOf, PositiveShare
 from policies.scaling import PoolView
-from policies.scaling.bounds import require_not_negative, require_share
 from policies.scaling.pace import Paced
 
 SIGNALS = ("busy", "kv", "running")
@@ -27,19 +28,12 @@ SIGNALS = ("busy", "kv", "running")
 class Utilisation(Paced):
     """Scales by the mean utilisation of the serving replicas."""
 
-    signal: str = "running"
+    signal: Annotated[str, OneOf(SIGNALS)] = "running"
     """busy: share of time with an iteration running; kv: share of KV memory; running: share of slots."""
-    target_share: float = 0.6
-    tolerance: float = 0.1
+    target_share: PositiveShare = 0.6
+    tolerance: NonNegative = 0.1
     """Maximum deviation of utilisation / target from 1 without a change."""
     stabilisation_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        Paced.__post_init__(self)
-        if self.signal not in SIGNALS:
-            raise ValueError(f"signal={self.signal}: must be one of {', '.join(SIGNALS)}")
-        require_share(self, "target_share")
-        require_not_negative(self, "tolerance")
 
     def target(self, pool: PoolView, now: float) -> int:
         """Returns the number of replicas that brings the utilisation to its target."""

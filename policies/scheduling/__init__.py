@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, OneOf
 from policies.core.plan import StepPlan
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
@@ -16,7 +17,7 @@ PREEMPTION_MODES = ("recompute", "swap")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scheduling:
+class Scheduling(Checked):
     """An order of sequences: the smallest rank is admitted first, the largest rank is preempted first.
 
     A policy defines `rank`; the other methods are for policies with an order that depends on the service so
@@ -29,12 +30,8 @@ class Scheduling:
     starvation_bound: ClassVar[int | None] = None
     """Number of later requests that may be admitted before a waiting one; None: no limit."""
 
-    preemption_mode: str = "recompute"
+    preemption_mode: Annotated[str, OneOf(PREEMPTION_MODES)] = "recompute"
     """Handling of a preempted sequence's KV: recompute frees it, swap moves it to host memory if possible."""
-
-    def __post_init__(self) -> None:
-        if self.preemption_mode not in PREEMPTION_MODES:
-            raise ValueError(f"preemption_mode={self.preemption_mode}: must be recompute or swap")
 
     @property
     def starvation_bound_s(self) -> float | None:

@@ -12,16 +12,15 @@ deadlines are fixed, so the order never changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import Gt, MinLen, Unit
 from policies.core.request import Request
 from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
-
-def check_by_priority(name: str, limits_s: tuple[float, ...]) -> None:
-    """Raises ValueError unless times by priority are non-empty and all > 0."""
-    if not limits_s or not all(limit_s > 0 for limit_s in limits_s):
-        raise ValueError(f"{name}={list(limits_s)}: must be times > 0 s, for priorities 0, 1, ...")
+TimesByPriority = Annotated[tuple[Annotated[float, Gt(0), Unit("s")], ...], MinLen(1)]
+"""Times in seconds for priority 0, 1, ...; the last one applies to all further priorities."""
 
 
 def by_priority(limits_s: tuple[float, ...], request: Request) -> float:
@@ -33,13 +32,12 @@ def by_priority(limits_s: tuple[float, ...], request: Request) -> float:
 class EarliestDeadlineFirst(Scheduling):
     """The earliest deadline is admitted first, the latest is preempted first."""
 
-    ttft_s: tuple[float, ...] = (1.0,)
+    ttft_s: TimesByPriority = (1.0,)
     """TTFT targets in seconds for priority 0, 1, ...; the last one applies to all further priorities."""
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
         object.__setattr__(self, "ttft_s", tuple(self.ttft_s))
-        check_by_priority("ttft_s", self.ttft_s)
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (deadline, arrival)."""

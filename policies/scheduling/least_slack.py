@@ -16,26 +16,28 @@ the first waiting sequence is used up; from then on, until a running one is marg
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Ge, Gt, Unit
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace, displaceable
-from policies.scheduling.edf import by_priority, check_by_priority
+from policies.scheduling.edf import TimesByPriority, by_priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastSlack(Scheduling):
     """The sequence of earliest latest start is admitted first, that of the latest is preempted first."""
 
-    ttft_s: tuple[float, ...] = (1.0,)
+    ttft_s: TimesByPriority = (1.0,)
     """TTFT targets in seconds for priority 0, 1, ...; the last one applies to all further priorities."""
-    tpot_s: tuple[float, ...] = (0.1,)
+    tpot_s: TimesByPriority = (0.1,)
     """TPOT targets in seconds for priority 0, 1, ...; the last one applies to all further priorities."""
-    prefill_tokens_per_s: float = 10_000.0
+    prefill_tokens_per_s: Annotated[float, Gt(0)] = 10_000.0
     """Estimated prefill rate of the engine in tokens per second."""
-    margin_s: float = 1.0
+    margin_s: Annotated[float, Ge(0), Unit("s")] = 1.0
     """Minimum slack, in seconds more than the waiting sequence's, at which a decode is preempted."""
 
     _targets: dict[int, tuple[float, float, float]] = field(
@@ -47,11 +49,6 @@ class LeastSlack(Scheduling):
         Scheduling.__post_init__(self)
         for name in ("ttft_s", "tpot_s"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-            check_by_priority(name, getattr(self, name))
-        if not self.prefill_tokens_per_s > 0:
-            raise ValueError(f"prefill_tokens_per_s={self.prefill_tokens_per_s}: must be > 0")
-        if not self.margin_s >= 0:
-            raise ValueError(f"margin_s={self.margin_s}: must be >= 0 s")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (latest start, arrival)."""

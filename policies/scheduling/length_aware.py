@@ -14,12 +14,14 @@ first decides every iteration.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Ge, Unit
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
-from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.scheduling.overdue import Overdue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +30,10 @@ class LengthAware(Scheduling):
 
     long_first: bool = False
     """Whether the most uncomputed tokens are first; else the fewest."""
-    max_wait_s: float | None = None
+    max_wait_s: Annotated[float | None, Ge(0), Unit("s"), "null for no limit"] = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        check_max_wait_s(self.max_wait_s)
 
     @property
     def starvation_bound_s(self) -> float | None:

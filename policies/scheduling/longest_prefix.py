@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated
 
+from fieldlimits import Ge, PositiveInt, Unit
 from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.entries import Entries
-from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.scheduling.overdue import Overdue
 from policies.scheduling.shared_prefixes import SharedPrefixes
 
 
@@ -30,9 +32,9 @@ from policies.scheduling.shared_prefixes import SharedPrefixes
 class LongestPrefix(Scheduling):
     """The longest prefix hit is first; ties keep their order."""
 
-    max_sorted: int = 128
+    max_sorted: Annotated[PositiveInt, Unit("request")] = 128
     """Number of waiting requests above which the order stays as it is."""
-    max_wait_s: float | None = None
+    max_wait_s: Annotated[float | None, Ge(0), Unit("s"), "null for no limit"] = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _num_found: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -42,12 +44,6 @@ class LongestPrefix(Scheduling):
     _shared: SharedPrefixes = field(init=False, default_factory=SharedPrefixes, repr=False, compare=False)
     _entries: Entries = field(init=False, default_factory=Entries, repr=False, compare=False)
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        if self.max_sorted < 1:
-            raise ValueError(f"max_sorted={self.max_sorted}: must be >= 1 request")
-        check_max_wait_s(self.max_wait_s)
 
     @property
     def starvation_bound_s(self) -> float | None:

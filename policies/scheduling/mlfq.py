@@ -26,7 +26,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import takewhile
+from typing import Annotated
 
+from fieldlimits import Ge, Gt, Lt, NonNegative, PositiveInt, Unit
 from policies.core.plan import FOREVER
 from policies.core.sequence import SequenceState
 from policies.core.sequence_view import SequenceView
@@ -78,34 +80,20 @@ class _Memory:
 class Mlfq(Scheduling):
     """The best level is first; a sequence that has used up its quantum moves down one level."""
 
-    quantum_tokens: int = 64
+    quantum_tokens: PositiveInt = 64
     """Quantum of the first level in tokens of service; each further level has twice as many."""
-    prompt_token_service: float = 1.0
+    prompt_token_service: NonNegative = 1.0
     """Service of a prompt token, in output tokens."""
-    num_levels: int = 8
+    num_levels: PositiveInt = 8
     """Number of levels; the last has no limit."""
-    starvation_s: float = 30.0
+    starvation_s: Annotated[float, Gt(0), Unit("s")] = 30.0
     """Seconds without service after which a sequence is moved to the first level."""
-    max_active: int | None = None
+    max_active: Annotated[PositiveInt | None, "null for no limit"] = None
     """Maximum number of sequences with KV that run at the same time; null: all of them."""
-    min_free_share: float = 0.05
+    min_free_share: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.05
     """Share of free KV blocks below which KV of paused sequences is swapped out (preemption_mode=swap)."""
 
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        for name in ("quantum_tokens", "num_levels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if not 0 <= self.prompt_token_service < math.inf:
-            raise ValueError(f"prompt_token_service={self.prompt_token_service}: must be a number >= 0")
-        if not self.starvation_s > 0:
-            raise ValueError(f"starvation_s={self.starvation_s}: must be > 0 s")
-        if self.max_active is not None and self.max_active < 1:
-            raise ValueError(f"max_active={self.max_active}: must be >= 1, or null for no limit")
-        if not 0 <= self.min_free_share < 1:
-            raise ValueError(f"min_free_share={self.min_free_share}: must be a share, >= 0 and < 1")
 
     @property
     def starvation_bound_s(self) -> float | None:

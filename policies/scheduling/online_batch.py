@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated
 
+from fieldlimits import Ge, Unit
 from policies.core.request import Request
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
@@ -32,7 +34,7 @@ class OnlineBatch(Scheduling):
 
     batch_priority: int = 1
     """Smallest priority of batch requests; requests with a deadline are batch requests, too."""
-    promote_before_s: float = 600.0
+    promote_before_s: Annotated[float, Ge(0), Unit("s")] = 600.0
     """Seconds before its deadline at which a waiting batch request becomes an online one."""
     preempts: bool = True
     """Whether a waiting online request preempts batch sequences; else it waits until one ends."""
@@ -40,11 +42,6 @@ class OnlineBatch(Scheduling):
     _promoted: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
     _noted: set[int] = field(init=False, default_factory=set, repr=False, compare=False)
     _alarms: Alarms = field(init=False, default_factory=Alarms, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        if not self.promote_before_s >= 0:
-            raise ValueError(f"promote_before_s={self.promote_before_s}: must be >= 0 s")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (0, arrival) if online, (1, deadline, arrival) if in the batch class."""

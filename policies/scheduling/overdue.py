@@ -9,12 +9,6 @@ from policies.core.view import StepView
 from policies.scheduling.alarms import Alarms
 
 
-def check_max_wait_s(max_wait_s: float | None) -> None:
-    """Raises ValueError unless max_wait_s is None or >= 0."""
-    if max_wait_s is not None and not max_wait_s >= 0:
-        raise ValueError(f"max_wait_s={max_wait_s}: must be >= 0 s; null for no limit")
-
-
 class Overdue:
     """Requests that were waiting max_wait_s after their arrival; a request stays overdue until it ends.
 

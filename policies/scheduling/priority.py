@@ -10,7 +10,9 @@ Memory pressure: the running sequence of largest rank is preempted. Horizon: the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import Gt, Unit
 from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
@@ -19,13 +21,8 @@ from policies.scheduling import Scheduling
 class Priority(Scheduling):
     """The smallest `Request.priority` is admitted first, the largest is preempted first."""
 
-    aging_s: float | None = None
+    aging_s: Annotated[float | None, Gt(0), Unit("s"), "null for strict classes"] = None
     """Waiting time in seconds that is worth one class; null: no aging."""
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        if self.aging_s is not None and not self.aging_s > 0:
-            raise ValueError(f"aging_s={self.aging_s}: must be > 0 s, or null for strict classes")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (priority, arrival), or with aging their weighted sum."""

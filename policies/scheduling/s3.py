@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
+from fieldlimits import PositiveInt
 from policies.core.plan import FOREVER
 from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
@@ -132,15 +133,10 @@ class S3(Scheduling):
 
     needs_predictor: ClassVar[bool] = True
 
-    window: int = 256
+    window: PositiveInt = 256
     """Number of the oldest waiting sequences that are considered."""
 
     _memory: _Memory = field(init=False, default_factory=_Memory, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        if self.window < 1:
-            raise ValueError(f"window={self.window}: must be >= 1")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (arrival,), for the window and for preemptions; the queue packs."""

@@ -11,13 +11,14 @@ order of other requests never changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, Unit
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
-from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.scheduling.overdue import Overdue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +27,10 @@ class ShortestJobFirst(Scheduling):
 
     needs_predictor: ClassVar[bool] = True
 
-    max_wait_s: float | None = None
+    max_wait_s: Annotated[float | None, Ge(0), Unit("s"), "null for no limit"] = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        check_max_wait_s(self.max_wait_s)
 
     @property
     def starvation_bound_s(self) -> float | None:

@@ -16,15 +16,16 @@ but no budget.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, NonNegativeInt, Unit
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace, displaceable
 from policies.scheduling.expectation import remaining_output_tokens
-from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.scheduling.overdue import Overdue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,18 +34,12 @@ class ShortestRemaining(Scheduling):
 
     needs_predictor: ClassVar[bool] = True
 
-    min_gain_tokens: int = 64
+    min_gain_tokens: NonNegativeInt = 64
     """Difference of remaining tokens above which a running sequence is preempted for a waiting one."""
-    max_wait_s: float | None = None
+    max_wait_s: Annotated[float | None, Ge(0), Unit("s"), "null for no limit"] = None
     """Seconds since its arrival after which a waiting request is served before all others; null: never."""
 
     _overdue: Overdue = field(init=False, default_factory=Overdue, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        if self.min_gain_tokens < 0:
-            raise ValueError(f"min_gain_tokens={self.min_gain_tokens}: must be >= 0")
-        check_max_wait_s(self.max_wait_s)
 
     @property
     def starvation_bound_s(self) -> float | None:

@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Annotated
 
+from fieldlimits import Ge, Gt
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.core.sequence_view import SequenceView
@@ -53,25 +55,19 @@ class _Ledger:
 class VirtualTokenCounter(Scheduling):
     """The tenant with the least service is next."""
 
-    input_weight: float = 1.0
+    input_weight: Annotated[float, Ge(0)] = 1.0
     """Weight of a prompt token."""
-    output_weight: float = 2.0
+    output_weight: Annotated[float, Ge(0)] = 2.0
     """Weight of an output token."""
-    tenant_weights: dict[str, float] = field(default_factory=dict)
+    tenant_weights: dict[str, Annotated[float, Gt(0)]] = field(default_factory=dict)
     """Relative shares of the tenants; tenants that are not named have 1."""
 
     _ledger: _Ledger = field(init=False, default_factory=_Ledger, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         Scheduling.__post_init__(self)
-        for name in ("input_weight", "output_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 0")
         if not self.input_weight + self.output_weight > 0:
             raise ValueError("input_weight=0, output_weight=0: at least one must be > 0")
-        for tenant, weight in self.tenant_weights.items():
-            if not weight > 0:
-                raise ValueError(f"tenant_weights={{{tenant}: {weight}}}: must be > 0")
 
     def counter(self, tenant: str) -> float:
         """Computes the weighted service of a tenant, lifts included."""

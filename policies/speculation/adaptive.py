@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, NonNegative, Positive, PositiveInt, PositiveShare, Share, Unit
 from policies.core.plan import FOREVER
 from policies.speculation.view import AcceptanceCounts, DraftView
 
@@ -59,40 +60,27 @@ class _Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Adaptive:
+class Adaptive(Checked):
     """Maximises the expected goodput of the whole batch, by measured acceptance and the price of a pass."""
 
     needs_cost: ClassVar[bool] = True
     reads_sequences: ClassVar[bool] = False
 
-    interval: int = 16
+    interval: PositiveInt = 16
     """Iterations after which it decides anew; it also does when the batch has changed by an eighth."""
-    window: int = 2000
+    window: PositiveInt = 2000
     """Number of draft tokens at a place from which its rate is measured; older ones are forgotten."""
-    prior_rate: float = 0.7
+    prior_rate: Share = 0.7
     """Rate that is assumed before the first measurement."""
-    prior_weight: float = 10.0
+    prior_weight: Annotated[Positive, Unit("draft tokens")] = 10.0
     """Number of draft tokens that an assumed rate counts as, once there are measurements."""
-    min_gain: float = 0.02
+    min_gain: NonNegative = 0.02
     """Relative gain in goodput for which more tokens are drafted."""
-    probe_share: float = 0.005
+    probe_share: PositiveShare = 0.005
     """Share of the time by which probes may make steps longer."""
-    probe_sequences: int = 4
+    probe_sequences: PositiveInt = 4
     """Number of sequences that draft all places in a probe."""
     _measured: _Measured = field(init=False, repr=False, compare=False, default_factory=_Measured)
-
-    def __post_init__(self) -> None:
-        for name in ("interval", "window", "probe_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain={self.min_gain}: must be a share, >= 0 and finite")
-        if not 0 < self.probe_share <= 1:
-            raise ValueError(f"probe_share={self.probe_share}: must be a share, > 0 and <= 1")
-        if not 0 <= self.prior_rate <= 1:
-            raise ValueError(f"prior_rate={self.prior_rate}: must be a probability, >= 0 and <= 1")
-        if not 0 < self.prior_weight < float("inf"):
-            raise ValueError(f"prior_weight={self.prior_weight}: must be > 0 draft tokens and finite")
 
     @property
     def num_repeats(self) -> int:

@@ -14,36 +14,33 @@ token per pass, so the interval counts passes. Only the counts of a sequence mat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, PositiveInt, check
 from policies.speculation.view import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Backoff:
+class Backoff(Checked):
     """Drafts for every sequence except those with `max_misses` failed drafts in a row, which pause."""
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = True
 
-    max_misses: int = 4
+    max_misses: PositiveInt = 4
     """Passes in a row without an accepted draft token after which a sequence pauses."""
-    retry_interval: int = 16
+    retry_interval: PositiveInt = 16
     """Output tokens between two attempts of a sequence that pauses, before it is doubled."""
-    max_interval: int = 256
+    max_interval: PositiveInt = 256
     """Largest interval in output tokens: retry_interval times a power of 2."""
-    num_tokens: int | None = None
+    num_tokens: Annotated[PositiveInt | None, "null for all that it drafts"] = None
     """Draft tokens per pass; None: as many as the proposer drafts at most."""
 
     def __post_init__(self) -> None:
-        for name in ("max_misses", "retry_interval", "max_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if self.num_tokens is not None and self.num_tokens < 1:
-            raise ValueError(f"num_tokens={self.num_tokens}: must be >= 1, or null for all that it drafts")
+        check(self)
         factor, rest = divmod(self.max_interval, self.retry_interval)
         if rest or factor & (factor - 1) or factor < 1:
             raise ValueError(

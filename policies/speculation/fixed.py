@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, NonNegativeInt
 from policies.core.plan import FOREVER
 from policies.speculation.view import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fixed:
+class Fixed(Checked):
     """Drafts the same number of tokens for all sequences, as vLLM does by default."""
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = False
 
-    num_tokens: int | None = None
+    num_tokens: Annotated[NonNegativeInt | None, "null for all that it drafts"] = None
     """Draft tokens per pass; None: as many as the proposer drafts at most."""
-
-    def __post_init__(self) -> None:
-        if self.num_tokens is not None and self.num_tokens < 0:
-            raise ValueError(f"num_tokens={self.num_tokens}: must be >= 0, or null for all that it drafts")
 
     @property
     def num_repeats(self) -> int:

@@ -11,36 +11,28 @@ the TPOT of a short output is overestimated by at most one step per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, Ge, Lt, Positive, PositiveInt, Unit
 from policies.speculation.view import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SloAware:
+class SloAware(Checked):
     """Drafts for the sequences whose TPOT so far is above a share of the one that the SLO allows."""
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = True
 
-    tpot_s: float | None = None
+    tpot_s: Annotated[Positive | None, Unit("s"), "null for that of the SLO"] = None
     """Time per output token to keep, s; None: that of the SLO."""
-    margin: float = 0.1
+    margin: Annotated[float, Ge(0), Lt(1), Unit("share")] = 0.1
     """Share of tpot_s by which a sequence must be faster to go without drafts."""
-    num_tokens: int | None = None
+    num_tokens: Annotated[PositiveInt | None, "null for all that it drafts"] = None
     """Draft tokens per pass of a sequence that is behind; None: as many as the proposer drafts at most."""
-
-    def __post_init__(self) -> None:
-        if self.tpot_s is not None and not (self.tpot_s > 0 and isfinite(self.tpot_s)):
-            raise ValueError(f"tpot_s={self.tpot_s}: must be > 0 s and finite, or null for that of the SLO")
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin={self.margin}: must be a share, >= 0 and < 1")
-        if self.num_tokens is not None and self.num_tokens < 1:
-            raise ValueError(f"num_tokens={self.num_tokens}: must be >= 1, or null for all that it drafts")
 
     @property
     def needs_tpot(self) -> bool:

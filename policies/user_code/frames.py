@@ -12,7 +12,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, NamedTuple
 
-PACKAGES = ("experiments", "hwmodels", "kernels", "policies", "realengine", "sim")
+PACKAGES = ("experiments", "fieldlimits", "hwmodels", "kernels", "policies", "realengine", "sim")
 """The packages of this project."""
 
 _LIBRARIES = tuple(

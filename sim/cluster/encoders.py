@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from heapq import heapify, heapreplace
-from math import inf
 from random import Random
 
+from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, PositiveShare, Share, check
 from hwmodels.devices.device import Device
 from policies.core.request import Request
 from sim.cluster.gateway_attachment import GatewayAttachment
@@ -32,35 +32,25 @@ from sim.transfer.topology import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderSettings:
+class EncoderSettings(Checked):
     """Settings of the images in prompts, and of the replicas that encode them."""
 
-    replicas: int = 0
+    replicas: NonNegativeInt = 0
     """Encoder replicas, one GPU each; 0: prompts have no images."""
-    image_share: float = 0.5
+    image_share: Share = 0.5
     """Share of the tokens of a prompt that are of images."""
-    tokens_per_image: int = 576
+    tokens_per_image: PositiveInt = 576
     """Tokens of an image in the prompt; 576: LLaVA-1.5, 336 x 336 pixels in patches of 14 x 14."""
-    flops_per_image: float = 0.38e12
+    flops_per_image: Positive = 0.38e12
     """FLOPs of the encoder for an image; CLIP ViT-L/14 at 336 pixels, 577 patches: 2 x 0.304e9 weights x 577
     = 0.35e12, and attention, 4 x 577^2 x 1,024 x 24 layers = 0.03e12."""
-    mfu: float = 0.4
+    mfu: PositiveShare = 0.4
     """Share of the peak FLOP/s that the encoder reaches (not measured)."""
-    hit_share: float = 0.0
+    hit_share: Share = 0.0
     """Probability that the embeddings of an image are in the encoder cache."""
 
     def __post_init__(self) -> None:
-        if self.replicas < 0:
-            raise ValueError(f"replicas={self.replicas}: must be >= 0")
-        if self.tokens_per_image < 1:
-            raise ValueError(f"tokens_per_image={self.tokens_per_image}: must be >= 1")
-        for name in ("image_share", "hit_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a share from 0 to 1")
-        if not 0 < self.mfu <= 1:
-            raise ValueError(f"mfu={self.mfu}: must be a share > 0 and <= 1")
-        if not 0 < self.flops_per_image < inf:
-            raise ValueError(f"flops_per_image={self.flops_per_image}: must be a finite number > 0")
+        check(self)
         for setting in fields(self):
             value = getattr(self, setting.name)
             if not self.replicas and value != setting.default:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from math import ceil, gamma, inf
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
+from fieldlimits import FINITE, Checked, Ge, NonNegative, NonNegativeInt, Positive, PositiveShare, Unit, check
 from sim.records.failure import Failure, FailureKind
 from sim.workload.streams import stream
 
@@ -24,21 +25,20 @@ Pools = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AffectedReplicas:
+class AffectedReplicas(Checked):
     """The replicas that an event affects: those listed, those of a pool, or all."""
 
-    replicas: tuple[int, ...] = ()
+    replicas: tuple[Annotated[NonNegativeInt, "the first replica is 0"], ...] = ()
     """Indices in the fleet; empty: all replicas, or those of `pool`."""
     pool: str | None = None
     """Name of a pool: all its replicas are affected."""
 
     def __post_init__(self) -> None:
+        check(self)
         object.__setattr__(self, "replicas", tuple(self.replicas))
         if self.replicas and self.pool is not None:
             raise ValueError(f"replicas={list(self.replicas)}, pool={self.pool}: must not both be set")
         for i, replica in enumerate(self.replicas):
-            if replica < 0:
-                raise ValueError(f"replicas[{i}]={replica}: must be >= 0; the first replica is 0")
             if replica in self.replicas[:i]:
                 raise ValueError(f"replicas[{i}]={replica}: must be listed once")
 
@@ -80,15 +80,13 @@ class Scripted(AffectedReplicas):
     """One failure at a given time, at every affected replica."""
 
     kind: FailureKind
-    at_s: float
-    duration_s: float
+    at_s: Annotated[NonNegative, Unit("s"), "a run begins at 0"]
+    duration_s: Annotated[Positive, Unit("s")]
     factor: float | None = None
     """Factor on durations; for a straggler and a slow link."""
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
-        _check_time("at_s", self.at_s, zero_allowed=True)
-        _check_time("duration_s", self.duration_s)
         _check_factor(self.kind, self.factor)
 
     def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
@@ -105,12 +103,12 @@ class Random(AffectedReplicas):
     """
 
     kind: FailureKind
-    mtbf_s: float
+    mtbf_s: Annotated[Positive, Unit("s")]
     """Mean time from one repair (or the beginning of the run) to the next failure."""
-    mttr_s: float
+    mttr_s: Annotated[Positive, Unit("s")]
     """Mean time to repair."""
-    failure_shape: float = 1.0
-    repair_shape: float = 1.0
+    failure_shape: Annotated[float, Ge(0.1), FINITE] = 1.0
+    repair_shape: Annotated[float, Ge(0.1), FINITE] = 1.0
     factor: float | None = None
     """Factor on durations; for a straggler and a slow link."""
     together: bool = False
@@ -118,11 +116,6 @@ class Random(AffectedReplicas):
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
-        for name in ("mtbf_s", "mttr_s"):
-            _check_time(name, getattr(self, name))
-        for name in ("failure_shape", "repair_shape"):
-            if not 0.1 <= getattr(self, name) < inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be a finite number >= 0.1")
         _check_factor(self.kind, self.factor)
 
     def of_replica(self, seed: int, event: int, replica: int, place: int) -> Iterator[Failure]:
@@ -140,24 +133,19 @@ class Random(AffectedReplicas):
 class BadRelease(AffectedReplicas):
     """A release that makes some replicas slow, or has them crash again and again, until it is rolled back."""
 
-    at_s: float
-    rolled_back_after_s: float
-    share: float = 1.0
+    at_s: Annotated[NonNegative, Unit("s"), "a run begins at 0"]
+    rolled_back_after_s: Annotated[Positive, Unit("s")]
+    share: PositiveShare = 1.0
     """Share of the affected replicas that get the release: evenly spread, the first among them."""
     factor: float | None = None
     """Factor on the durations of their iterations; None: they crash."""
-    crash_after_s: float = 60.0
+    crash_after_s: Annotated[Positive, Unit("s")] = 60.0
     """Mean time from a start to the next crash; exponential."""
-    restart_s: float = 60.0
+    restart_s: Annotated[Positive, Unit("s")] = 60.0
     """Seconds from a crash until the replica serves again."""
 
     def __post_init__(self) -> None:
         AffectedReplicas.__post_init__(self)
-        _check_time("at_s", self.at_s, zero_allowed=True)
-        for name in ("rolled_back_after_s", "crash_after_s", "restart_s"):
-            _check_time(name, getattr(self, name))
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share}: must be > 0 and <= 1")
         if self.factor is not None:
             _check_factor(FailureKind.straggler, self.factor)
 
@@ -217,12 +205,6 @@ class Failures:
 
 def _weibull(rng: np.random.Generator, mean: float, shape: float) -> float:
     return float(rng.weibull(shape)) * mean / gamma(1 + 1 / shape)
-
-
-def _check_time(name: str, value: float, *, zero_allowed: bool = False) -> None:
-    if not (0 < value < inf or (zero_allowed and value == 0)):
-        rule = ">= 0 s; a run begins at 0" if zero_allowed else "> 0 s"
-        raise ValueError(f"{name}={value}: must be a finite number {rule}")
 
 
 def _check_factor(kind: FailureKind, factor: float | None) -> None:

@@ -16,22 +16,24 @@ replica, because the KV memory of that one is too small, restarts there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from fieldlimits import Checked, OneOf, check
 
 WAYS = ("scratch", "tokens", "kv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recovery:
+class Recovery(Checked):
     """Settings of the recovery of requests after a crash of their replica."""
 
-    way: str = "scratch"
+    way: Annotated[str, OneOf(WAYS)] = "scratch"
     """scratch, tokens or kv; see the module."""
     every_tokens: int | None = None
     """With kv: replication interval in iterations, which are output tokens of each decoding sequence."""
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise ValueError(f"way={self.way}: must be one of {', '.join(WAYS)}")
+        check(self)
         if self.way != "kv" and self.every_tokens is not None:
             raise ValueError(
                 f"every_tokens={self.every_tokens}: must be null, as way={self.way} copies no KV; "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
-from math import inf
-from typing import Literal
+from typing import Annotated, Literal
 
+from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, check
 from policies.admission import Admission
 from policies.admission.none import AdmitAll
 from policies.migration import Migration
@@ -28,12 +28,12 @@ from sim.workload.retries import Retries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SimSettings:
+class SimSettings(Checked):
     """Settings of the simulation itself."""
 
     leap: bool = True
     """Runs repeated iterations as one event; false: one event per iteration, with the same result."""
-    until_s: float | None = None
+    until_s: Annotated[Positive | None, Unit("s"), "null for no limit"] = None
     """Ends the run at this simulated time, with requests unfinished; null: no limit."""
     stop_overloaded: bool = False
     """Stops early once the service is overloaded, for steady traffic: see `sim.cluster.overload`."""
@@ -42,14 +42,11 @@ class SimSettings:
     shards: int | Literal["auto"] | None = None
     """Number of parts in which replicas are simulated apart, with the same result: see `sim.shards`; auto: by
     cores, replicas and requests; null: the whole run at once."""
-    thin: int = 1
+    thin: Annotated[PositiveInt, "20 simulates one replica in twenty"] = 1
     """Simulates one in `thin` replicas with one in `thin` requests: see `sim.setup.thinning`; 1: all."""
 
     def __post_init__(self) -> None:
-        if self.thin < 1:
-            raise ValueError(f"thin={self.thin}: must be >= 1; 20 simulates one replica in twenty")
-        if self.until_s is not None and not 0 < self.until_s < inf:
-            raise ValueError(f"until_s={self.until_s}: must be a finite number > 0 s; null for no limit")
+        check(self)
         if isinstance(self.shards, int) and self.shards < 1:
             raise ValueError(
                 f"shards={self.shards}: must be >= 1, auto, or null for a run that is not divided"
@@ -57,7 +54,7 @@ class SimSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterSettings:
+class ClusterSettings(Checked):
     """Settings shared by the replicas of all pools, as objects. Raises ValueError for an invalid setting.
 
     The class has no slots because `Scenario` inherits it beside `PoolSettings`, which has them.
@@ -74,7 +71,7 @@ class ClusterSettings:
     """Behaviour of clients after a refusal or a timeout."""
     failures: Failures = field(default_factory=Failures)
     """Failures of replicas and links."""
-    max_resends: int = 1
+    max_resends: NonNegativeInt = 1
     """Maximum number of times that the service resends a request after crashes of its replica."""
     recovery: Recovery = Recovery()
     """Recovery of a request that is resent: the part of its work that is kept."""
@@ -93,13 +90,10 @@ class ClusterSettings:
     turns: Turns = field(default_factory=Turns)
     """Decides which model is awake, if the pools share their GPUs."""
     slo: Slo | None = None
-    seed: int = 0
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must be >= 0")
-        if self.max_resends < 0:
-            raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
+        check(self)
         check_age(self.signal_age_s)
 
     def for_a_run(self) -> ClusterSettings:

@@ -20,7 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Annotated
 
+from fieldlimits import Checked, Ge, Le, NonNegative, Unit, check
 from hwmodels.checks import check_finite
 from policies.core.limits import StopAfter
 from policies.core.request import Request
@@ -33,25 +35,22 @@ TOKENS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Frontend:
+class Frontend(Checked):
     """The work of an engine's API server. The defaults are no work, so that no request waits."""
 
-    servers: int | None = None
+    servers: Annotated[int | None, Ge(1), Le(MAX_SERVERS)] = None
     """Processes (vLLM's --api-server-count); None: one, with vLLM one for each data-parallel rank."""
-    request_s: float = 0.0
+    request_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Seconds of work for a request: HTTP, parsing, hand-over."""
-    prompt_token_s: float = 0.0
+    prompt_token_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Seconds of work for a token of the prompt, cached or not: tokenisation."""
-    output_token_s: float = 0.0
+    output_token_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Seconds of work for a token of the answer: detokenisation and streaming."""
     range_s: tuple[float, float] | None = None
     """Least and largest idle time of the whole front end that measurements show, s; None: none shows it."""
 
     def __post_init__(self) -> None:
-        if self.servers is not None and not 1 <= self.servers <= MAX_SERVERS:
-            raise ValueError(f"servers={self.servers}: must be >= 1 and <= {MAX_SERVERS:,}")
-        for name in ("request_s", "prompt_token_s", "output_token_s"):
-            check_finite(name, getattr(self, name), unit="s", zero_allowed=True)
+        check(self)
         if self.range_s is not None:
             check_range("range_s", self.range_s)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from fieldlimits import Checked, NonNegativeInt, OneOf
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
 from hwmodels.iterations.jitter import Jitter
@@ -23,7 +24,7 @@ ROLES = ("mixed", "prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicaPool:
+class ReplicaPool(Checked):
     """A pool of identical replicas, of which `replicas` are running when the run begins.
 
     frontend_s: seconds from the arrival of a request at the replica until it reaches the engine, beside the
@@ -45,7 +46,7 @@ class ReplicaPool:
     """Makes the passes of a replica from its model, its slots and a seed; None: it does not speculate."""
     serves: str = ""
     """Name of the served model, as in requests."""
-    replicas: int = 1
+    replicas: NonNegativeInt = 1
     frontend_s: float = 0.0
     frontend: Frontend | None = None
     plans_ahead: bool = False
@@ -69,7 +70,7 @@ class ReplicaPool:
     wake_s: float = 0.0
     """Seconds until its weights are on the GPUs again when its turn begins."""
 
-    role: str = "mixed"
+    role: Annotated[str, OneOf(ROLES)] = "mixed"
     """One of `ROLES`; see `PoolSettings`."""
     device: Device | None = None
     """The device of which a replica has num_devices; for the network between replicas."""
@@ -80,11 +81,6 @@ class ReplicaPool:
     """Bytes of the embedding of a token: hidden size x bytes per element."""
     kv_layout: KvLayout = ONE_RANK
     """How the KV of a sequence is divided over the devices."""
-
-    def __post_init__(self) -> None:
-        if self.replicas < 0:
-            raise ValueError(f"replicas={self.replicas}: must be >= 0")
-        check_role(self.role)
 
     def frontend_queue(self) -> FrontendQueue | None:
         """Returns the idle front end of a replica; None: no request waits for one."""
@@ -115,9 +111,3 @@ class ReplicaPool:
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""
         return Intake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
-
-
-def check_role(role: str) -> None:
-    """Raises ValueError for an unknown role."""
-    if role not in ROLES:
-        raise ValueError(f"role={role}: must be one of {', '.join(ROLES)}")

@@ -7,6 +7,7 @@ name. The details are read from the fields of the exceptions or, where these are
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -19,14 +20,13 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from sim.settings.build import is_node
 from sim.settings.compose import ConfigSource, without_hydra
 from sim.settings.config_groups import GROUP_OF, find_groups, key_comments
 from sim.settings.convert import shown
 from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
 from sim.settings.override import Override
 from sim.settings.renamed import ADVICE
-from sim.settings.replaced_nodes import check_nodes, value_at
-from sim.settings.unreadable import cure
 from sim.settings.unused import note_unused
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
@@ -385,3 +385,78 @@ def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[0].strip() if lines else ""
+
+
+_SWEEP = re.compile(r"(?P<call>(?:range|choice|glob|interval)\([^()]*\))(?P<rest>.+)")
+
+
+def cure(override: Override, *, is_list: bool) -> str:
+    """Returns what to write in place of an override. is_list: whether its setting is a list."""
+    value = override.value or ""
+    if missing := _unclosed(value):
+        return f"add what is missing at the end: '{override.text}{missing}'"
+    key = f"{override.prefix}{override.name}"
+    if found := _SWEEP.fullmatch(value):
+        return f"remove {found['rest']} at the end: '{key}={found['call']}'"
+    if is_list or value.startswith("["):
+        parts = value.removeprefix("[").removesuffix("]").split(",")
+        items = ",".join("'{}'".format(part.strip(" '\"")) for part in parts)
+        return f'write each text of the list in quotes: "{key}=[{items}]"'
+    return f"quote special characters: '{key}=\"{value}\"'"
+
+
+def _unclosed(value: str) -> str:
+    """Returns the brackets that are open at the end of a value, closed in their order; empty if none is."""
+    missing = ""
+    for char in value:
+        if char in "([{":
+            missing = ")]}"["([{".index(char)] + missing
+        elif missing and char == missing[0]:
+            missing = missing[1:]
+    return missing
+
+
+VALUE = "value"
+"""Setting with the number itself, of the classes that stand for one number."""
+
+
+def check_nodes(cfg: DictConfig, overrides: Sequence[str], source: ConfigSource) -> None:
+    """Raises ConfigError for a number that replaces a mapping; the message says which setting to give it."""
+    for override in map(Override.parse, overrides):
+        parent, _, name = override.key.rpartition(".")
+        if not parent or not isinstance(value_at(cfg, override.key), int | float):
+            continue
+        holder = value_at(cfg, parent)
+        target = holder.get("_target_") if isinstance(holder, DictConfig) else None
+        if isinstance(target, str) and is_node(target, name):
+            others = [text for text in overrides if text != override.text]
+            raise ConfigError(f"{override.text}: must be a mapping; {_advice(override, others, source)}")
+
+
+def _advice(override: Override, others: Sequence[str], source: ConfigSource) -> str:
+    """Returns what to write instead: the setting `value` of the mapping, a choice with it, or any setting."""
+    key, number = override.key, override.value
+    parent, _, name = key.rpartition(".")
+    chosen = source.compose(list(others), with_hydra=True)
+    node = value_at(chosen, key)
+    settings = [str(own) for own in node if own != "_target_"] if isinstance(node, DictConfig) else []
+    if VALUE in settings:
+        return f"set {key}.{VALUE}={number}"
+    for written in map(str, chosen.hydra.runtime.choices):
+        group, _, package = written.partition("@")
+        if parent != (package or group.replace("/", ".")):
+            continue
+        for choice in find_groups(source.dirs)[group]:
+            if f"{name}.{VALUE}" in key_comments(choice.file):
+                return f"choose {written}={choice.name} and set {key}.{VALUE}={number}"
+    if len(settings) == 1:
+        return f"set {key}.{settings[0]}={number}"
+    return f"its settings are {', '.join(f'{key}.{own}' for own in settings)}"
+
+
+def value_at(cfg: DictConfig, key: str) -> Any:
+    """Returns the value of a key; None if it, or a key that it refers to, does not exist."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None

@@ -16,7 +16,7 @@ from typing import Any
 from sim.settings.build import TARGET, locate
 from sim.settings.errors import ConfigError
 
-OWN_PACKAGES = ("policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
+OWN_PACKAGES = ("fieldlimits", "policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
 PLUGINS = "windtunnel.plugins"
 _REFERENCE = re.compile(r"\$\{\w+(?:\.\w+)*\}")
 """Matches an interpolation of another key of the same config; others may read the environment."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from hwmodels.checks import check_finite
+from fieldlimits import Checked, NonNegative, Unit, check
 from sim.engine.frontend import check_range
 
 OTHERS = "others"
@@ -20,11 +21,11 @@ ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Client:
+class Client(Checked):
     """A load generator. Without any `seconds`, requests reach the front end as soon as they are sent."""
 
     name: str = "none"
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, Annotated[NonNegative, Unit("s")]] = field(default_factory=dict)
     """Seconds that it adds to the TTFT, by the family of the engine; `others`: of all other engines."""
     range_s: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)
     """Least and largest of these that its runs show, likewise; None: no measurement shows them."""
@@ -34,8 +35,7 @@ class Client:
             for engine in getattr(self, name):
                 if engine not in (*ENGINES, OTHERS):
                     raise ValueError(f"{name}.{engine}: must be one of {', '.join((*ENGINES, OTHERS))}")
-        for engine, value in self.seconds.items():
-            check_finite(f"seconds.{engine}", value, unit="s", zero_allowed=True)
+        check(self)
         for engine, range_s in self.range_s.items():
             if range_s is not None:
                 check_range(f"range_s.{engine}", range_s)

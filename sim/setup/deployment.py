@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fieldlimits import Checked, check
 from hwmodels.assembly.attention_weights import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.devices.device import Device
@@ -25,19 +26,19 @@ from policies.batching import Batching, BatchingTraits
 from policies.caching.eviction.future import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.settings import Caching, KvMemory
-from policies.core.policy_names import name_of
 from policies.core.ranks import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from policies.user_code.traits import traits_of
 from sim.engine.kv_layout import KvLayout
+from sim.setup.combinations import check_replica
 from sim.setup.engine_profile import EngineProfile
 from sim.setup.no_effect import check_chain, check_experts, check_ranks, check_shares, num_groups
 from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deployment:
+class Deployment(Checked):
     """Settings of a replica, as objects. Raises ValueError for settings that are incompatible."""
 
     model: ModelSpec
@@ -71,28 +72,15 @@ class Deployment:
     """Proposer of draft tokens; None: a sequence gets one token per pass."""
 
     def __post_init__(self) -> None:
-        if self.lora is not None and self.adapters is not None:
-            raise ValueError(
-                "lora: must be null if requests name their adapters; set adapters=none for the same adapters "
-                "in every batch"
-            )
-        if self.adapters is not None and not isinstance(self.latency, Spec | Calibrated):
-            raise ValueError(
-                f"latency={name_of(self.latency)}: does not model LoRA adapters; choose "
-                "latency=calibrated or spec, or adapters=none"
-            )
-        if self.engine.offload.is_used and not isinstance(self.latency, Spec | Calibrated):
-            raise ValueError(
-                f"engine.offload, latency={name_of(self.latency)}: does not model weights in host memory; "
-                "choose latency=calibrated or spec, or set cpu_offload_gb=0 and n_gpu_layers=null"
-            )
+        check(self)
+        check_replica(self)
         self.layout.check(self.model, self.hardware)
         check_ranks(self.batching, self.layout, self.latency)
         check_shares(self.data_parallel, self.engine, self.batching)
         check_experts(self.model, self.engine, self.layout, self.latency)
         check_chain(self.hardware, self.engine, self.caching)
         if self.speculation is not None:
-            check_proposer(self.speculation, self.model, self.layout, self.latency)
+            check_proposer(self.speculation, self.model, self.layout)
         limit = self.model.max_position_embeddings
         if self.engine.max_model_len is not None and self.engine.max_model_len > limit:
             raise ValueError(

@@ -8,10 +8,9 @@ from policies.routing.static import reads_only_signals
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.run import RunRecords
-from sim.setup.shard_check import check_traffic
 from sim.shards.whole_run import run_all
 from sim.shards.windows import part_bounds, run_windows
-from sim.workload.base import Source
+from sim.workload.base import Source, is_open_loop
 
 
 def run_divided(
@@ -32,3 +31,12 @@ def run_divided(
         bounds = part_bounds(sim.shards, sum(pool.replicas for pool in pools))
         return run_windows(source, new_source, pools, bounds, cluster, sim, report)
     return run_all(source, new_source, pools, cluster, sim, report)
+
+
+def check_traffic(source: Source, sim: SimSettings) -> None:
+    """Raises ValueError for traffic in which the end of a request decides on later ones."""
+    if sim.shards is not None and not is_open_loop(source):
+        raise ValueError(
+            f"sim.shards={sim.shards}: the requests of this workload follow the ends of others; choose "
+            f"open-loop arrivals or a trace, or set sim.shards=null"
+        )

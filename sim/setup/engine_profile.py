@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Checked, Ge, Le, NonNegative, NonNegativeInt, OneOf, PositiveInt, Unit, check
 from hwmodels.assembly.site import Kernels
-from hwmodels.checks import check_finite
 from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
-from hwmodels.iterations.memory_profile import MemoryProfile
+from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
 from sim.engine.frontend import TOKENS, Frontend
@@ -18,12 +19,12 @@ MAX_SLOTS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineProfile:
+class EngineProfile(Checked):
     """Settings of an engine besides its policies; names as in vLLM."""
 
-    max_num_seqs: int
+    max_num_seqs: Annotated[int, Ge(1), Le(MAX_SLOTS), "as each slot is in memory"]
     """Maximum number of sequences that hold KV at the same time."""
-    max_num_batched_tokens: int
+    max_num_batched_tokens: PositiveInt
     """Default token budget of the batching policies; activation memory is reserved for that many tokens."""
     host: HostOverhead
     cuda_graphs: CudaGraphs
@@ -39,29 +40,31 @@ class EngineProfile:
     load_balance_method: str | None = None
     """Choice of the rank of data-parallel attention for a request, see `policies.core.ranks`; None: that of
     the engine, round_robin for SGLang and total_requests for others."""
-    frontend_s: float = 0.0
+    frontend_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Seconds from the arrival of a request until it reaches the scheduler, beside the work of `frontend`."""
     frontend: Frontend | None = None
     """Work of the API server, for whose processes requests wait; None: there is none."""
-    scheduler_recv_interval: int = 1
+    scheduler_recv_interval: PositiveInt = 1
     """Iterations of decodes between two looks for new requests; see `sim.engine.intake`."""
-    pp_max_micro_batch_size: int | None = None
+    pp_max_micro_batch_size: Annotated[
+        NonNegativeInt | None, "0 for max_num_seqs over the stages", "null for no limit"
+    ] = None
     """Maximum number of sequences of a batch in a pipeline that admits some; 0: max_num_seqs over the stages,
     None: no limit (vLLM). See `policies.core.batches`."""
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
-    memory_profile: str = "vllm"
+    memory_profile: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
     """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory_profile`."""
     version: str | None = None
     """Version of vLLM whose memory profile is modelled, such as 0.11.0; None: the newest that is known."""
     flashinfer_sampler: bool = False
     """Whether FlashInfer samples in vLLM, see `MemoryProfile`."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int | None, Ge(2), "a prompt and an output token"] = None
     """Maximum number of prompt and output tokens of one sequence, for which KV memory must suffice; None: the
     context length of the model, or as much as KV memory holds (vLLM's `--max-model-len auto`)."""
-    swap_space_gib: float = 4.0
+    swap_space_gib: Annotated[NonNegative, Unit("GiB")] = 4.0
     """Host memory per GPU for the KV of sequences preempted by swapping."""
-    num_kv_blocks: int | None = None
+    num_kv_blocks: Annotated[PositiveInt | None, "null for all that fit"] = None
     """KV blocks of a replica; None: as many as the rest of the memory holds."""
     offload: Offload = field(default_factory=Offload)
     """Weights in host memory: vLLM's cpu_offload_gb, llama.cpp's n_gpu_layers."""
@@ -69,20 +72,7 @@ class EngineProfile:
     """Host time of draft tokens by method, such as ngram; `others`: of all methods that are not listed."""
 
     def __post_init__(self) -> None:
-        check_finite("frontend_s", self.frontend_s, unit="s", zero_allowed=True)
-        check_finite("swap_space_gib", self.swap_space_gib, unit="GiB", zero_allowed=True)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "scheduler_recv_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if self.pp_max_micro_batch_size is not None and self.pp_max_micro_batch_size < 0:
-            raise ValueError(
-                f"pp_max_micro_batch_size={self.pp_max_micro_batch_size}: must be >= 1, or 0 for "
-                "max_num_seqs over the stages, or null for no limit"
-            )
-        if self.max_num_seqs > MAX_SLOTS:
-            raise ValueError(
-                f"max_num_seqs={self.max_num_seqs}: must be <= {MAX_SLOTS:,}, as each slot is in memory"
-            )
+        check(self)
         if self.gpu_memory_utilization is None:
             if self.memory_profile != "sglang":
                 raise ValueError(
@@ -92,12 +82,6 @@ class EngineProfile:
         elif not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be > 0 and <= 1")
         _ = self.memory  # its own checks
-        if self.num_kv_blocks is not None and self.num_kv_blocks < 1:
-            raise ValueError(f"num_kv_blocks={self.num_kv_blocks}: must be >= 1; null for all that fit")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ValueError(
-                f"max_model_len={self.max_model_len}: must be >= 2, a prompt and an output token"
-            )
 
     @property
     def launching_host(self) -> HostOverhead:

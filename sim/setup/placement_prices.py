@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fieldlimits import Checked, PositiveInt, check
 from hwmodels.devices.time_slicing import TimeSlicing
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.operating_point import decode_shape
@@ -19,20 +20,19 @@ from sim.setup.layout_choice import prompt_seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicaNeeds:
+class ReplicaNeeds(Checked):
     """The load that a replica must serve, and the layouts to be tried."""
 
     load: Load
-    min_seqs: int = 1
+    min_seqs: PositiveInt = 1
     """Minimum number of sequences of that load that a replica must hold."""
     tensor_parallel_sizes: tuple[int, ...] = (1, 2, 4, 8)
 
     def __post_init__(self) -> None:
+        check(self)
         for name, value in (("prompt", self.load.prompt_tokens), ("output", self.load.output_tokens)):
             if value < 1:
                 raise ValueError(f"{name}={value}: must be >= 1 token")
-        if self.min_seqs < 1:
-            raise ValueError(f"min_seqs={self.min_seqs}: must be >= 1")
         sizes = self.tensor_parallel_sizes
         if not sizes or any(size < 1 or size & (size - 1) for size in sizes):
             raise ValueError(f"tensor_parallel_sizes={[*sizes]}: must be one or more of 1, 2, 4, 8, ...")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
 from hwmodels.devices.storage import Storage
@@ -20,16 +21,15 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
-from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
-from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
 from policies.user_code.traits import traits_of
 from sim.engine.frontend import Frontend
 from sim.engine.links import Links
-from sim.engine.replica_pool import ReplicaPool, check_role
+from sim.engine.replica_pool import ROLES, ReplicaPool
+from sim.setup.combinations import check_pool
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import drafting_of
 from sim.speculation.acceptance import Acceptance
@@ -53,19 +53,19 @@ class PoolSettings(Deployment):
     """Model of the draft tokens that are accepted; None: without speculation."""
     storage: Storage = Storage()
     """Host memory and disk."""
-    replicas: int = 1
+    replicas: Annotated[int, Ge(1), Le(MAX_REPLICAS), "as each is an engine in memory"] = 1
     """Number of replicas; with `scaling`, at the beginning of the run."""
     scaling: Scaling | None = None
     """Policy that decides the number of replicas during the run; None: it is constant."""
     cold_start: ColdStart = field(default_factory=ColdStart)
     """The parts of the time from the start of a replica until it serves."""
 
-    role: str = "mixed"
+    role: Annotated[str, OneOf(ROLES)] = "mixed"
     """prefill: computes prompts and transfers their KV after the first token; decode: continues these
     requests; mixed: does both, and takes the overflow of prefill and decode pools if there are any."""
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas)
+        check(self)
         max_unasked_of(self.batching)  # raises for an invalid declaration before the run
         scaling = self.scaling
         if scaling is not None and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -78,28 +78,10 @@ class PoolSettings(Deployment):
                 f"scaling.min_replicas={scaling.min_replicas}, role={self.role}: must be >= 1, as requests "
                 "are held for replicas of mixed pools only"
             )
-        check_role(self.role)
         Deployment.__post_init__(self)  # super() does not know classes with slots
+        check_pool(self)
         self._check_batch_size()
-        self._check_batch_ends()
-        self._check_order()
         self._check_speculation()
-        name = name_of(self.scheduling)
-        if self.scheduling.needs_predictor and self.prediction is None:
-            raise ValueError(
-                f"prediction=none: {name} needs predicted output lengths; "
-                "choose a predictor, such as prediction=histogram"
-            )
-        if self.caching.needs_predictor and self.prediction is None:
-            raise ValueError(
-                "caching.reserve=predicted, prediction=none: needs predicted output lengths; choose a "
-                "predictor, such as prediction=histogram, or caching.reserve=max_tokens"
-            )
-        if self.scheduling.preemption_mode == "swap" and not self.engine.swap_space_gib:
-            raise ValueError(
-                "scheduling.preemption_mode=swap, engine.swap_space_gib=0: must be > 0 GiB; raise it, or "
-                "choose scheduling.preemption_mode=recompute"
-            )
         host_gib, disk_gib = self.caching.tiers_gib
         swap_gib = self.engine.swap_space_gib if self.scheduling.preemption_mode == "swap" else 0.0
         offload_gib = self.engine.offload.cpu_offload_gb
@@ -126,43 +108,10 @@ class PoolSettings(Deployment):
                     f"that run at once; set batching.{name}={limit} or engine.max_num_seqs={batch_size}"
                 )
 
-    def _check_batch_ends(self) -> None:
-        """Raises ValueError for batches that end as a whole beside asynchronous scheduling."""
-        if self._ends_with_batch and self.host.overlapped:
-            raise ValueError(
-                "batching.until_last=true, engine.host.overlapped=true: batches that end as a whole are not "
-                "modelled with asynchronous scheduling, which learns of the last end a step later; set "
-                "engine.host.overlapped=false, or batching.until_last=false"
-            )
-
-    def _check_order(self) -> None:
-        """Raises ValueError for an order by cached prefixes beside a cache that finds none."""
-        if not isinstance(self.scheduling, LongestPrefix):
-            return
-        if not self.caching.pool(self.kv_memory(1, FutureUses(()))).finds_kv:
-            raise ValueError(
-                f"scheduling=longest_prefix, caching={name_of(self.caching)}: this cache finds no prefixes; "
-                "choose caching=prefix, tiered or radix, or scheduling=fcfs"
-            )
-
     def _check_speculation(self) -> None:
-        """Raises ValueError for a proposer without the policies beside it, or that the engine cannot run."""
+        """Raises ValueError for a proposer that the engine cannot run with the policies beside it."""
         if self.speculation is None:
             return
-        if self._ends_with_batch:
-            raise ValueError(
-                f"batching.until_last=true, speculation={self.speculation.method}: batches that end as a "
-                "whole are not modelled with drafts; set batching.until_last=false, or speculation=none"
-            )
-        for key, given, example in (
-            ("draft_length", self.draft_length, "fixed"),
-            ("acceptance", self.acceptance, "iid"),
-        ):
-            if given is None:
-                raise ValueError(
-                    f"{key}=null, speculation={self.speculation.method}: must be given, such as "
-                    f"{key}={example}"
-                )
         check_adapters(self.speculation, self.adapters)
         assert self.draft_length is not None
         check_policies(
@@ -348,14 +297,4 @@ class PoolSettings(Deployment):
             latency_s=self.hardware.pcie.latency_s,
             overlapped=self.storage.overlapped,
             merge_s=self.merge_s,
-        )
-
-
-def check_replicas(replicas: int) -> None:
-    """Raises ValueError for a number of replicas that no run can have."""
-    if replicas < 1:
-        raise ValueError(f"replicas={replicas}: must be >= 1")
-    if replicas > MAX_REPLICAS:
-        raise ValueError(
-            f"replicas={replicas:.6g}: must be <= {MAX_REPLICAS:,}, as each is an engine in memory"
         )

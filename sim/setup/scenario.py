@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Ge, Le, Positive
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
+from policies.batching import BatchingTraits
 from policies.caching.content import prompt_segments
 from policies.caching.eviction.future import FutureUses
 from policies.core.policy_names import name_of
-from policies.routing import RoutingTraits
-from policies.speculation import DraftLengthTraits
 from policies.user_code.traits import traits_of
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
@@ -33,14 +33,12 @@ from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.run import RunRecords
-from sim.setup.branching_check import check_branching
 from sim.setup.client import NO_CLIENT, Client
+from sim.setup.combinations import check_run
 from sim.setup.expected_errors import expected_errors_json
 from sim.setup.frontend_note import frontend_json, frontend_note
-from sim.setup.full_batches import check_full_batches
 from sim.setup.idle_replicas import num_reached, with_idle
-from sim.setup.migration_check import check_migration
-from sim.setup.pool import PoolSettings, check_replicas
+from sim.setup.pool import PoolSettings
 from sim.setup.role_check import check_kv, check_roles, first_token_at
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.setup.slo_check import check_slo
@@ -67,27 +65,18 @@ class Scenario(PoolSettings, ClusterSettings):
     tariff: Tariff | None = None
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
-    load: float = 1.0
+    load: Annotated[Positive, "2 is twice the traffic"] = 1.0
     """Factor on the rate of open-loop arrivals: see `sim.workload.scaled`."""
-    prompt_scale: float = 1.0
+    prompt_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
     """Factor on the length of prompts: see `sim.workload.scaled`."""
-    output_scale: float = 1.0
+    output_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
     """Factor on the length of outputs."""
     sim: SimSettings = SimSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas)
         ClusterSettings.__post_init__(self)  # super() does not know classes with slots
-        if not 0 < self.load < inf:
-            raise ValueError(f"load={self.load}: must be a finite number > 0; 2 is twice the traffic")
-        for name in ("prompt_scale", "output_scale"):
-            if not 1e-6 <= getattr(self, name) <= 1e6:
-                raise ValueError(f"{name}={getattr(self, name)}: must be 1e-6 to 1e6; 2 is twice as long")
-        if self.sim.stop_missed:
-            self._check_stop_missed()
         self._check_failures()
-        check_full_batches(self.pools_by_name, self.sim)
         has_roles = any(pool.role != "mixed" for pool in self.pools_by_name.values())
         for key, routing in (("routing", self.routing), ("decode_routing", self.decode_routing)):
             try:
@@ -95,15 +84,11 @@ class Scenario(PoolSettings, ClusterSettings):
                     check_fleet(routing, self.num_replicas)
             except ValueError as error:
                 raise ValueError(f"{key}.{error}") from None
-            if traits_of(routing, RoutingTraits).needs_predictor and self.prediction is None:
-                raise ValueError(
-                    f"prediction=none: {key}={name_of(routing)} needs predicted output lengths; choose "
-                    "a predictor, such as prediction=histogram"
-                )
         PoolSettings.__post_init__(self)
+        check_run(self)
         check_roles(self.pools_by_name, self.network, self.roles)
         self._resolve()
-        check_migration(self, self.pools_by_name, self.sim)
+        self._check_migration()
         if self.encoders.replicas:
             self.network.check(next(iter(self.pools_by_name.values())).hardware)
         if self.turns.sleep_level is not None:
@@ -111,13 +96,9 @@ class Scenario(PoolSettings, ClusterSettings):
         self._check_recovery()
         self._check_adapters()
         self._check_models()
-        check_branching(self.workload, self.pools_by_name)
+        self._check_width()
         check_slo(self.slo, self.workload)
-        self._check_tpot()
-        if self.sim.shards is not None:
-            from sim.setup.shard_check import check_shards  # noqa: PLC0415 (most runs are not divided)
-
-            check_shards(self, self.pools_by_name, self.sim)
+        self._check_shards()
 
     def _resolve(self) -> None:
         """Sets what follows from other settings: the replica of the first token, the task of the drafts."""
@@ -135,16 +116,43 @@ class Scenario(PoolSettings, ClusterSettings):
         }
         object.__setattr__(self, "pools", pools)
 
-    def _check_stop_missed(self) -> None:
-        """Raises ValueError if missed requests would not be counted as in the summary."""
-        if self.slo is None:
-            raise ValueError("sim.stop_missed=true, slo=none: needs an SLO; choose one, such as slo=chat")
-        for name in ("warmup_s", "cooldown_s"):
-            if getattr(self.metrics, name):
-                raise ValueError(
-                    f"sim.stop_missed=true, metrics.{name}={getattr(self.metrics, name):g}: must be 0, as "
-                    "all requests are counted; or set sim.stop_missed=false"
-                )
+    def _check_migration(self) -> None:
+        """Raises ValueError if no request could move to another replica, or no link is known for it."""
+        if self.migration.interval_s is None:
+            return
+        if all(pool.replicas == 1 and pool.scaling is None for pool in self.pools_by_name.values()):
+            raise ValueError(
+                f"migration={name_of(self.migration)}, replicas=1: no pool has another replica to which a "
+                "request could move; set replicas >= 2, or choose migration=none"
+            )
+        for pool in self.pools_by_name.values():
+            self.network.check(pool.hardware)
+
+    def _check_shards(self) -> None:
+        """Raises ValueError for more shards than replicas."""
+        if isinstance(self.sim.shards, int) and self.sim.shards > self.num_replicas:
+            left = "" if self.sim.thin == 1 else f" that sim.thin={self.sim.thin} leaves"
+            raise ValueError(
+                f"sim.shards={self.sim.shards}: must be <= {self.num_replicas}, the number of "
+                f"replicas{left}, or auto"
+            )
+
+    def _check_width(self) -> None:
+        """Raises ValueError for more branches of a request than can decode together."""
+        width, key = answers_of(self.workload).width, f"{branching_key(self.workload)}.width"
+        for pool in self.pools_by_name.values() if width > 1 else ():
+            traits = traits_of(pool.batching, BatchingTraits)
+            for name, limit in (
+                ("engine.max_num_seqs", pool.engine.max_num_seqs),
+                ("max_num_batched_tokens", pool.max_num_batched_tokens),
+                ("batching.max_num_scheduled_tokens", traits.max_num_scheduled_tokens),
+                ("batching.n_batch", traits.n_batch),
+            ):
+                if limit is not None and width > limit:
+                    raise ValueError(
+                        f"{key}={width}, {name}={limit}: all branches decode together; raise {name} or lower "
+                        "the width"
+                    )
 
     def _check_failures(self) -> None:
         """Raises ValueError for failures of replicas or pools that do not exist."""
@@ -161,12 +169,6 @@ class Scenario(PoolSettings, ClusterSettings):
         key = f"recovery.way={self.recovery.way}"
         if self.recovery.way == "scratch":
             return
-        width, setting = answers_of(self.workload).width, f"{branching_key(self.workload)}.width"
-        if width > 1:
-            raise ValueError(
-                f"{key}, {setting}={width}: a request with several branches cannot "
-                f"continue in another replica; choose recovery=scratch or {setting}=1"
-            )
         for name, pool in self.pools_by_name.items():
             if pool.role == "prefill" and pool.adapters is not None:
                 raise ValueError(
@@ -182,16 +184,6 @@ class Scenario(PoolSettings, ClusterSettings):
                 raise ValueError(f"{key}: {error}; or choose recovery=tokens") from None
             for pool in self.pools_by_name.values():
                 self.network.check(pool.hardware)
-
-    def _check_tpot(self) -> None:
-        """Raises ValueError for a draft-length policy that needs the TPOT of an SLO that has none."""
-        for name, pool in self.pools_by_name.items():
-            if self.tpot_s is None and traits_of(pool.draft_length, DraftLengthTraits).needs_tpot:
-                key = f"pools.{name}.draft_length" if name else "draft_length"
-                raise ValueError(
-                    f"{key}={name_of(pool.draft_length)}: needs a TPOT to keep, and slo has none; set "
-                    f"{key}.tpot_s, such as 0.05, or choose an SLO with a TPOT, such as slo=chat"
-                )
 
     def _check_adapters(self) -> None:
         """Raises ValueError if the adapters that requests name cannot be served."""

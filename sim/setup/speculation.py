@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, cast
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import LatencyLevel, Replica
-from hwmodels.levels.speculative import Speculative
+from hwmodels.levels.rooflines import Replica
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.host import DraftHost, draft_host_of
@@ -48,16 +47,9 @@ def host_of(host: HostOverhead, proposer: Proposer | None) -> HostOverhead:
     return replace(host, overlapped=False)
 
 
-def check_proposer(
-    proposer: Proposer, model: ModelSpec, layout: ParallelLayout, latency: LatencyLevel
-) -> None:
+def check_proposer(proposer: Proposer, model: ModelSpec, layout: ParallelLayout) -> None:
     """Raises ValueError, with the key of the setting, if a model on some devices cannot have a draft."""
     draft = draft_of(proposer)
-    if isinstance(latency, Speculative):
-        raise ValueError(
-            f"{KEY}={proposer.method}, latency=speculative: this level models drafts itself, as an average; "
-            "choose latency=calibrated, or speculation=none"
-        )
     try:
         draft.check(model, layout)
     except ValueError as error:

@@ -61,11 +61,6 @@ def _finds_kv(pool: PoolSettings) -> bool:
 
 
 def _fewer_replicas(pool: Pool, where: str, n: int) -> Pool:
-    if pool.scaling is not None:
-        raise ValueError(
-            f"sim.thin={n}, {where}scaling={name_of(pool.scaling)}: a scaled fleet cannot be thinned, as its "
-            "policy decides by whole replicas; choose scaling=none or sim.thin=1"
-        )
     if pool.replicas % n:
         raise ValueError(f"sim.thin={n}, {where}replicas={pool.replicas}: thin must divide the replicas")
     return replace(pool, replicas=pool.replicas // n)
@@ -74,30 +69,6 @@ def _fewer_replicas(pool: Pool, where: str, n: int) -> Pool:
 def _check_parts(scenario: Scenario) -> None:
     """Raises ValueError for parts of a fleet that a smaller one does not have in proportion."""
     key, n = f"sim.thin={scenario.sim.thin}", scenario.sim.thin
-    if scenario.sim.stop_missed:
-        raise ValueError(f"{key}, sim.stop_missed=true: the number of requests is not exact; choose one")
-    if any(pool.role != "mixed" for pool in scenario.pools_by_name.values()):
-        raise ValueError(
-            f"{key}: prefill and decode pools share a network that a part of the fleet would have for "
-            "itself; choose mixed replicas or sim.thin=1"
-        )
-    if scenario.encoders.replicas or scenario.turns.sleep_level is not None:
-        raise ValueError(f"{key}: encoders and models that take turns are shared by all; choose sim.thin=1")
-    if scenario.failures.events:
-        raise ValueError(
-            f"{key}, failures: failures name single replicas and pools; choose failures=none or sim.thin=1"
-        )
-    if scenario.served_adapters and traits_of(scenario.routing, RoutingTraits).keeps_together == "adapter":
-        raise ValueError(
-            f"{key}, routing={name_of(scenario.routing)}: gives replicas whole adapters, of which a part of "
-            "the fleet has all; choose a routing by load, such as routing=least_outstanding, or sim.thin=1"
-        )
-    if traits_of(scenario.routing, RoutingTraits).reads_signals:
-        raise ValueError(
-            f"{key}, routing={name_of(scenario.routing)}: picks extremes of all replicas by their signals, "
-            "which a part of the fleet does not have (join_shortest_kv: mean TTFT up to 8 % too low); choose "
-            "a routing by its own counts, such as routing=least_outstanding, or sim.thin=1"
-        )
     num_left = scenario.num_replicas // n
     fewest = MIN_REPLICAS if reads_replicas(scenario.routing) else MIN_CLUSTERS
     if num_left < fewest and scenario.num_replicas % n == 0:

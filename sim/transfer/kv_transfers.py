@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isnan
+from math import isnan
+from typing import Annotated
 
 from simpy.events import ProcessGenerator
 
+from fieldlimits import Checked, NonNegative, NonNegativeInt, OneOf, Unit
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request
@@ -43,32 +45,19 @@ FIRST_TOKENS = ("prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KvTransferSettings:
+class KvTransferSettings(Checked):
     """Settings of the KV transfer from prefill to decode replicas."""
 
-    transfer: str = "layerwise"
+    transfer: Annotated[str, OneOf(TRANSFERS)] = "layerwise"
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
-    first_token_at: str | None = "prefill"
+    first_token_at: Annotated[str | None, OneOf(FIRST_TOKENS), "null: as the engine does"] = "prefill"
     """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived;
     None: as the engine of the decode replicas does, see `sim.setup.role_check.first_token_at`."""
-    message_bytes: float = 0.0
+    message_bytes: Annotated[NonNegative, Unit("bytes")] = 0.0
     """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
     slice of a KV block, see `sim.transfer.resharding`."""
-    overflow_tokens: int = 8192
+    overflow_tokens: Annotated[NonNegativeInt, Unit("tokens")] = 8192
     """Queued prompt tokens of every prefill replica from which on mixed replicas get prompts, too."""
-
-    def __post_init__(self) -> None:
-        if self.transfer not in TRANSFERS:
-            raise ValueError(f"transfer={self.transfer}: must be one of {', '.join(TRANSFERS)}")
-        if self.first_token_at not in (None, *FIRST_TOKENS):
-            allowed = ", ".join(FIRST_TOKENS)
-            raise ValueError(
-                f"first_token_at={self.first_token_at}: must be one of {allowed}; null: as the engine does"
-            )
-        if self.overflow_tokens < 0:
-            raise ValueError(f"overflow_tokens={self.overflow_tokens}: must be >= 0 tokens")
-        if not 0 <= self.message_bytes < inf:
-            raise ValueError(f"message_bytes={self.message_bytes}: must be a finite number >= 0 bytes")
 
 
 @dataclass(slots=True, eq=False)

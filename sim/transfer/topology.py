@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Annotated
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.devices.device import Device
 from hwmodels.devices.interconnect import Link
 from hwmodels.iterations.memory_profile import GIB
@@ -24,40 +25,28 @@ KINDS = ("auto", "nvlink", "pcie", "infiniband", "ethernet")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NetworkSettings:
+class NetworkSettings(Checked):
     """Settings of the network between replicas."""
 
-    kind: str = "auto"
+    kind: Annotated[str, OneOf(KINDS)] = "auto"
     """nvlink, pcie, infiniband: that link of the devices, between any two replicas. ethernet: one port per
     node, shared by its replicas. auto: within a node nvlink if the device has it, else pcie; between nodes
     infiniband."""
-    bandwidth_bytes_per_s: float | None = None
+    bandwidth_bytes_per_s: Annotated[Positive | None, Unit("bytes/s")] = None
     """Bandwidth per direction of the port of a device, with ethernet of a node; None: see its data sheet."""
-    latency_s: float | None = None
+    latency_s: Annotated[NonNegative | None, Unit("s")] = None
     """Seconds until the first byte arrives; None: as in the data sheet of the device."""
-    reached_share: float = 0.8
+    reached_share: PositiveShare = 0.8
     """Share of these bandwidths that copies reach; Mooncake: 87 of 100 GB/s on 4 ports, 190 of 400 on 8."""
-    fabric_bytes_per_s: float | None = None
+    fabric_bytes_per_s: Annotated[Positive | None, Unit("bytes/s")] = None
     """Bandwidth between all nodes together; None: no such limit."""
-    max_transfers: int | None = None
+    max_transfers: Annotated[PositiveInt | None, "null for no limit"] = None
     """Maximum number of concurrent transfers from, and to, one replica; others wait. None: no limit."""
-    buffer_gib: float | None = None
+    buffer_gib: Annotated[Positive | None, Unit("GiB")] = None
     """Transfer buffer of a replica in each direction, which limits the KV in flight; None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind}: must be one of {', '.join(KINDS)}")
-        for name in ("bandwidth_bytes_per_s", "fabric_bytes_per_s"):
-            if getattr(self, name) is not None:
-                check_finite(name, getattr(self, name), unit="bytes/s")
-        if self.latency_s is not None:
-            check_finite("latency_s", self.latency_s, unit="s", zero_allowed=True)
-        if self.buffer_gib is not None:
-            check_finite("buffer_gib", self.buffer_gib, unit="GiB")
-        if not 0 < self.reached_share <= 1:
-            raise ValueError(f"reached_share={self.reached_share}: must be > 0 and <= 1")
-        if self.max_transfers is not None:
-            check_whole("max_transfers", self.max_transfers, remedy="; null for no limit")
+        check(self)
         if self.kind == "auto" and (self.bandwidth_bytes_per_s is not None or self.latency_s is not None):
             raise ValueError(
                 "kind=auto: bandwidth_bytes_per_s and latency_s must be null, as auto uses two links; "

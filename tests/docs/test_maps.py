@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from experiments.app.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
+PACKAGES = ("fieldlimits", "policies", "hwmodels", "kernels", "sim", "realengine", "experiments")
 LARGEST_MAP = 40
 LARGEST_FOLDER_WITHOUT_MAP = 3
 SETTINGS_OF_SIM = set(OmegaConf.load(ROOT / "configs" / "scenario.yaml").sim)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("policies", "hwmodels", "sim", "kernels", "realengine", "experiments", "configs")
+PACKAGES = ("fieldlimits", "policies", "hwmodels", "sim", "kernels", "realengine", "experiments", "configs")
 WINDTUNNEL = str(Path(sys.executable).with_name("windtunnel"))
 METADATA = ("Summary", "Author", "Keywords", "License-Expression", "Requires-Python", "Description")
 

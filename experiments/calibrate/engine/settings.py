@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from hwmodels.checks import check_finite, check_whole
+from fieldlimits import Checked, Ge, OneOf, Positive, Unit, check
+from hwmodels.checks import check_whole
 from hwmodels.model.model_spec import ModelSpec
 
 DEVICES = ("cpu", "cuda")
@@ -17,10 +19,10 @@ LIMITS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasureSettings:
+class MeasureSettings(Checked):
     """Settings of `windtunnel calibrate device=...`."""
 
-    device: str
+    device: Annotated[str, OneOf(DEVICES)]
     """The device that the engine runs on: cpu or cuda."""
     model: ModelSpec
     out: str = DEFAULT_OUT
@@ -28,27 +30,20 @@ class MeasureSettings:
     name: str | None = None
     """Name of the machine, as in hardware=NAME; None: cpu, or the name of the GPU."""
     max_num_seqs: int | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_model_len: Annotated[int | None, Ge(64)] = None
+    max_num_batched_tokens: Annotated[int | None, Ge(8)] = None
     block_size: int = 16
-    budget_s: float | None = None
+    budget_s: Annotated[Positive | None, Unit("s")] = None
     """Time of the measurement, in seconds; at least one warm-up round and three more are run."""
     iterations: int = 60
     """Number of random iterations with which the table is checked."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.device not in DEVICES:
-            raise ValueError(f"device={self.device}: must be one of {', '.join(DEVICES)}")
+        check(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "iterations"):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value)
-        if self.max_model_len is not None and self.max_model_len < 64:
-            raise ValueError(f"max_model_len={self.max_model_len}: must be a whole number >= 64")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 8:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 8")
-        if self.budget_s is not None:
-            check_finite("budget_s", self.budget_s, unit="s")
         if self.name is not None and not self.name.isidentifier():
             raise ValueError(f"name={self.name}: must consist of letters, digits and _, for a file name")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from fieldlimits import MinLen, PositiveInt, Unit, check
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.operating_point import (
@@ -25,7 +26,9 @@ from sim.setup.deployment import Deployment
 class RooflineSettings(Deployment):
     """Settings of `windtunnel roofline`."""
 
-    batch_sizes: tuple[int, ...] = (1, 8, 32, 128, 512)
+    batch_sizes: Annotated[
+        tuple[Annotated[PositiveInt, Unit("sequence")], ...], MinLen(1), "for example batch_sizes=[1,8,32]"
+    ] = (1, 8, 32, 128, 512)
     """Batch sizes: sequences per iteration."""
     context: int = 1024
     """Context tokens that each decoding sequence attends to."""
@@ -33,20 +36,13 @@ class RooflineSettings(Deployment):
     """Prompt tokens per prefill."""
     phase: Literal["decode", "prefill"] = "decode"
     """Phase of the iteration whose operators are listed."""
-    batch_size: int | None = None
+    batch_size: Annotated[PositiveInt | None, Unit("sequence")] = None
     """Batch size of that iteration; None: the middle one of batch_sizes (prefill: the first)."""
     out: str | None = "roofline.html"
     """File of the chart; None: no chart."""
 
     def __post_init__(self) -> None:
-        if not self.batch_sizes:
-            raise ValueError(
-                "batch_sizes=[]: must contain at least one size, for example batch_sizes=[1,8,32]"
-            )
-        if min(self.batch_sizes) < 1:
-            raise ValueError(f"batch_sizes={min(self.batch_sizes)}: must be >= 1 sequence")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: must be >= 1 sequence")
+        check(self)
         limit = self.model.max_position_embeddings
         for name in ("context", "prompt"):
             if not 1 <= getattr(self, name) <= limit:

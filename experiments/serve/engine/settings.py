@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fieldlimits import Checked, PositiveInt, check
 from realengine.runner.graph_mode import check_mode
 
 Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RealEngine:
+class RealEngine(Checked):
     """The node `serve.engine`. Raises ValueError for an invalid setting."""
 
     model: str | None = None
@@ -22,7 +23,7 @@ class RealEngine:
     """LoRA adapters by the names that requests use: folders in PEFT's format; None: there are none."""
     speculative_config: Mapping[str, Any] | None = None
     """Speculative decoding with weights, with the keys of vLLM's option; None: as the scenario says."""
-    max_iterations: int = 1
+    max_iterations: PositiveInt = 1
     """Decode iterations in one launch, if the plan holds for so many; tokens then come in groups."""
     attention_backend: str = "triton"
     """Attention of prompts' chunks, a name of the engine's setting; triton: the engine's own kernel."""
@@ -32,6 +33,5 @@ class RealEngine:
     """Whether /sleep frees the memory of the device; vLLM's key."""
 
     def __post_init__(self) -> None:
+        check(self)
         check_mode(self.cudagraph_mode)
-        if self.max_iterations < 1:
-            raise ValueError(f"max_iterations={self.max_iterations}: must be >= 1")

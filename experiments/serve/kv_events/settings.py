@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from fieldlimits import Checked, OneOf, PositiveInt, Unit, check
 
 PACKAGES = ("msgspec", "zmq")
 """Modules that the events need; they are in the extra `serve`."""
@@ -16,11 +19,11 @@ _TCP = re.compile(r"tcp://(\*|[^:/\s\[\]]+|\[[^\]\s]+\]):(\d{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KvEventsSettings:
+class KvEventsSettings(Checked):
     """Settings of the KV events, with the names of vLLM's `KVEventsConfig`. Raises ValueError."""
 
     enable_kv_cache_events: bool = False
-    publisher: str | None = "zmq"
+    publisher: Annotated[str | None, OneOf(("zmq",))] = "zmq"
     """zmq; None: events are not published."""
     endpoint: str = "tcp://127.0.0.1:5557"
     """Address of the PUB socket of replica 0; replica i has the port + i."""
@@ -28,16 +31,15 @@ class KvEventsSettings:
     """Connect to the endpoint, where a subscriber listens, in place of listening there."""
     replay_endpoint: str | None = None
     """Address of the ROUTER socket that repeats past batches, with ports as those of `endpoint`."""
-    buffer_steps: int = 10_000
+    buffer_steps: Annotated[PositiveInt, Unit("batch")] = 10_000
     """Batches that can be repeated, the last ones."""
-    hwm: int = 100_000
+    hwm: Annotated[PositiveInt, Unit("batch")] = 100_000
     """Batches that wait for a slow subscriber; further ones are dropped for it."""
     topic: str = ""
     """First frame of each message; {replica}, {port} and {model} stand for those of the replica."""
 
     def __post_init__(self) -> None:
-        if self.publisher not in ("zmq", None):
-            raise ValueError(f"publisher={self.publisher}: must be zmq, or null for none")
+        check(self)
         for name in ("endpoint", "replay_endpoint"):
             value = getattr(self, name)
             if value is not None:
@@ -46,9 +48,6 @@ class KvEventsSettings:
             raise ValueError(f"endpoint={self.endpoint}: must name a host with connect=true")
         if self.replay_endpoint == self.endpoint and not self.endpoint.endswith(":0"):
             raise ValueError(f"replay_endpoint={self.replay_endpoint}: must differ from endpoint")
-        for name in ("buffer_steps", "hwm"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1 batch")
 
     def topic_of(self, replica: int, port: int, model: str) -> str:
         """Returns the topic of a replica, which serves a model at an HTTP port."""

@@ -17,11 +17,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from experiments.study.launchers.importing import passed_on
 from experiments.study.launchers.local import PATIENCE_S
 from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
+from fieldlimits import Checked, Gt, OneOf
 from sim.engine.interrupt import Interrupt
 
 CLUSTERS = ("local", "slurm")
@@ -32,28 +33,20 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BySubmitit:
+class BySubmitit(Checked):
     """Launches runs with submitit; the fields are submitit's parameters."""
 
-    cluster: str = "local"
-    jobs: int | None = None
-    runs_per_job: int | None = None
-    timeout_min: int = 60
-    cpus_per_task: int = 1
-    mem_gb: float = 4.0
+    cluster: Annotated[str, OneOf(CLUSTERS)] = "local"
+    jobs: Annotated[int | None, Gt(0)] = None
+    runs_per_job: Annotated[int | None, Gt(0)] = None
+    timeout_min: Annotated[int, Gt(0)] = 60
+    cpus_per_task: Annotated[int, Gt(0)] = 1
+    mem_gb: Annotated[float, Gt(0)] = 4.0
     slurm_partition: str | None = None
     slurm_account: str | None = None
     slurm_qos: str | None = None
     slurm_setup: tuple[str, ...] = ()
     folder: str = ".submitit"
-
-    def __post_init__(self) -> None:
-        if self.cluster not in CLUSTERS:
-            raise ValueError(f"cluster={self.cluster}: must be one of {', '.join(CLUSTERS)}")
-        for name in ("jobs", "runs_per_job", "timeout_min", "cpus_per_task", "mem_gb"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name}={value}: must be > 0")
 
     @property
     def num_jobs(self) -> int:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection, wait
+from typing import Annotated
 
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
 from experiments.study.launchers.parent import end_with_parent
+from fieldlimits import Checked, PositiveInt
 from sim.engine.interrupt import Interrupt
 
 GRACE_S = 1.5
@@ -23,15 +25,11 @@ PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Local:
+class Local(Checked):
     """One process per core, or `jobs` processes; a single one is this process, for debuggers."""
 
-    jobs: int | None = None
+    jobs: Annotated[PositiveInt | None, "null for one per core"] = None
     """Number of processes; None: one per core."""
-
-    def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per core")
 
     def outcomes(
         self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt

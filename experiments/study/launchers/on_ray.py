@@ -10,32 +10,30 @@ import socket
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from experiments.study.launchers.importing import passed_on, python_path
 from experiments.study.launchers.local import PATIENCE_S
 from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
+from fieldlimits import Checked, Gt, PositiveInt, Unit, check
 from sim.engine.interrupt import Interrupt
 
 HERE = (None, "local")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnRay:
+class OnRay(Checked):
     """An existing cluster, or one that is started on this machine and ends with the command."""
 
     address: str | None = None
     """HOST:PORT of its head, `auto`, or ray://HOST:PORT; None: start one on this machine."""
-    jobs: int | None = None
+    jobs: Annotated[PositiveInt | None, "null for one per CPU of the cluster"] = None
     """Number of workers; None: one per CPU of the cluster."""
-    connect_s: float = 5.0
+    connect_s: Annotated[float, Gt(0), Unit("s")] = 5.0
     """Longest wait in seconds for the head to respond."""
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs}: must be >= 1, or null for one per CPU of the cluster")
-        if not self.connect_s > 0:
-            raise ValueError(f"connect_s={self.connect_s}: must be > 0 s")
+        check(self)
         if self.address not in (*HERE, "auto"):
             _host_and_port(str(self.address))
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated
 
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.validate.fidelity.thresholds import Thresholds
+from fieldlimits import Checked, OneOf, Positive, PositiveInt, check
 from sim.settings.build import build_as
 
 DEVICES = ("cpu", "cuda")
@@ -27,18 +29,18 @@ class Suite:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ValidateSettings:
+class ValidateSettings(Checked):
     """Settings with either against (recordings) or device (run our own engine now)."""
 
     thresholds: Thresholds
     against: str | tuple[str, ...] | None = None
-    device: str | None = None
+    device: Annotated[str | None, OneOf(DEVICES)] = None
     attention_backend: str = "triton"
     """With device: attention of prompts' chunks, a name of the engine's setting."""
     suite: Suite = field(default_factory=lambda: Suite(cases={"run": ()}))
-    load: float | None = None
+    load: Annotated[Positive | None, "such as 0.6", "null for the workload's own pace"] = None
     """Share of the simulated capacity to which arrivals are paced; None: the workload's own pace."""
-    repeats: int = 1
+    repeats: PositiveInt = 1
     calibrated: str | None = None
     """Folder of `windtunnel calibrate device=...`; None: the machine is measured first."""
     run: str | tuple[str, ...] | None = None
@@ -48,21 +50,13 @@ class ValidateSettings:
     """CSV file to which the acceptance of draft tokens is written, for acceptance=table; None: none."""
 
     def __post_init__(self) -> None:
+        check(self)
         if (self.against is None) == (self.device is None):
             given = "neither" if self.against is None else "both"
             raise ValueError(
                 f"device, against: {given} given; give either device=cpu or device=cuda, which runs "
                 "our own engine on this machine, or against=FILE, which reads measurements"
             )
-        if self.device is not None and self.device not in DEVICES:
-            raise ValueError(f"device={self.device}: must be one of {', '.join(DEVICES)}")
-        if self.load is not None and not 0 < self.load < float("inf"):
-            raise ValueError(
-                f"load={self.load}: must be a finite number > 0, such as 0.6; null for the "
-                "workload's own pace"
-            )
-        if self.repeats < 1:
-            raise ValueError(f"repeats={self.repeats}: must be >= 1")
         if self.calibrated is not None and not Path(self.calibrated).is_dir():
             raise ValueError(
                 f"calibrated={self.calibrated}: no such folder; give a folder written by windtunnel calibrate"

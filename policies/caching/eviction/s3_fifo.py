@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Self
 
+from fieldlimits import Checked, NonNegative, Share
 from policies.caching.eviction import Entry, Eviction
 from policies.caching.eviction.ghosts import Ghosts
 
@@ -41,14 +42,14 @@ class _Joined(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class S3Fifo(Eviction):
+class S3Fifo(Checked, Eviction):
     """Settings of S3-FIFO, and its state for one cache."""
 
     num_queues: ClassVar[int] = 2
 
-    small_share: float = 0.1
+    small_share: Share = 0.1
     """Share of the cached tokens below which nothing is evicted from the small queue."""
-    ghost_share: float = 0.9
+    ghost_share: NonNegative = 0.9
     """Tokens of evicted content with a ghost entry, as a share of the cached tokens; as many as in main."""
     _joined: dict[int, _Joined] = field(
         init=False, hash=False, repr=False, compare=False, default_factory=dict
@@ -58,12 +59,6 @@ class S3Fifo(Eviction):
         init=False, hash=False, repr=False, compare=False, default_factory=lambda: [0]
     )
     _ghosts: Ghosts = field(init=False, hash=False, repr=False, compare=False, default_factory=Ghosts)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.small_share <= 1:
-            raise ValueError(f"small_share={self.small_share}: must be >= 0 and <= 1 (a share)")
-        if not 0 <= self.ghost_share < float("inf"):
-            raise ValueError(f"ghost_share={self.ghost_share}: must be >= 0 and finite")
 
     def key(self, entry: Entry) -> tuple[float, ...]:
         """Returns the sort key: the position in its queue."""

@@ -11,25 +11,21 @@ last victim; it increases, so that entries that are no longer used are evicted a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from fieldlimits import Checked, NonNegative
 from policies.caching.eviction import Entry, Eviction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SizeAware(Eviction):
+class SizeAware(Checked, Eviction):
     """Settings of GreedyDual-Size, and the age for one cache."""
 
-    fixed_cost_tokens: float = 512.0
+    fixed_cost_tokens: NonNegative = 512.0
     """Fixed part of the cost of a miss, in tokens; 0: least frequently used with ageing."""
     _age: list[float] = field(init=False, hash=False, repr=False, default_factory=lambda: [0.0])
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fixed_cost_tokens < math.inf:
-            raise ValueError(f"fixed_cost_tokens={self.fixed_cost_tokens}: must be >= 0 and finite")
 
     def key(self, entry: Entry) -> tuple[float, ...]:
         """Returns the sort key: the value at the present age, then as `Lru`."""

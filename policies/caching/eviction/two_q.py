@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
+from fieldlimits import Checked, NonNegative, Share
 from policies.caching.eviction import Entry, Eviction
 from policies.caching.eviction.ghosts import Ghosts
 
@@ -22,22 +23,16 @@ PROBATION, MAIN = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwoQ(Eviction):
+class TwoQ(Checked, Eviction):
     """Settings of 2Q (Kin and Kout in the paper), and the ghost entries of one cache."""
 
     num_queues: ClassVar[int] = 2
 
-    probation_share: float = 0.25
+    probation_share: Share = 0.25
     """Share of the cached tokens up to which nothing is evicted from the probation queue."""
-    ghost_share: float = 0.5
+    ghost_share: NonNegative = 0.5
     """Tokens of evicted content with a ghost entry, as a share of the cached tokens."""
     _ghosts: Ghosts = field(init=False, hash=False, repr=False, compare=False, default_factory=Ghosts)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probation_share <= 1:
-            raise ValueError(f"probation_share={self.probation_share}: must be >= 0 and <= 1 (a share)")
-        if not 0 <= self.ghost_share < float("inf"):
-            raise ValueError(f"ghost_share={self.ghost_share}: must be >= 0 and finite")
 
     def key(self, entry: Entry) -> tuple[float, ...]:
         """Returns the sort key: first in, first out in the probation queue; as `Lru` in the main queue."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import Checked, check
 from policies.speculation.tree import TokenTree
 
 MAX_DRAFT_TOKENS = 128
@@ -11,7 +12,7 @@ MAX_DRAFT_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chain:
+class Chain(Checked):
     """The settings of a proposer without a tree."""
 
     draft: object
@@ -20,6 +21,7 @@ class Chain:
     """Draft tokens of a pass, at most."""
 
     def __post_init__(self) -> None:
+        check(self)
         check_num_tokens(self.num_speculative_tokens)
 
     @property
@@ -29,7 +31,7 @@ class Chain:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChainOrTree:
+class ChainOrTree(Checked):
     """The settings of a proposer that drafts a chain, or the nodes of a tree."""
 
     draft: object
@@ -42,6 +44,7 @@ class ChainOrTree:
     """Checkpoint of the draft layers or heads, for launch commands; None: none is known."""
 
     def __post_init__(self) -> None:
+        check(self)
         check_num_tokens(self.num_speculative_tokens)
         if self.tree is not None and self.tree.num_nodes != self.num_speculative_tokens:
             raise ValueError(

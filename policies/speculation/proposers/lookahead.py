@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Checked, Ge, PositiveInt, check
 from policies.speculation import SlotRules
 from policies.speculation.proposers.chain import check_num_tokens
 from policies.speculation.tree import TokenTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lookahead:
+class Lookahead(Checked):
     """Verifies several n-grams of the pool that begin with the newest token, without a draft model.
 
     A pass has window x (ngram - 1) rows that refine guesses and guesses x (ngram - 1) rows of candidates.
@@ -25,17 +26,15 @@ class Lookahead:
 
     draft: object
     """The rows that refine guesses: see `hwmodels.speculation.draft.PassDraft`."""
-    window: int = 15
+    window: PositiveInt = 15
     """W: later places that are guessed at once."""
-    ngram: int = 5
+    ngram: Annotated[int, Ge(2)] = 5
     """N: tokens of an n-gram, of which the first one is known."""
-    guesses: int = 15
+    guesses: PositiveInt = 15
     """G: n-grams that a pass verifies."""
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("ngram", 2), ("guesses", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= {least}")
+        check(self)
         rows = f"guesses={self.guesses}, ngram={self.ngram}: guesses x (ngram - 1)"
         check_num_tokens(self.num_speculative_tokens, rows)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fieldlimits import PositiveInt
 from policies.speculation import SlotRules
 from policies.speculation.proposers.chain import Chain
 
@@ -18,7 +19,7 @@ class Mtp(Chain):
 
     method: ClassVar[str] = "mtp"
 
-    num_nextn_predict_layers: int = 1
+    num_nextn_predict_layers: PositiveInt = 1
     """Modules with weights of their own."""
     disable_eagle_block_drop: bool = False
     """True: the last block of a prefix-cache hit is used as it is, without the hidden states before it."""
@@ -26,8 +27,6 @@ class Mtp(Chain):
     def __post_init__(self) -> None:
         Chain.__post_init__(self)  # super() does not know classes with slots
         modules, tokens = self.num_nextn_predict_layers, self.num_speculative_tokens
-        if modules < 1:
-            raise ValueError(f"num_nextn_predict_layers={modules}: must be >= 1")
         if tokens > modules and tokens % modules:
             raise ValueError(
                 f"num_speculative_tokens={tokens}: must be a multiple of num_nextn_predict_layers={modules}, "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fieldlimits import PositiveInt
 from policies.speculation import SlotRules
 from policies.speculation.proposers.chain import Chain
 
@@ -19,7 +20,7 @@ class Ngram(Chain):
 
     method: ClassVar[str] = "ngram"
 
-    prompt_lookup_max: int = 5
+    prompt_lookup_max: PositiveInt = 5
     """Tokens of the longest n-gram that is looked up."""
     prompt_lookup_min: int | None = None
     """Tokens of the shortest n-gram that is looked up; None: as the longest."""
@@ -28,8 +29,6 @@ class Ngram(Chain):
 
     def __post_init__(self) -> None:
         Chain.__post_init__(self)  # super() does not know classes with slots
-        if self.prompt_lookup_max < 1:
-            raise ValueError(f"prompt_lookup_max={self.prompt_lookup_max}: must be >= 1")
         if not 1 <= self.min_ngram <= self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min={self.prompt_lookup_min}: must be 1 to {self.prompt_lookup_max}, "

@@ -6,8 +6,9 @@ Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI App
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from fieldlimits import Ge, NonNegativeInt, PositiveInt, Share
 from policies.speculation import SlotRules
 from policies.speculation.proposers.chain import Chain
 
@@ -18,28 +19,14 @@ class Suffix(Chain):
 
     method: ClassVar[str] = "suffix"
 
-    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_tree_depth: PositiveInt = 24
     """Tokens of the match and of the draft together, at most."""
-    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_cached_requests: NonNegativeInt = 10_000
     """Earlier answers in the tree, the oldest of which are dropped; 0: only the request's own tokens."""
-    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_max_spec_factor: Annotated[float, Ge(0)] = 1.0
     """Draft tokens per matched token, at most."""
-    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_min_token_prob: Share = 0.1
     """Least share of the earlier continuations that a draft token has."""
-
-    def __post_init__(self) -> None:
-        Chain.__post_init__(self)  # super() does not know classes with slots
-        for name, least in (
-            ("suffix_decoding_max_tree_depth", 1),
-            ("suffix_decoding_max_cached_requests", 0),
-            ("suffix_decoding_max_spec_factor", 0),
-        ):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= {least}")
-        if not 0 <= self.suffix_decoding_min_token_prob <= 1:
-            raise ValueError(
-                f"suffix_decoding_min_token_prob={self.suffix_decoding_min_token_prob}: must be 0 to 1"
-            )
 
     @property
     def rules(self) -> SlotRules:

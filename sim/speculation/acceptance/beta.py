@@ -9,34 +9,28 @@ Accepted lengths are then longer in the mean than those of the mean rate, becaus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 from scipy.special import betaincinv
 
+from fieldlimits import Checked, Positive, Share
 from policies.core.request import Request
 from policies.prediction.draws import uniform
 from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import STREAM, Verdicts
-from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_of, with_ranks
+from sim.speculation.acceptance.rates import num_ranks, verdicts_of, with_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beta:
+class Beta(Checked):
     """Accepts every draft token of a request with the same probability, which differs between requests."""
 
-    mean: float
+    mean: Share
     """Mean over the requests of the probability that a draft token is accepted."""
-    concentration: float
+    concentration: Positive
     """Sum of the two parameters of the beta distribution; the smaller, the more requests differ."""
-    rank_decay: float = 0.32
+    rank_decay: Share = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
-
-    def __post_init__(self) -> None:
-        require_share("mean", self.mean)
-        require_share("rank_decay", self.rank_decay)
-        if not 0 < self.concentration < inf:
-            raise ValueError(f"concentration={self.concentration}: must be finite and > 0")
 
     def check(self, proposer: Proposer) -> None:
         """Raises no error: it can judge the drafts of every proposer."""

@@ -8,41 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Checked, OneOf, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.iid import same_rates
-from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_of
+from sim.speculation.acceptance.rates import num_ranks, verdicts_of
 
 ATTRIBUTES = ("tenant", "adapter", "model", "priority")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ByClass:
+class ByClass(Checked):
     """Accepts every draft token with the probability of the class of its request."""
 
-    by: str = "tenant"
+    by: Annotated[str, OneOf(ATTRIBUTES)] = "tenant"
     """The attribute that names the class of a request: tenant, adapter, model or priority."""
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Share] = field(default_factory=dict)
     """Class -> probability that a draft token is accepted if all tokens before it in its pass are."""
-    others: float = 0.8
+    others: Share = 0.8
     """The probability of requests of any other class, or of none."""
-    rank_decay: float = 0.32
+    rank_decay: Share = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
-        if self.by not in ATTRIBUTES:
-            raise ValueError(f"by={self.by}: must be one of {', '.join(ATTRIBUTES)}")
+        check(self)
         if not self.rates:
             raise ValueError(
                 f"rates={{}}: must give at least one {self.by} a rate, such as "
                 "++acceptance.rates={code:0.9}; for the same rate everywhere choose acceptance=iid"
             )
-        for name, rate in self.rates.items():
-            require_share(f"rates.{name}", rate)
-        require_share("others", self.others)
-        require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
         """Raises no error: it can judge the drafts of every proposer."""

@@ -16,13 +16,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.rates import (
     num_ranks,
     require_rates,
-    require_share,
     verdicts_of,
     with_ranks,
 )
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # of sums of rates that are given as decimal numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ByPosition:
+class ByPosition(Checked):
     """Accepts a draft token with the probability of its place. Exactly one way to give the rates is set."""
 
     rates: tuple[float, ...] | None = None
@@ -43,10 +43,11 @@ class ByPosition:
     """Mean accepted length, 1 + accepted draft tokens per pass, with the least variance."""
     rates_by_rank: tuple[tuple[float, ...], ...] | None = None
     """For trees: conditional rates of each place by rank; those of one place must have a sum of at most 1."""
-    rank_decay: float = 0.32
+    rank_decay: Share = 0.32
     """For trees without rates_by_rank: rate of further ranks, where those before miss, over the first."""
 
     def __post_init__(self) -> None:
+        check(self)
         given = [name for name in _WAYS if getattr(self, name) is not None]
         if not given:
             raise ValueError(
@@ -56,7 +57,6 @@ class ByPosition:
             raise ValueError(
                 f"{given[0]}: only one of {', '.join(given)} may be given; set the others to null"
             )
-        require_share("rank_decay", self.rank_decay)
         if self.rates is not None:
             require_rates("rates", self.rates)
         if self.synthetic_acceptance_rates is not None:

@@ -8,37 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, OneOf, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import Acceptance, Verdicts
 from sim.speculation.acceptance.published import TASKS, published_rate
-from sim.speculation.acceptance.rates import num_ranks, require_share, verdicts_of, with_ranks
+from sim.speculation.acceptance.rates import num_ranks, verdicts_of, with_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Iid:
+class Iid(Checked):
     """Accepts every draft token with the same probability."""
 
-    rate: float | None
+    rate: Share | None
     """Probability that a draft token is accepted if all tokens before it in its pass are; None: the published
     one of the proposer and the task."""
-    task: str | None = None
+    task: Annotated[str | None, OneOf(TASKS)] = None
     """Task of the requests, for rate=None: one of `TASKS`; None: that of the workload, else chat."""
-    rank_decay: float = 0.32
+    rank_decay: Share = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
 
     def __post_init__(self) -> None:
-        if self.rate is not None:
-            require_share("rate", self.rate)
-        if self.task is not None and self.task not in TASKS:
-            raise ValueError(f"task={self.task}: must be one of {', '.join(TASKS)}; null: the workload's")
+        check(self)
         if self.task is not None and self.rate is not None:
             raise ValueError(f"task={self.task}, rate={self.rate:g}: a task has no effect beside a rate")
-        require_share("rank_decay", self.rank_decay)
 
     def check(self, proposer: Proposer) -> None:
         """Raises no error: it can judge the drafts of every proposer."""

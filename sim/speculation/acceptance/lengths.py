@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from policies.speculation.tree import TokenTree
@@ -25,7 +26,6 @@ from sim.speculation.acceptance.iid import same_rates
 from sim.speculation.acceptance.rates import (
     mean_accepted_length,
     num_ranks,
-    require_share,
     verdicts_of,
     with_ranks,
 )
@@ -35,7 +35,7 @@ _BISECTIONS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeanLengths:
+class MeanLengths(Checked):
     """Accepts every draft token with the probability that gives the published mean accepted length."""
 
     lengths: Mapping[str, Mapping[str, float]]
@@ -48,12 +48,12 @@ class MeanLengths:
     """Task of all requests; None: every session has one of the tasks, all equally likely."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
-    rank_decay: float = 0.32
+    rank_decay: Share = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
     _rates: dict[str, dict[str, float]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_share("rank_decay", self.rank_decay)
+        check(self)
         if not self.lengths:
             raise ValueError("lengths={}: must have at least one method")
         name, first = next(iter(self.lengths.items()))

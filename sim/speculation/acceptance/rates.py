@@ -63,9 +63,3 @@ def require_rates(name: str, rates: Sequence[float]) -> None:
     for place, rate in enumerate(rates, 1):
         if not 0 <= rate <= 1:
             raise ValueError(f"{name}: place {place} has {rate}; must be a probability, >= 0 and <= 1")
-
-
-def require_share(name: str, value: float) -> None:
-    """Raises ValueError for a value that is no probability."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value}: must be a probability, >= 0 and <= 1")

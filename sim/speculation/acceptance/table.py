@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from sim.speculation.acceptance import STREAM, Verdicts
 from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.rates import (
     num_ranks,
-    require_share,
     verdicts_of,
     with_ranks,
 )
@@ -28,7 +28,7 @@ from sim.speculation.acceptance.tasks import require_tasks, task_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class Table(Checked):
     """Accepts a draft token with the share that was counted for its task and place."""
 
     path: Path
@@ -37,15 +37,15 @@ class Table:
     """Task of all requests; None: every session has one of the tasks, all equally likely."""
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Tenant -> task of its requests."""
-    rank_decay: float = 0.32
+    rank_decay: Share = 0.32
     """For trees: the rate of further ranks, where those before have missed, over the rate of rank 1."""
     _by_task: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = field(
         init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
+        check(self)
         object.__setattr__(self, "path", Path(self.path).expanduser())
-        require_share("rank_decay", self.rank_decay)
         counts = read_counts(self.path)
         require_tasks(self.task, self.tasks, counts, f"path={self.path}")
         by_task = {task: (np.array(of.rates()), np.array(of.drafted_shares())) for task, of in counts.items()}

@@ -92,7 +92,7 @@ def test_without_a_setting_the_experiments_are_listed(folder, capsys, own):
             ["experiment.sweep={key: replicas, values: [1, 0]}"],
             "arm chunked at replicas=0: replicas=0: must be >= 1",
         ),
-        (["jobs=0"], "jobs=0: must be >= 1; null: one per core"),
+        (["jobs=0"], "jobs=0: must be >= 1, or null for one per core"),
         (["experiment.arm=1"], "experiment.arm: no such setting; nearest: experiment.arms"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -142,7 +142,7 @@ def test_nothing_but_refusals_is_reported_by_the_exit_code(command, serve):
             ["url=http://h", "workload.branching.width=2"],
             "workload.branching.width=2: observe supports one output",
         ),
-        (["url=http://h", "until_s=-1"], "until_s=-1: must be finite and > 0"),
+        (["url=http://h", "until_s=-1"], "until_s=-1: must be a finite number > 0"),
         (["url=http://127.0.0.1:9"], "url=http://127.0.0.1:9: no connection"),
         (["url={url}/wrong"], "/wrong/v1/models returned status 404; OpenAI-compatible servers list"),
         (["url={url}", "served_model_name=script"], "nearest: scripted; allowed: scripted"),

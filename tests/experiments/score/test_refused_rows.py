@@ -29,7 +29,7 @@ from tests.experiments.score.measured_rows import REPLAYED_RUN, RUN, SILICON, re
             "column concurrency is missing; .*concurency",
         ),
         ([SILICON], {"kind": "experiments"}, "measured.csv: column tp is missing"),
-        ([SILICON], {"kind": "silicone"}, "kind=silicone: no such kind of table; .*silicon"),
+        ([SILICON], {"kind": "silicone"}, "kind=silicone: must be one of .*nearest: silicon"),
         ([SILICON], {"jobs": 0}, "jobs=0: must be >= 1"),
         ([SILICON], {"out": "nowhere/predicted.csv"}, "out=nowhere/predicted.csv: there is no folder"),
         ([SILICON], {"out": "."}, "out=.: is a folder; name a file in it"),

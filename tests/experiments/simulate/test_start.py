@@ -21,7 +21,6 @@ OF_OTHER_RUNS = (
     # runs in parts, on other processes and machines
     "sim.shards",
     "sim.setup.divided_run",
-    "sim.setup.shard_check",
     "experiments.study",
     "experiments.simulate.divided",
     "experiments.simulate.shard_task",

@@ -169,12 +169,12 @@ def test_2_4_sparsity_halves_the_values_and_keeps_two_bits_of_place(site, make_s
 
 @pytest.mark.parametrize("setting", ["rank", "num_active"])
 def test_rejects_adapters_that_cannot_be(setting):
-    with pytest.raises(ValueError, match=f"{setting}=0: must be a whole number >= 1"):
+    with pytest.raises(ValueError, match=f"{setting}=0: must be (a whole number )?>= 1"):
         Lora(**{"rank": 8, setting: 0})
 
 
 def test_rejects_kernels_of_an_unknown_library():
-    with pytest.raises(ValueError, match="library=cutlass: must be vllm or trtllm"):
+    with pytest.raises(ValueError, match="library=cutlass: must be one of vllm, trtllm"):
         Kernels(library="cutlass")
 
 

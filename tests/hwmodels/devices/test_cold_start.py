@@ -76,7 +76,10 @@ def test_a_machine_that_waits_needs_no_provisioning():
         ({"warm_up_s": float("inf")}, "warm_up_s=inf: must be a finite number >= 0 s"),
         ({"capture_s": float("nan")}, "capture_s=nan: must be a finite number >= 0 s"),
         ({"network_bytes_per_s": 0}, "network_bytes_per_s=0: must be a finite number > 0 bytes/s"),
-        ({"loader_bytes_per_s": 0}, "loader_bytes_per_s=0: must be a finite number > 0 bytes/s; null"),
+        (
+            {"loader_bytes_per_s": 0},
+            "loader_bytes_per_s=0: must be a finite number > 0 bytes/s, or null for no limit",
+        ),
     ],
 )
 def test_rejects_times_and_rates_that_make_no_sense(settings, message):

@@ -28,7 +28,7 @@ def test_without_graphs_nothing_is_captured():
 
 
 def test_rejects_a_capture_size_below_one():
-    with pytest.raises(ValueError, match="max_capture_size=0: must be a whole number >= 1; set enabled"):
+    with pytest.raises(ValueError, match="max_capture_size=0: must be >= 1; enabled=false for no graphs"):
         CudaGraphs(max_capture_size=0)
 
 

@@ -80,8 +80,8 @@ def test_a_megajoule_is_0_433_kwh_and_205_g():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pue": 0.9}, "pue=0.9: must be >= 1"),
-        ({"pue": math.inf}, "pue=inf: must be a finite number > 0"),
+        ({"pue": 0.9}, "pue=0.9: must be a finite number >= 1; 1 is a data centre without any overhead"),
+        ({"pue": math.inf}, "pue=inf: must be a finite number >= 1; 1 is a data centre without any overhead"),
         ({"grid_g_co2e_per_kwh": -1}, "grid_g_co2e_per_kwh=-1: must be a finite number >= 0"),
     ],
 )

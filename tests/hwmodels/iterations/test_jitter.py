@@ -78,9 +78,9 @@ def test_settings_leave_the_draws_alone():
         ({"independent_cv": 1e200}, "must be >= 0 and <= 10"),
         ({"drift_cv": float("nan")}, "drift_cv=nan: must be >= 0 and <= 10"),
         ({"drift_iterations": 0.0}, "drift_iterations=0.0: must be a finite number > 0"),
-        ({"straggler_share": 1.0}, "straggler_share=1.0: must be >= 0 and < 1"),
-        ({"straggler_factor": 0.5}, "straggler_factor=0.5: must be >= 1"),
-        ({"straggler_factor": float("inf")}, "straggler_factor=inf: must be a finite number > 0"),
+        ({"straggler_share": 1.0}, "straggler_share=1.0: must be a share, >= 0 and < 1"),
+        ({"straggler_factor": 0.5}, "straggler_factor=0.5: must be a finite number >= 1"),
+        ({"straggler_factor": float("inf")}, "straggler_factor=inf: must be a finite number >= 1"),
     ],
 )
 def test_rejects_settings_out_of_range(setting, rule):

@@ -148,7 +148,7 @@ def test_padding_by_hand(models):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rule": "orca"}, "memory_profile=orca: must be vllm, sglang or tensorrt_llm"),
+        ({"rule": "orca"}, "rule=orca: must be one of vllm, sglang, tensorrt_llm"),
         ({"version": "0.8.5"}, "version=0.8.5: must be a version of vLLM with three parts, 0.9.0 or later"),
         ({"version": "0.1"}, "version=0.1: must be a version of vLLM with three parts"),
         ({"rule": "sglang", "flashinfer_sampler": True}, "flashinfer_sampler=true: only memory_profile=vllm"),

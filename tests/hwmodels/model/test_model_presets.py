@@ -397,7 +397,7 @@ def test_half_the_layers_of_any_preset_is_a_model(models, file):
     [
         ("weights", "int3", "model.weights=int3: must be one of fp32, bf16"),
         ("moe_weights", "fp8", "model.moe_weights=fp8: qwen3-8b has no experts"),
-        ("kv_cache_dtype", "fp4", "model.kv_cache_dtype=fp4: must be auto or one of"),
+        ("kv_cache_dtype", "fp4", "model.kv_cache_dtype=fp4: must be one of auto, "),
         ("config.num_key_value_heads", 3, "model.config.num_key_value_heads=3: must divide"),
         ("config.vocab_size", None, "model.config.vocab_size: missing; Qwen3ForCausalLM needs"),
         ("config.num_local_experts", 8, "model.config.num_local_experts=8: not understood"),

@@ -93,7 +93,9 @@ def test_an_indexer_of_grouped_query_attention_keeps_a_key():
     )
     assert layer.kv_bytes_per_token("bf16") == 2 * 4 * 128 * 2 + 128 * 2
     assert sizes(layer, 6144)["index_qk_proj"] == (6144, 5 * 128)
-    with pytest.raises(ValueError, match="index_n_heads=0: must be a whole number >= 1 where sparse_top_k"):
+    with pytest.raises(
+        ValueError, match=r"index_n_heads=0: must be (a whole number )?>= 1 where sparse_top_k"
+    ):
         GroupedQueryAttention(num_heads=4, num_kv_heads=4, head_dim=8, sparse_top_k=16)
 
 
@@ -198,7 +200,7 @@ def test_width_is_pruned_where_there_is_an_mlp_and_heads_only_of_attention():
     ("make", "message"),
     [
         (lambda: Mamba2(num_heads=6, head_dim=8, state_size=8, num_groups=4), "num_groups=4: must divide"),
-        (lambda: Mamba2(num_heads=6, head_dim=0, state_size=8), "head_dim=0: must be a whole number"),
+        (lambda: Mamba2(num_heads=6, head_dim=0, state_size=8), "head_dim=0: must be >= 1"),
         (
             lambda: Mamba1(inner_size=8, state_size=8, dt_rank=1, state_dtype="fp8"),
             "state_dtype=fp8: must be",
@@ -206,7 +208,7 @@ def test_width_is_pruned_where_there_is_an_mlp_and_heads_only_of_attention():
         (lambda: CompressedAttention(**{**V4, "o_groups": 7}), "o_groups=7: must divide num_heads=64"),
         (
             lambda: MixtureOfExperts(num_experts=2, top_k=1, intermediate_size=8, latent_size=-1),
-            "latent_size=-1: must be a whole number >= 1, or null",
+            "latent_size=-1: must be >= 1, or null",
         ),
     ],
 )

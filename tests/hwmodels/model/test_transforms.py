@@ -125,7 +125,7 @@ def test_pruning_never_adds_anything(hidden, intermediate, heads):
     ],
 )
 def test_rejects_what_is_no_share(kind, name, share):
-    with pytest.raises(ValueError, match=f"{name}={share}: must be a share, > 0 and <= 1"):
+    with pytest.raises(ValueError, match=f"{name}={str(share).lower()}: must be a share, > 0 and <= 1"):
         kind(**{name: share})
 
 

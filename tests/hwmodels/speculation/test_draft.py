@@ -82,12 +82,12 @@ def test_only_lookahead_adds_rows_to_the_pass():
     ("make", "message"),
     [
         (lambda: LayerDraft(kind="dflash"), "kind=dflash: must be one of eagle, eagle3, mtp"),
-        (lambda: LayerDraft(num_layers=0), "num_layers=0: must be a whole number >= 1"),
-        (lambda: LayerDraft(vocab_size=0), "vocab_size=0: must be a whole number >= 1, or null"),
+        (lambda: LayerDraft(num_layers=0), "num_layers=0: must be >= 1"),
+        (lambda: LayerDraft(vocab_size=0), "vocab_size=0: must be >= 1, or null for the target's"),
         (lambda: LayerDraft(step_s=-1e-6), "step_s=-1e-06: must be a finite number >= 0 s"),
-        (lambda: HeadDraft(num_heads=0), "num_heads=0: must be a whole number >= 1"),
+        (lambda: HeadDraft(num_heads=0), "num_heads=0: must be >= 1"),
         (lambda: HostDraft(kilotoken_s=float("nan")), "kilotoken_s=nan: must be a finite number >= 0 s"),
-        (lambda: PassDraft(extra_tokens=0), "extra_tokens=0: must be a whole number >= 1"),
+        (lambda: PassDraft(extra_tokens=0), "extra_tokens=0: must be >= 1"),
     ],
 )
 def test_wrong_settings_are_named(make, message):

@@ -65,10 +65,10 @@ def test_an_engine_without_adapters_rejects_requests_for_them(make_core, make_re
         (lambda: FixedSlots(eviction="fifo"), "eviction=fifo: must be one of lru, lfu"),
         (lambda: FixedSlots(prefetch=-1), "prefetch=-1: must be >= 0"),
         (lambda: UnifiedPaging(max_cpu_loras=0), "max_cpu_loras=0: must be >= 1"),
-        (lambda: Exchange(cycle_time_s=0.0), "cycle_time_s=0.0: must be a finite time > 0 s"),
+        (lambda: Exchange(cycle_time_s=0.0), "cycle_time_s=0.0: must be a finite number > 0 s"),
         (lambda: Exchange(max_active_adapters=9), "max_active_adapters=9: must be >= 1 and <= max_loras=8"),
         (lambda: Exchange(pinned=("a",)), r"pinned=\['a'\]: must be \[\]"),
-        (lambda: Merged(max_serve_s=-1.0), "max_serve_s=-1.0: must be a finite time > 0 s"),
+        (lambda: Merged(max_serve_s=-1.0), "max_serve_s=-1.0: must be a finite number > 0 s, or null"),
         (lambda: Merged(prefetch=2), "prefetch=2: must be 0"),
     ],
 )

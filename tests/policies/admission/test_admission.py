@@ -238,23 +238,35 @@ class TestDeadlineFeasible:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TokenBucket(rate_per_s=0), r"^rate_per_s=0: must be finite and > 0"),
-        (lambda: TokenBucket(rate_per_s=inf), r"^rate_per_s=inf: must be finite"),
-        (lambda: TokenBucket(burst=0.5), r"^burst=0.5: must be finite and >= 1"),
+        (lambda: TokenBucket(rate_per_s=0), "^rate_per_s=0: must be a finite number > 0 per second"),
+        (lambda: TokenBucket(rate_per_s=inf), "^rate_per_s=inf: must be a finite number > 0 per second"),
+        (
+            lambda: TokenBucket(burst=0.5),
+            "^burst=0.5: must be a finite number >= 1, or no request would be admitted",
+        ),
         (lambda: TokenBucket(count="bytes"), r"^count=bytes: must be one of requests, tokens$"),
         (lambda: TokenBucket(per="user"), r"^per=user: must be one of service, tenant$"),
         (lambda: QueueBound(max_outstanding=0), r"^max_outstanding=0: must be >= 1"),
         (lambda: QueueBound(count="kv"), r"^count=kv: must be one of requests, tokens, queued_tokens$"),
         (lambda: QueueBound(per="pool"), r"^per=pool: must be one of replica, fleet$"),
-        (lambda: QueueBound(retry_after_s=-1), r"^retry_after_s=-1: must be finite and >= 0 s"),
-        (lambda: DeadlineFeasible(ttft_s=()), r"^ttft_s=\[\]: must be times > 0 s"),
+        (
+            lambda: QueueBound(retry_after_s=-1),
+            "^retry_after_s=-1: must be a finite number >= 0 s, or null for none",
+        ),
+        (lambda: DeadlineFeasible(ttft_s=()), "^ttft_s=..: must not be empty"),
         (lambda: DeadlineFeasible(tpot_s=-1), r"^tpot_s=-1: must be finite and >= 0 s$"),
         (lambda: DeadlineFeasible(safety=0), r"^safety=0: must be finite and > 0$"),
-        (lambda: DeadlineFeasible(initial_tokens_per_s=inf), r"^initial_tokens_per_s=inf: must be finite"),
+        (
+            lambda: DeadlineFeasible(initial_tokens_per_s=inf),
+            "^initial_tokens_per_s=inf: must be a finite number > 0",
+        ),
         (lambda: TenantQuotas(max_outstanding=0), r"^max_outstanding=0: must be >= 1"),
         (lambda: TenantQuotas(max_outstanding_tokens=0), r"^max_outstanding_tokens=0: must be >= 1"),
-        (lambda: TenantQuotas(tenant_weights={"a": 0}), r"^tenant_weights={a: 0}: must be finite and > 0$"),
-        (lambda: TenantQuotas(retry_after_s=inf), r"^retry_after_s=inf: must be finite and >= 0 s"),
+        (lambda: TenantQuotas(tenant_weights={"a": 0}), "^tenant_weights.a=0: must be a finite number > 0$"),
+        (
+            lambda: TenantQuotas(retry_after_s=inf),
+            "^retry_after_s=inf: must be a finite number >= 0 s, or null for none",
+        ),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, message):

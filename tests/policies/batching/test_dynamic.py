@@ -53,9 +53,9 @@ def test_a_dynamic_batch_without_a_delay_is_a_static_one(make_core, make_request
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_queue_delay_s": -0.5}, r"max_queue_delay_s=-0.5: must be >= 0 s and finite"),
-        ({"max_queue_delay_s": inf}, "max_queue_delay_s=inf: must be >= 0 s and finite"),
-        ({"max_queue_delay_s": nan}, "max_queue_delay_s=nan: must be >= 0 s and finite"),
+        ({"max_queue_delay_s": -0.5}, "max_queue_delay_s=-0.5: must be a finite number >= 0 s"),
+        ({"max_queue_delay_s": inf}, "max_queue_delay_s=inf: must be a finite number >= 0 s"),
+        ({"max_queue_delay_s": nan}, "max_queue_delay_s=nan: must be a finite number >= 0 s"),
         (
             {"batch_size": 1, "max_queue_delay_s": 0.1},
             "max_queue_delay_s=0.1 with batch_size=1: .* set batch_size above 1",

@@ -163,7 +163,10 @@ def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_ste
     [
         ({"batch_wait_timeout_iters": -1}, "batch_wait_timeout_iters=-1: must be >= 0"),
         ({"batch_wait_min_prompts": -1}, "batch_wait_min_prompts=-1: must be >= 0"),
-        ({"batch_wait_max_tokens_ratio": 1.5}, "batch_wait_max_tokens_ratio=1.5: must be >= 0 and <= 1"),
+        (
+            {"batch_wait_max_tokens_ratio": 1.5},
+            "batch_wait_max_tokens_ratio=1.5: must be a share, >= 0 and <= 1",
+        ),
     ],
 )
 def test_rejects_impossible_batch_waits(settings, message):
@@ -172,6 +175,6 @@ def test_rejects_impossible_batch_waits(settings, message):
 
 
 def test_rejects_an_unknown_capacity_scheduler():
-    message = "capacity_scheduler_policy=static_batch: must be guaranteed_no_evict or max_utilization"
+    message = "capacity_scheduler_policy=static_batch: must be one of guaranteed_no_evict, max_utilization"
     with pytest.raises(ValueError, match=message):
         InFlight(capacity_scheduler_policy="static_batch")

@@ -96,7 +96,7 @@ def test_the_request_with_the_fewest_output_tokens_is_retracted_and_waits_behind
     [
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0: must be >= 1"),
         ({"max_prefill_tokens": 0}, "max_prefill_tokens=0: must be >= 1"),
-        ({"schedule_conservativeness": 0.0}, "schedule_conservativeness=0.0: must be > 0"),
+        ({"schedule_conservativeness": 0.0}, "schedule_conservativeness=0.0: must be a finite number > 0"),
         ({"mixed_chunk": True, "enable_chunked_prefill": False}, "mixed_chunk=true: must be false where"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_total_budget_reserves_the_longest_answers(make_core, make_request, ru
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"waiting_served_ratio": -0.1}, "waiting_served_ratio=-0.1: must be >= 0 and finite"),
+        ({"waiting_served_ratio": -0.1}, "waiting_served_ratio=-0.1: must be a finite number >= 0"),
         ({"max_waiting_tokens": -1}, "max_waiting_tokens=-1: must be >= 0"),
         ({"max_batch_prefill_tokens": 0}, "max_batch_prefill_tokens=0: must be >= 1"),
         ({"max_batch_total_tokens": 100}, "max_batch_total_tokens=100: must be >= max_batch_prefill_tokens"),

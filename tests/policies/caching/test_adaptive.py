@@ -88,16 +88,16 @@ def test_the_note_states_the_proxy():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"recovery": 0.0}, "recovery=0.0: must be a share of attention, > 0 and <= 1"),
+        ({"recovery": 0.0}, "recovery=0.0: must be a share, > 0 and <= 1"),
         ({"num_special_tokens": -1}, "num_special_tokens=-1: must be >= 0"),
-        ({"local_share": 1.5}, "local_share=1.5: must be a share of the tokens, 0 to 1"),
+        ({"local_share": 1.5}, "local_share=1.5: must be a share, >= 0 and <= 1"),
         ({"heads": [[0.5, 1, 0, 0, 0]]}, "the shares of the heads add up to 0.5; they must add up to 1"),
         (
             {"heads": [[1.0, 0.9, 0.2, 0, 0]]},
             r"heads\[0\]=\[1.0, 0.9, 0.2, 0, 0\]: must be five numbers >= 0",
         ),
         ({"heads": [[1.0, 0.9]]}, r"heads\[0\]=\[1.0, 0.9\]: must be five numbers"),
-        ({"watermark": 1.0}, "watermark=1.0: must be >= 0 and < 1"),
+        ({"watermark": 1.0}, "watermark=1.0: must be a share, >= 0 and < 1"),
     ],
 )
 def test_rejects_impossible_settings(settings, message):

@@ -254,7 +254,7 @@ def test_a_cache_says_whether_it_changes_answers():
         (StreamingLlm, {"block_size": 0}, "block_size=0: must be >= 1"),
         (H2o, {"num_heavy_tokens": -1}, "num_heavy_tokens=-1: must be >= 0"),
         (H2o, {"num_recent_tokens": 0}, "num_recent_tokens=0: must be >= 1"),
-        (H2o, {"watermark": 1.0}, "watermark=1.0: must be >= 0 and < 1"),
+        (H2o, {"watermark": 1.0}, "watermark=1.0: must be a share, >= 0 and < 1"),
         (SnapKv, {"num_kept_tokens": 0}, "num_kept_tokens=0: must be >= 1"),
         (SnapKv, {"num_window_tokens": 0}, "num_window_tokens=0: must be >= 1"),
         (SnapKv, {"num_kept_tokens": 31}, "num_window_tokens=32: must be at most num_kept_tokens=31"),

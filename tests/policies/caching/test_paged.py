@@ -68,9 +68,9 @@ def test_watermark_is_left_free_by_admissions_only():
     ("settings", "message"),
     [
         ({"block_size": 0}, "block_size=0: must be >= 1 token"),
-        ({"watermark": 1.0}, "watermark=1.0: must be >= 0 and < 1"),
-        ({"watermark": -0.1}, "watermark=-0.1: must be >= 0 and < 1"),
-        ({"watermark": float("nan")}, "watermark=nan: must be >= 0 and < 1"),
+        ({"watermark": 1.0}, "watermark=1.0: must be a share, >= 0 and < 1"),
+        ({"watermark": -0.1}, "watermark=-0.1: must be a share, >= 0 and < 1"),
+        ({"watermark": float("nan")}, "watermark=nan: must be a share, >= 0 and < 1"),
     ],
 )
 def test_rejects_impossible_settings(settings, message):

@@ -75,7 +75,7 @@ def test_sequences_may_not_count_on_the_share_of_the_pinned():
     ("settings", "message"),
     [
         ({"pin_s": 0.0}, "pin_s=0.0: must be > 0 s"),
-        ({"max_pinned_share": 1.0}, "max_pinned_share=1.0: must be >= 0 and < 1"),
+        ({"max_pinned_share": 1.0}, "max_pinned_share=1.0: must be a share, >= 0 and < 1"),
     ],
 )
 def test_rejects_impossible_pins(settings, message):

@@ -297,7 +297,7 @@ def test_decodes_that_evict_what_is_below_already_leap():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"write": "never"}, "write=never: must be back or through"),
+        ({"write": "never"}, "write=never: must be one of back, through"),
         ({"host_gib": -1.0}, "host_gib=-1.0: must be a finite number >= 0 GiB"),
         ({"host_gib": 0.0, "disk_gib": 5.0}, "set host_gib > 0, or disk_gib=0"),
         ({"min_load_tokens": 0}, "min_load_tokens=0: must be >= 1 token"),

@@ -353,13 +353,13 @@ def test_rejects_a_demand_beyond_all_gpus():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pool(name="x", count=-1, memory_bytes=1), r"count=-1 of x: must be >= 0"),
+        (lambda: Pool(name="x", count=-1, memory_bytes=1), "count=-1: must be >= 0"),
         (
             lambda: Pool(name="x", count=1, memory_bytes=1, switch_share=1.0),
             r"switch_share=1.0: must be >= 0 and",
         ),
-        (lambda: Demand(model="a", rate=-1), r"demand=-1 of a: must be >= 0"),
-        (lambda: Demand(model="a", value=-1), r"value=-1 of a: must be >= 0"),
+        (lambda: Demand(model="a", rate=-1), "rate=-1: must be a finite number >= 0, or null for no limit"),
+        (lambda: Demand(model="a", value=-1), "value=-1: must be a finite number >= 0"),
         (
             lambda: Hosting(model="a", pool="x", num_gpus=3, bytes_each=1, rate=flat(1)),
             r"num_gpus=3: must be 1, 2",

@@ -74,7 +74,7 @@ def test_fixed_roles_never_change():
     [
         ({"interval_s": 0.0}, "interval_s=0.0: must be a finite number > 0 s"),
         ({"max_backlog_tokens": 0}, "max_backlog_tokens=0: must be >= 1 token"),
-        ({"max_kv_share": 1.5}, "max_kv_share=1.5: must be > 0 and <= 1"),
+        ({"max_kv_share": 1.5}, "max_kv_share=1.5: must be a share, > 0 and <= 1"),
         ({"rest_s": -1.0}, "rest_s=-1.0: must be a finite number >= 0 s"),
     ],
 )

@@ -224,7 +224,7 @@ def test_what_was_too_much_is_not_tried_again_until_it_is_forgotten(make_pool):
         (Utilisation, {"target_share": 60}, "target_share=60: must be a share, > 0 and <= 1"),
         (Utilisation, {"tolerance": -0.1}, "tolerance=-0.1: must be a finite number >= 0"),
         (Utilisation, {"stabilisation_s": float("nan")}, "stabilisation_s=nan: must be a finite number"),
-        (Utilisation, {"max_step_in": 0}, "max_step_in=0: must be >= 1 replica; null for no limit"),
+        (Utilisation, {"max_step_in": 0}, "max_step_in=0: must be >= 1 replica, or null for no limit"),
         (Concurrency, {"target_concurrency": 0}, "target_concurrency=0: must be a finite number > 0"),
         (Concurrency, {"panic_window_s": 61}, "panic_window_s=61: must be <= stable_window_s=60.0 s"),
         (Concurrency, {"panic_threshold": 1}, "panic_threshold=1: must be > 1"),

@@ -160,8 +160,8 @@ def test_a_request_that_waits_too_long_goes_to_the_first_level(make_core, make_r
     [
         ({"quantum_tokens": 0}, "quantum_tokens=0: must be >= 1"),
         ({"num_levels": 0}, "num_levels=0: must be >= 1"),
-        ({"prompt_token_service": -0.1}, "prompt_token_service=-0.1: must be a number >= 0"),
-        ({"prompt_token_service": float("nan")}, "prompt_token_service=nan: must be a number >= 0"),
+        ({"prompt_token_service": -0.1}, "prompt_token_service=-0.1: must be a finite number >= 0"),
+        ({"prompt_token_service": float("nan")}, "prompt_token_service=nan: must be a finite number >= 0"),
         ({"starvation_s": 0.0}, "starvation_s=0.0: must be > 0 s"),
         ({"max_active": 0}, "max_active=0: must be >= 1"),
         ({"min_free_share": 1.0}, "min_free_share=1.0: must be a share"),

@@ -6,7 +6,7 @@ import pytest
 
 from policies.core.plan import StepOutcome
 from policies.scheduling.length_aware import LengthAware
-from policies.scheduling.overdue import Overdue, check_max_wait_s
+from policies.scheduling.overdue import Overdue
 from policies.scheduling.shortest_job_first import ShortestJobFirst
 from policies.scheduling.shortest_remaining import ShortestRemaining
 
@@ -110,8 +110,10 @@ def test_an_overdue_request_waits_for_a_slot_and_then_comes_before_shorter_ones(
 
 
 def test_a_limit_below_no_time_is_refused():
-    check_max_wait_s(None)
-    check_max_wait_s(0.0)
+    assert ShortestRemaining(max_wait_s=None).max_wait_s is None
+    assert ShortestRemaining(max_wait_s=0.0).max_wait_s == 0
     for max_wait_s in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"max_wait_s={max_wait_s}: must be >= 0 s; null for no limit"):
-            check_max_wait_s(max_wait_s)
+        with pytest.raises(
+            ValueError, match=f"max_wait_s={max_wait_s}: must be >= 0 s, or null for no limit"
+        ):
+            ShortestRemaining(max_wait_s=max_wait_s)

@@ -181,13 +181,13 @@ def test_a_step_without_tokens_is_no_step():
     [
         ({"interval": 0}, "interval=0: must be >= 1"),
         ({"window": 0}, "window=0: must be >= 1"),
-        ({"min_gain": -0.1}, "min_gain=-0.1: must be a share, >= 0"),
+        ({"min_gain": -0.1}, "min_gain=-0.1: must be a finite number >= 0"),
         ({"probe_share": 0.0}, "probe_share=0.0: must be a share, > 0"),
         ({"probe_share": 1.5}, "probe_share=1.5: must be a share, > 0 and <= 1"),
         ({"probe_sequences": 0}, "probe_sequences=0: must be >= 1"),
-        ({"prior_rate": 1.2}, "prior_rate=1.2: must be a probability"),
-        ({"prior_weight": 0.0}, "prior_weight=0.0: must be > 0 draft tokens"),
-        ({"prior_weight": float("inf")}, "prior_weight=inf: must be > 0 draft tokens and finite"),
+        ({"prior_rate": 1.2}, "prior_rate=1.2: must be a share, >= 0 and <= 1"),
+        ({"prior_weight": 0.0}, "prior_weight=0.0: must be a finite number > 0 draft tokens"),
+        ({"prior_weight": float("inf")}, "prior_weight=inf: must be a finite number > 0 draft tokens"),
     ],
 )
 def test_adaptive_rejects_wrong_settings(settings, message):

@@ -183,8 +183,12 @@ def test_an_accepted_token_ends_a_pause():
     ("policy", "settings", "message"),
     [
         (Fixed, {"num_tokens": -1}, "num_tokens=-1: must be >= 0"),
-        (SloAware, {"tpot_s": 0.0}, "tpot_s=0.0: must be > 0 s"),
-        (SloAware, {"tpot_s": float("nan")}, "tpot_s=nan: must be > 0 s"),
+        (SloAware, {"tpot_s": 0.0}, "tpot_s=0.0: must be a finite number > 0 s, or null for that of the SLO"),
+        (
+            SloAware,
+            {"tpot_s": float("nan")},
+            "tpot_s=nan: must be a finite number > 0 s, or null for that of the SLO",
+        ),
         (SloAware, {"margin": 1.0}, "margin=1.0: must be a share, >= 0 and < 1"),
         (SloAware, {"num_tokens": 0}, "num_tokens=0: must be >= 1"),
         (Backoff, {"max_misses": 0}, "max_misses=0: must be >= 1"),

@@ -119,7 +119,7 @@ def test_ngram_rejects_lengths_and_references_that_cannot_be(settings: Any, mess
         ("suffix_decoding_max_tree_depth", 0, "must be >= 1"),
         ("suffix_decoding_max_cached_requests", -1, "must be >= 0"),
         ("suffix_decoding_max_spec_factor", -0.5, "must be >= 0"),
-        ("suffix_decoding_min_token_prob", 1.5, "must be 0 to 1"),
+        ("suffix_decoding_min_token_prob", 1.5, "must be a share, >= 0 and <= 1"),
     ],
 )
 def test_suffix_rejects_values_out_of_range(name: str, value: float, rule: str) -> None:

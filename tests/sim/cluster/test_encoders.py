@@ -81,8 +81,8 @@ def test_without_encoders_nothing_changes_and_leaps_equal_steps():
     [
         ("encoders.replicas=-1", r"encoders\.replicas=-1: must be >= 0"),
         ("encoders.tokens_per_image=0", r"encoders\.tokens_per_image=0: must be >= 1"),
-        ("encoders.hit_share=2", r"encoders\.hit_share=2.*: must be a share from 0 to 1"),
-        ("encoders.mfu=0", r"encoders\.mfu=0.*: must be a share > 0 and <= 1"),
+        ("encoders.hit_share=2", "encoders.hit_share=2: must be a share, >= 0 and <= 1"),
+        ("encoders.mfu=0", "encoders.mfu=0: must be a share, > 0 and <= 1"),
         ("encoders.flops_per_image=0", r"encoders\.flops_per_image=0.*: must be a finite number > 0"),
     ],
 )

@@ -165,7 +165,10 @@ def test_a_release_that_crashes_crashes_until_it_is_rolled_back():
         (lambda: crashes(mttr_s=float("nan")), "mttr_s=nan: must be"),
         (lambda: crashes(failure_shape=0), "failure_shape=0: must be a finite number >= 0.1"),
         (lambda: BadRelease(at_s=0, rolled_back_after_s=0), "rolled_back_after_s=0: must be"),
-        (lambda: BadRelease(at_s=0, rolled_back_after_s=1, share=0), "share=0: must be > 0 and <= 1"),
+        (
+            lambda: BadRelease(at_s=0, rolled_back_after_s=1, share=0),
+            "share=0: must be a share, > 0 and <= 1",
+        ),
         (lambda: BadRelease(at_s=0, rolled_back_after_s=1, factor=0.5), "factor=0.5: must be"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_turn_ends_when_it_has_no_requests_or_has_lasted():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["turns.sleep_level=3"], r"turns\.sleep_level=3: must be 1, 2 or null"),
+        (["turns.sleep_level=3"], "turns.sleep_level=3: must be one of 1, 2, or null"),
         (["turns.min_turn_s=-1"], r"turns\.min_turn_s=-1.*: must be a finite number >= 0 s"),
         (["++pools.b.replicas=2"], r"pools\.b: must have replicas=1"),
         (["++pools.b.hardware=l40s"], r"pools\.b: must have the hardware and the number of GPUs of pools\.a"),

@@ -102,7 +102,10 @@ def test_training_is_worth_so_many_output_tokens():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"max_power_factor": 0.9}, "max_power_factor=0.9: must be >= 1, a multiple of the TDP"),
+        (
+            {"max_power_factor": 0.9},
+            "max_power_factor=0.9: must be a finite number >= 1; a multiple of the TDP",
+        ),
         ({"max_power_factor": float("nan")}, "max_power_factor=nan"),
         ({"training_tokens": 0.0}, "training_tokens=0.0"),
         ({"training_tokens": -5}, "training_tokens=-5"),

@@ -14,7 +14,10 @@ POISSON, LOOP = "workload=poisson", "workload=closed_loop"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["replicas=1e12"], r"^replicas=1e\+12: must be <= 1,000,000, as each is an engine in memory"),
+        (
+            ["replicas=1e12"],
+            "^replicas=1000000000000: must be >= 1 and <= 1,000,000, as each is an engine in memory",
+        ),
         (["replicas=1e30"], r"^replicas=1e\+30: must be an integer of 64 bits, at most 9.22e\+18"),
         (
             [POISSON, "workload.num_requests=1e12"],
@@ -31,7 +34,10 @@ POISSON, LOOP = "workload=poisson", "workload=closed_loop"
         (["seed=1e30"], r"^seed=1e\+30: must be an integer of 64 bits"),
         ([POISSON, "workload.arrivals.rate_per_s=inf"], "must be finite and > 0"),
         (["tensor_parallel_size=1000000000"], "must divide the 32 attention heads"),
-        (["engine.max_num_seqs=1e15"], r"max_num_seqs=1000000000000000: must be <= 1,000,000"),
+        (
+            ["engine.max_num_seqs=1e15"],
+            "engine.max_num_seqs=1000000000000000: must be >= 1 and <= 1,000,000, as each slot is in memory",
+        ),
     ],
 )
 def test_absurd_counts_are_refused(overrides, message):

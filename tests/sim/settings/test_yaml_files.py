@@ -5,10 +5,9 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sim.settings.bounded_yaml import read_yaml
-from sim.settings.compose import ConfigSource
+from sim.settings.compose import ConfigSource, YamlFolder, address
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
-from sim.settings.yaml_files import YamlFolder, address
 
 
 def test_our_own_files_are_read_as_omegaconf_reads_them():

@@ -19,7 +19,7 @@ def build(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["sim.until_s=0"], r"^sim.until_s=0: must be a finite number > 0 s; null for no limit$"),
+        (["sim.until_s=0"], "^sim.until_s=0: must be a finite number > 0 s, or null for no limit$"),
         (["metrics.warmup_s=-1"], r"^metrics.warmup_s=-1: must be a finite number >= 0 s, or auto$"),
         (["metrics.cooldown_s=inf"], r"^metrics.cooldown_s=inf: must be a finite number >= 0 s$"),
         (["replicas=0"], "replicas=0: must be >= 1"),
@@ -38,14 +38,17 @@ def build(*overrides):
             ["batching=decode_only"],
             "batching=decode_only, role=mixed: needs role=decode; .*such as batching=chunked",
         ),
-        (["scheduling=s3"], "prediction=none: s3 needs .*choose a predictor, such as prediction=histogram"),
+        (
+            ["scheduling=s3"],
+            "scheduling=s3, prediction=none: needs predicted output lengths",
+        ),
         (
             ["caching=contiguous", "caching.reserve=predicted"],
-            "caching.reserve=predicted, prediction=none: .*or caching.reserve=max_tokens",
+            "caching.reserve=predicted, prediction=none: needs predicted output lengths",
         ),
         (
             ["scheduling.preemption_mode=swap", "engine.swap_space_gib=0"],
-            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: must be > 0 GiB; raise",
+            "scheduling.preemption_mode=swap, engine.swap_space_gib=0: swapped KV needs host memory",
         ),
         (
             ["caching=tiered", "caching.host_gib=300", "storage.host_memory_gib=256"],
@@ -213,7 +216,10 @@ def test_a_cache_that_finds_prefixes_goes_with_longest_prefix(caching):
             r"network\.kind=nvlink: L4 has no such link",
         ),
         (["network=ethernet", "network.bandwidth_bytes_per_s=0"], "bandwidth_bytes_per_s=0"),
-        (["routing@decode_routing=length_aware"], "prediction=none: decode_routing=length_aware needs"),
+        (
+            ["routing@decode_routing=length_aware"],
+            "decode_routing=length_aware, prediction=none: needs predicted output lengths",
+        ),
         (["kv_transfer.transfer=never"], "transfer=never: must be one of layerwise, at_end"),
     ],
 )

@@ -183,7 +183,10 @@ def test_a_closed_loop_has_fewer_users():
             "leaves 8, and routing=least_outstanding needs at least 16",
         ),
         (("sim.thin=64",), "needs at least 2"),
-        (("sim.thin=2", "routing=join_shortest_kv"), "routing=join_shortest_kv: picks extremes"),
+        (
+            ("sim.thin=2", "routing=join_shortest_kv"),
+            "sim.thin=2, routing=join_shortest_kv: it picks extremes of all replicas by their signals",
+        ),
         (("sim.thin=2", "workload=conversation", "caching=prefix"), "finds the KV of the turn before it"),
         (
             ("sim.thin=2", "scaling=utilisation", "scaling.max_replicas=64"),

@@ -175,16 +175,19 @@ def test_the_mean_accepted_length_is_met_with_the_least_variance(length):
             "rates: only one of rates, synthetic_acceptance_length may be given; set the others to null",
         ),
         ({"rates": ()}, "rates=[]: must have one rate per draft token"),
-        ({"rates": (0.5, 1.5)}, "rates: place 2 has 1.5; must be a probability"),
-        ({"rates": (float("nan"),)}, "rates: place 1 has nan; must be a probability"),
+        ({"rates": (0.5, 1.5)}, "rates: place 2 has 1.5; must be a probability, >= 0 and <= 1"),
+        ({"rates": (float("nan"),)}, "rates: place 1 has nan; must be a probability, >= 0 and <= 1"),
         ({"synthetic_acceptance_rates": (0.5, 0.6)}, "place 2 has 0.6, more than 0.5 before it"),
-        ({"synthetic_acceptance_rates": (0.5, -0.1)}, "place 2 has -0.1; must be a probability"),
+        (
+            {"synthetic_acceptance_rates": (0.5, -0.1)},
+            "synthetic_acceptance_rates: place 2 has -0.1; must be a probability, >= 0 and <= 1",
+        ),
         ({"synthetic_acceptance_length": 0.9}, "synthetic_acceptance_length=0.9: must be finite and >= 1"),
         ({"rates_by_rank": ()}, "rates_by_rank=[]: must have one list of rates per place"),
         ({"rates_by_rank": ((0.5,), ())}, "rates_by_rank[1]=[]: must have one rate"),
         ({"rates_by_rank": ((0.7, 0.4),)}, "the rates of place 1 have the sum 1.1; must be <= 1"),
         ({"rates_by_rank": ((0.7, 0.2), (0.5,))}, "place 2 has 1 ranks and place 1 2"),
-        ({"rates": (0.5,), "rank_decay": 2.0}, "rank_decay=2.0: must be a probability"),
+        ({"rates": (0.5,), "rank_decay": 2.0}, "rank_decay=2.0: must be a share, >= 0 and <= 1"),
     ],
 )
 def test_rejects_rates_that_are_none(settings, message):
@@ -218,7 +221,7 @@ def test_more_rates_than_draft_tokens_are_allowed():
 
 @pytest.mark.parametrize(("name", "value"), [("rate", 1.1), ("rate", -0.5), ("rank_decay", float("nan"))])
 def test_rejects_a_rate_that_is_no_probability(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value}: must be a probability, >= 0 and <= 1"):
+    with pytest.raises(ValueError, match=f"{name}={value}: must be a share, >= 0 and <= 1"):
         Iid(**{"rate": 0.5} | {name: value})
 
 

@@ -60,13 +60,16 @@ def test_classes_may_be_adapters_models_or_priorities(by):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Beta(mean=1.2, concentration=1.0), "mean=1.2: must be a probability"),
-        (lambda: Beta(mean=0.5, concentration=0.0), "concentration=0.0: must be finite and > 0"),
-        (lambda: Beta(mean=0.5, concentration=float("inf")), "concentration=inf: must be finite"),
+        (lambda: Beta(mean=1.2, concentration=1.0), "mean=1.2: must be a share, >= 0 and <= 1"),
+        (lambda: Beta(mean=0.5, concentration=0.0), "concentration=0.0: must be a finite number > 0"),
+        (
+            lambda: Beta(mean=0.5, concentration=float("inf")),
+            "concentration=inf: must be a finite number > 0",
+        ),
         (lambda: ByClass(by="user", rates={"a": 0.5}), "by=user: must be one of tenant, adapter, model"),
         (lambda: ByClass(rates={}), "rates={}: must give at least one tenant a rate"),
-        (lambda: ByClass(rates={"a": 1.5}), "rates.a=1.5: must be a probability, >= 0 and <= 1"),
-        (lambda: ByClass(rates={"a": 0.5}, others=-1.0), "others=-1.0: must be a probability"),
+        (lambda: ByClass(rates={"a": 1.5}), "rates.a=1.5: must be a share, >= 0 and <= 1"),
+        (lambda: ByClass(rates={"a": 0.5}, others=-1.0), "others=-1.0: must be a share, >= 0 and <= 1"),
     ],
 )
 def test_rejects_what_is_no_distribution_and_no_class(build, message):

@@ -255,7 +255,7 @@ def test_events_tell_the_whole_way(ask):
         ({"transfer": "now"}, "transfer=now: must be one of layerwise, at_end"),
         (
             {"first_token_at": "home"},
-            "first_token_at=home: must be one of prefill, decode; null: as the engine does",
+            "first_token_at=home: must be one of prefill, decode, or null: as the engine does",
         ),
         ({"overflow_tokens": -1}, "overflow_tokens=-1: must be >= 0 tokens"),
     ],

@@ -27,6 +27,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
 from sim.settings.variants import Variants
+from sim.setup.combinations import remedies
 from sim.setup.scenario import Scenario
 from tests.worlds.fuzz.values import draw_value, log_uniform, shown
 
@@ -292,7 +293,17 @@ def as_list(world: Overrides) -> list[str]:
 
 
 def repair(rng: Random, world: Overrides, message: str) -> bool:
-    """Follows the advice of a message, or leaves out a setting that it names; returns whether it could."""
+    """Follows the advice of a message, or leaves out a setting that it names; returns whether it could.
+
+    What the table of combinations advises comes first.
+    """
+    for setting in remedies(message):
+        key, _, values = setting.partition("=")
+        value = re.split("[ ,]", values)[0]
+        if key not in KEPT and (key in families() or key in world) and world.get(key) != value:
+            _forget(world, key)
+            world[key] = value
+            return True
     for key, value in re.findall(r"(?:such as|choose|or|set) ([a-z_]+)=([a-z_0-9]+)", message):
         choices = families().get(key) if key not in KEPT else None
         if choices and value in choices and world.get(key) != value and rng.random() < 0.8:

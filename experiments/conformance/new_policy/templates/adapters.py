@@ -15,8 +15,9 @@ Memory pressure: slots are not KV memory. Horizon: event; 1 while adapters are l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from fieldlimits import NonNegativeInt, Unit
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
 from policies.adapters.registry import Registry
 from policies.caching.pool import BlockPool
@@ -28,13 +29,8 @@ class MyPolicy(FixedSlots):
 
     # Settings are the fields, with their defaults; FixedSlots has the settings of slots. The state of the
     # policy is kept by its residents, of which each engine has its own.
-    num_spared: int = 1
+    num_spared: Annotated[NonNegativeInt, Unit("adapters")] = 1
     """Most recently used adapters that are evicted only if no other adapter can be."""
-
-    def __post_init__(self) -> None:
-        FixedSlots.__post_init__(self)
-        if self.num_spared < 0:
-            raise ValueError(f"num_spared={self.num_spared}: must be >= 0 adapters")
 
     def residents(self, registry: Registry, pool: BlockPool) -> MyPolicyResidents:
         """Returns the slots of an engine."""

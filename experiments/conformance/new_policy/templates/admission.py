@@ -17,24 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from fieldlimits import Checked, PositiveInt, Unit
 from policies.admission import Refusal
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
 
 @dataclass(kw_only=True, slots=True)
-class MyPolicy:
+class MyPolicy(Checked):
     """Admits only requests of priority 0 while many requests are outstanding."""
 
     # Settings are the fields, with their defaults. State of the policy is a field with init=False.
-    max_outstanding: int = 64
+    max_outstanding: Annotated[PositiveInt, Unit("request")] = 64
     """Number of outstanding requests from which on requests of other priorities are refused."""
     _num_outstanding: int = field(init=False, default=0, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.max_outstanding < 1:
-            raise ValueError(f"max_outstanding={self.max_outstanding}: must be >= 1 request")
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Returns None if the request is admitted, otherwise the refusal."""

@@ -19,22 +19,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import Checked, PositiveInt
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MyPolicy:
+class MyPolicy(Checked):
     """Decodes first, then prompts in the order of the queue, until the budget is used."""
 
     # Settings are the fields, with their defaults. State of the policy is a field, too:
     # field(init=False, default_factory=dict, repr=False, compare=False). Each replica has its own deep copy.
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: PositiveInt = 2048
     """Maximum number of tokens in one iteration."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= 1")
 
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Decides which tokens the next iteration computes."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fieldlimits import NonNegativeInt
 from policies.caching.pool import BlockPool
 from policies.caching.settings import Caching, KvMemory
 from policies.core.sequence import Sequence
@@ -38,13 +39,8 @@ class MyPolicy(Caching):
     """Paged blocks with room for the growth of each admitted sequence."""
 
     # Settings are the fields, with their defaults; block_size is inherited.
-    spare_tokens: int = 64
+    spare_tokens: NonNegativeInt = 64
     """Tokens, in addition to the known ones, for which there must be room if other sequences run."""
-
-    def __post_init__(self) -> None:
-        Caching.__post_init__(self)
-        if self.spare_tokens < 0:
-            raise ValueError(f"spare_tokens={self.spare_tokens}: must be >= 0")
 
     def pool(self, memory: KvMemory) -> BlockPool:
         """Returns an empty block pool."""

@@ -21,23 +21,20 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fieldlimits import Checked, PositiveInt
 from policies.speculation.view import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MyPolicy:
+class MyPolicy(Checked):
     """Drafts, for each sequence, one token more than were accepted of its drafts on average."""
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = True
 
     # Settings are the fields, with their defaults. State of the policy is a field with init=False.
-    min_passes: int = 4
+    min_passes: PositiveInt = 4
     """Passes with drafts before which a sequence drafts as many tokens as it can."""
-
-    def __post_init__(self) -> None:
-        if self.min_passes < 1:
-            raise ValueError(f"min_passes={self.min_passes}: must be >= 1")
 
     @property
     def num_repeats(self) -> int:

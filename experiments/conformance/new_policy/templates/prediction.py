@@ -15,28 +15,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from fieldlimits import Checked, PositiveInt, PositiveShare
 from policies.core.request import Request
 from policies.prediction import within_limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MyPolicy:
+class MyPolicy(Checked):
     """Exponentially weighted average of the output lengths of the tenant."""
 
     needs_truth: ClassVar[bool] = False
 
     # Settings are the fields, with their defaults. State of the policy is a field with init=False.
-    weight: float = 0.1
+    weight: PositiveShare = 0.1
     """Weight of the newest output in the average."""
-    initial_tokens: int = 256
+    initial_tokens: PositiveInt = 256
     """Prediction before any output of the tenant has ended, in tokens."""
     _average: dict[str, float] = field(init=False, default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight <= 1:
-            raise ValueError(f"weight={self.weight}: must be > 0 and <= 1")
-        if self.initial_tokens < 1:
-            raise ValueError(f"initial_tokens={self.initial_tokens}: must be >= 1")
 
     def predict(self, request: Request, true_num_tokens: int | None) -> int:
         """Returns the predicted number of output tokens; true_num_tokens is not used."""

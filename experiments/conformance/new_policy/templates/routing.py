@@ -16,23 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import Checked, NonNegativeInt, Unit
 from policies.core.request import Request
 from policies.routing import ReplicaView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MyPolicy:
+class MyPolicy(Checked):
     """A session stays on its replica, where its KV may be cached, unless that replica is overloaded."""
 
     # Settings are the fields, with their defaults. State of the policy is a field, too:
     # field(init=False, default_factory=dict, repr=False, compare=False).
-    max_lead: int = 8
+    max_lead: Annotated[NonNegativeInt, Unit("requests")] = 8
     """Requests that a session's replica may have more than the least loaded one."""
-
-    def __post_init__(self) -> None:
-        if self.max_lead < 0:
-            raise ValueError(f"max_lead={self.max_lead}: must be >= 0 requests")
 
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the index of the replica that serves the request."""

@@ -14,8 +14,10 @@ Memory pressure: none. Horizon: it is asked every interval_s.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
+from typing import Annotated
 
+from fieldlimits import Positive, Unit
 from policies.scaling import PoolView
 from policies.scaling.pace import Paced
 
@@ -27,13 +29,8 @@ class MyPolicy(Paced):
     # Settings are the fields, with their defaults. State of the policy is a field, too:
     # field(init=False, default_factory=dict, repr=False, compare=False).
     stabilisation_s: float = 120.0
-    max_outstanding: float = 32.0
+    max_outstanding: Annotated[Positive, Unit("requests")] = 32.0
     """Target number of outstanding requests per replica."""
-
-    def __post_init__(self) -> None:
-        Paced.__post_init__(self)
-        if not 0 < self.max_outstanding < inf:
-            raise ValueError(f"max_outstanding={self.max_outstanding}: must be a finite number > 0 requests")
 
     def target(self, pool: PoolView, now: float) -> int:
         """Returns the wanted number of replicas, within the bounds of paced()."""

@@ -15,7 +15,9 @@ Horizon: the order never changes by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fieldlimits import PositiveInt, Unit
 from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
 
@@ -26,13 +28,8 @@ class MyPolicy(Scheduling):
 
     # Settings are the fields, with their defaults; preemption_mode is inherited. State of the policy is a
     # field, too: field(init=False, default_factory=dict, repr=False, compare=False), cleared by on_end.
-    class_tokens: int = 512
+    class_tokens: Annotated[PositiveInt, Unit("token")] = 512
     """Prompts up to this length are in the first class, up to twice this length in the second, and so on."""
-
-    def __post_init__(self) -> None:
-        Scheduling.__post_init__(self)
-        if self.class_tokens < 1:
-            raise ValueError(f"class_tokens={self.class_tokens}: must be >= 1 token")
 
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns (class, arrival time); the smallest rank goes first, ties are broken by request id."""

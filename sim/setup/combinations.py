@@ -1,0 +1,373 @@
+"""Settings that cannot be combined: the one table of them, which a run, the reference and the fuzzer read.
+
+A rule has two features, of which a run may have one only, and the reason. What a run lacks is a feature too:
+`no_prediction` is excluded by schedulers that read predictions. Each feature says how it shows in the
+settings, an example, and the setting that a run without it has; the refusal consists of these. Limits of
+single settings stand on their fields; relations of numbers, and what depends on models and devices, are
+checked where they are computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from fieldlimits import shown
+from hwmodels.levels.rooflines import Calibrated, Spec
+from hwmodels.levels.speculative import Speculative
+from policies.admission.none import AdmitAll
+from policies.batching import BatchingTraits
+from policies.batching.static import Static
+from policies.caching.eviction.future import FutureUses
+from policies.caching.pool import BlockPool
+from policies.caching.settings import pool_of
+from policies.core.policy_names import name_of
+from policies.routing import RoutingTraits
+from policies.routing.static import reads_only_signals, reads_replicas
+from policies.scheduling.longest_prefix import LongestPrefix
+from policies.speculation import DraftLengthTraits
+from policies.user_code.traits import traits_of
+from sim.workload.marked import answers_of, branching_key
+
+ANY_NUM_BLOCKS = 2**20
+"""Blocks of the KV pool that is made to see of which kind it is."""
+
+
+class Feature(NamedTuple):
+    """A feature of a run, of one of its pools, or of a replica."""
+
+    text: Callable[[Any], str]
+    """Returns the setting that brings it, `key=value`, of a `Scenario`, `PoolSettings` or `Deployment` that
+    has it; empty for others."""
+    example: str
+    without: str
+    """The setting of a run without it, `key=value`, or what to do."""
+
+
+class Rule(NamedTuple):
+    """Two features that exclude each other. The names are keys of `FEATURES`."""
+
+    one: str
+    other: str
+    reason: str
+
+
+def _setting(key: str, off: Any, example: Any) -> Feature:
+    """Returns the feature of a plain setting, used unless its value is `off`."""
+
+    def text(of: Any) -> str:
+        value = attrgetter(key)(of)
+        return "" if value == off else f"{key}={shown(value)}"
+
+    return Feature(text, f"{key}={shown(example)}", f"{key}={shown(off)}")
+
+
+def _choice(key: str, example: str, without: str, holds: Callable[[Any], Any]) -> Feature:
+    """Returns the feature of a policy or another object of a group; holds: whether a run has it."""
+
+    def text(of: Any) -> str:
+        return f"{key}={name_of(getattr(of, key))}" if holds(of) else ""
+
+    return Feature(text, f"{key}={example}", f"{key}={without}")
+
+
+def _missing(key: str, without: str, none: str = "none") -> Feature:
+    """Returns the feature that is the absence of an object."""
+    return Feature(lambda of: f"{key}={none}" if getattr(of, key) is None else "", f"{key}={none}", without)
+
+
+def _flag(text: str, without: str, holds: Callable[[Any], Any]) -> Feature:
+    """Returns the feature of a setting that always shows in the same way."""
+    return Feature(lambda of: text if holds(of) else "", text, without)
+
+
+def _branches(run: Any) -> str:
+    width = answers_of(run.workload).width
+    return "" if width == 1 else f"{branching_key(run.workload)}.width={width}"
+
+
+def _kv_pool(pool: Any) -> Any:
+    return pool_of(pool.caching, pool.kv_memory(ANY_NUM_BLOCKS, FutureUses(())))
+
+
+def _late_signals(run: Any) -> str:
+    if not reads_only_signals(run.routing) or run.signal_age_s:
+        return ""
+    return f"routing={name_of(run.routing)}, signal_age_s=0"
+
+
+def _learns(routing: Any) -> bool:
+    traits = traits_of(routing, RoutingTraits)
+    return any(getattr(traits, name) is not None for name in ("on_first_token", "on_end", "on_predicted"))
+
+
+def _predicts(routing: Any) -> bool:
+    return bool(traits_of(routing, RoutingTraits).needs_predictor)
+
+
+def _by_adapter(run: Any) -> bool:
+    return bool(run.served_adapters) and traits_of(run.routing, RoutingTraits).keeps_together == "adapter"
+
+
+FEATURES = {
+    # Of a replica.
+    "adapters": _choice("adapters", "fixed_slots", "none", lambda of: of.adapters is not None),
+    "lora": _flag("lora", "lora=null", lambda of: of.lora is not None),
+    "offload": _flag(
+        "engine.offload",
+        "engine.offload.cpu_offload_gb=0 and engine.offload.n_gpu_layers=null",
+        lambda of: of.engine.offload.is_used,
+    ),
+    "plain_latency": _choice(
+        "latency", "roofline", "calibrated or spec", lambda of: not isinstance(of.latency, Spec | Calibrated)
+    ),
+    "speculation": Feature(
+        lambda of: f"speculation={of.speculation.method}" if of.speculation is not None else "",
+        "speculation=ngram",
+        "speculation=none",
+    ),
+    "speculative_latency": _choice(
+        "latency", "speculative", "calibrated", lambda of: isinstance(of.latency, Speculative)
+    ),
+    # Of a pool.
+    "ends_together": _flag(
+        "batching.until_last=true",
+        "batching.until_last=false",
+        lambda pool: traits_of(pool.batching, BatchingTraits).until_last,
+    ),
+    "full_batches": _flag(
+        "batching.waits_until_full=true",
+        "batching=dynamic",
+        lambda pool: isinstance(pool.batching, Static) and pool.batching.waits_until_full,
+    ),
+    "longest_prefix": _choice(
+        "scheduling", "longest_prefix", "fcfs", lambda pool: isinstance(pool.scheduling, LongestPrefix)
+    ),
+    "no_acceptance": _missing("acceptance", "acceptance=iid", "null"),
+    "no_block_by_block": _choice(
+        "caching",
+        "h2o",
+        "paged, prefix or radix",
+        lambda pool: type(_kv_pool(pool)).growth is not BlockPool.growth,
+    ),
+    "no_draft_length": _missing("draft_length", "draft_length=fixed", "null"),
+    "no_forks": _choice(
+        "caching", "contiguous", "paged, prefix or radix", lambda pool: not _kv_pool(pool).can_fork
+    ),
+    "no_prediction": _missing("prediction", "a predictor, such as prediction=histogram"),
+    "no_prefixes": _choice(
+        "caching", "paged", "prefix, tiered or radix", lambda pool: not _kv_pool(pool).finds_kv
+    ),
+    "no_swap_space": _flag(
+        "engine.swap_space_gib=0",
+        "engine.swap_space_gib to more than 0 GiB",
+        lambda pool: not pool.engine.swap_space_gib,
+    ),
+    "overlapped_host": _flag(
+        "engine.host.overlapped=true", "engine.host.overlapped=false", lambda pool: pool.host.overlapped
+    ),
+    "predicting_caching": _flag(
+        "caching.reserve=predicted", "caching.reserve=max_tokens", lambda pool: pool.caching.needs_predictor
+    ),
+    "predicting_scheduling": _choice(
+        "scheduling", "shortest_job_first", "fcfs", lambda pool: pool.scheduling.needs_predictor
+    ),
+    "role": _setting("role", "mixed", "prefill"),
+    "scaling": _choice("scaling", "queue_length", "none", lambda pool: pool.scaling is not None),
+    "static_batches": _choice(
+        "batching", "static", "chunked", lambda pool: isinstance(pool.batching, Static)
+    ),
+    "swaps": _setting("scheduling.preemption_mode", "recompute", "swap"),
+    "tpot_drafts": _choice(
+        "draft_length",
+        "slo_aware",
+        "fixed",
+        lambda pool: traits_of(pool.draft_length, DraftLengthTraits).needs_tpot,
+    ),
+    # Of a run.
+    "admission": _choice("admission", "queue_bound", "none", lambda run: type(run.admission) is not AdmitAll),
+    "branches": Feature(_branches, "workload.branching.width=2", "{key}=1"),
+    "cooldown": _setting("metrics.cooldown_s", 0, 5),
+    "encoders": _setting("encoders.replicas", 0, 1),
+    "failures": _flag("failures", "failures=none", lambda run: run.failures.events),
+    "migration": _choice("migration", "llumnix", "none", lambda run: run.migration.interval_s is not None),
+    "no_slo": _missing("slo", "an SLO, such as slo=chat"),
+    "no_tpot": _flag(
+        "slo without a TPOT", "an SLO with a TPOT, such as slo=chat", lambda run: run.tpot_s is None
+    ),
+    "predicting_decode_routing": _choice(
+        "decode_routing", "length_aware", "least_outstanding", lambda run: _predicts(run.decode_routing)
+    ),
+    "predicting_routing": _choice(
+        "routing", "length_aware", "least_outstanding", lambda run: _predicts(run.routing)
+    ),
+    "recovered": _setting("recovery.way", "scratch", "tokens"),
+    "recovered_kv": _flag(
+        "recovery=kv", "recovery=scratch", lambda run: run.recovery.every_tokens is not None
+    ),
+    "retries": _setting("retries.max_attempts", 1, 3),
+    "routing_by_adapter": _choice(
+        "routing", "adapter_affinity", "least_outstanding, or another by load", _by_adapter
+    ),
+    "routing_by_late_signals": Feature(_late_signals, "signal_age_s=0", "signal_age_s=0.05"),
+    "routing_by_replicas": _choice(
+        "routing",
+        "least_outstanding",
+        "round_robin, random, weighted, dedicated, session_affinity with routing.max_load=inf, or "
+        "join_shortest_kv with routing.ties=index",
+        lambda run: reads_replicas(run.routing) and not reads_only_signals(run.routing),
+    ),
+    "routing_by_signals": _choice(
+        "routing",
+        "join_shortest_kv",
+        "least_outstanding, or another by its own counts",
+        lambda run: traits_of(run.routing, RoutingTraits).reads_signals,
+    ),
+    "routing_learns": _choice(
+        "routing",
+        "slo_aware",
+        "round_robin, or another that reads no replica",
+        lambda run: _learns(run.routing),
+    ),
+    "shards": _setting("sim.shards", None, 2),
+    "stop_missed": _setting("sim.stop_missed", False, True),
+    "stop_overloaded": _setting("sim.stop_overloaded", False, True),
+    "thin": _setting("sim.thin", 1, 2),
+    "turns": _setting("turns.sleep_level", None, 1),
+    "warmup": _setting("metrics.warmup_s", 0, 5),
+}
+
+OF_REPLICA = (
+    Rule("lora", "adapters", "the same adapters in every batch exclude adapters that requests name"),
+    Rule("adapters", "plain_latency", "the level does not model LoRA adapters"),
+    Rule("offload", "plain_latency", "the level does not model weights in host memory"),
+    Rule("speculation", "speculative_latency", "this level models drafts itself, as an average"),
+)
+"""Rules of every deployment, and so of every pool."""
+
+OF_POOL = (
+    Rule("full_batches", "scaling", "a run that is scaled does not know when no more requests come"),
+    Rule(
+        "ends_together",
+        "overlapped_host",
+        "batches that end as a whole are not modelled with asynchronous scheduling, which learns of the last "
+        "end a step later",
+    ),
+    Rule("longest_prefix", "no_prefixes", "this cache finds no prefixes"),
+    Rule("ends_together", "speculation", "batches that end as a whole are not modelled with drafts"),
+    Rule("speculation", "no_draft_length", "the number of draft tokens must be given"),
+    Rule("speculation", "no_acceptance", "the accepted draft tokens must be given"),
+    Rule("predicting_scheduling", "no_prediction", "needs predicted output lengths"),
+    Rule("predicting_caching", "no_prediction", "needs predicted output lengths"),
+    Rule("swaps", "no_swap_space", "swapped KV needs host memory"),
+)
+
+OF_RUN = (
+    Rule("stop_missed", "no_slo", "needs an SLO"),
+    Rule("stop_missed", "warmup", "all requests are counted"),
+    Rule("stop_missed", "cooldown", "all requests are counted"),
+    Rule("predicting_routing", "no_prediction", "needs predicted output lengths"),
+    Rule("predicting_decode_routing", "no_prediction", "needs predicted output lengths"),
+    Rule("migration", "shards", "requests move between replicas of different shards"),
+    Rule("migration", "thin", "a part of a fleet has fewer replicas to choose from"),
+    Rule("migration", "failures", "a crash during a migration is not modelled"),
+    Rule("migration", "recovered_kv", "copies of KV of requests that move are not modelled"),
+    Rule("migration", "turns", "no two replicas of a model are awake at a time"),
+    Rule("recovered", "branches", "a request with several branches cannot continue in another replica"),
+    Rule("shards", "routing_by_late_signals", "parts run ahead for that time only"),
+    Rule("shards", "routing_by_replicas", "it reads the state of replicas, which shards do not share"),
+    Rule("shards", "routing_learns", "it learns from all replicas, which shards do not share"),
+    Rule("shards", "admission", "it admits by the load of all replicas"),
+    Rule("shards", "retries", "a retry is routed again, when its replica has failed it"),
+    Rule("shards", "failures", "the requests of a crashed replica go to others"),
+    Rule("shards", "recovered_kv", "KV is copied to other replicas over one network"),
+    Rule("shards", "encoders", "all replicas share them"),
+    Rule("shards", "turns", "pools take turns on the same GPUs"),
+    Rule("shards", "stop_overloaded", "it looks at the requests of all replicas"),
+    Rule("shards", "stop_missed", "it looks at the requests of all replicas"),
+    Rule("thin", "stop_missed", "the number of requests is not exact"),
+    Rule("thin", "encoders", "they are shared by all replicas"),
+    Rule("thin", "turns", "models that take turns are shared by all"),
+    Rule("thin", "failures", "failures name single replicas and pools"),
+    Rule(
+        "thin",
+        "routing_by_adapter",
+        "it gives replicas whole adapters, of which a part of the fleet has all",
+    ),
+    Rule(
+        "thin",
+        "routing_by_signals",
+        "it picks extremes of all replicas by their signals, which a part of the fleet does not have "
+        "(join_shortest_kv: mean TTFT up to 8 % too low)",
+    ),
+)
+
+OF_RUN_AND_POOL = (
+    Rule("no_tpot", "tpot_drafts", "needs a TPOT to keep"),
+    Rule("stop_overloaded", "full_batches", "such a run does not know when no more requests come"),
+    Rule("stop_missed", "full_batches", "such a run does not know when no more requests come"),
+    Rule("shards", "full_batches", "a shard does not know when no more requests come"),
+    Rule("migration", "role", "requests of such pools move once, after their prefill"),
+    Rule("migration", "static_batches", "takes no request into a batch that runs"),
+    Rule("migration", "speculation", "its draft tokens do not move"),
+    Rule("migration", "adapters", "they do not move"),
+    Rule(
+        "migration",
+        "no_block_by_block",
+        "gives a sequence its memory other than block by block, or drops a part of it",
+    ),
+    Rule("branches", "role", "a request with several branches cannot continue in another replica"),
+    Rule("branches", "speculation", "an engine that speculates serves one answer per request"),
+    Rule("branches", "no_forks", "cannot share KV between branches"),
+    Rule("shards", "scaling", "it counts the requests of all replicas"),
+    Rule("shards", "role", "KV goes from replica to replica"),
+    Rule("thin", "scaling", "a scaled fleet cannot be thinned, as its policy decides by whole replicas"),
+    Rule("thin", "role", "the pools share a network that a part of the fleet would have for itself"),
+)
+"""Rules of a feature of the run and one of any of its pools."""
+
+RULES = (*OF_REPLICA, *OF_POOL, *OF_RUN, *OF_RUN_AND_POOL)
+
+
+def check_replica(deployment: Any) -> None:
+    """Raises ValueError for features of a deployment that exclude each other."""
+    _check(OF_REPLICA, deployment, deployment)
+
+
+def check_pool(pool: Any) -> None:
+    """Raises ValueError for features of a pool that exclude each other, beside those of its replicas."""
+    _check(OF_POOL, pool, pool)
+
+
+def check_run(run: Any) -> None:
+    """Raises ValueError for features of a scenario, or of it and its pools, that exclude each other."""
+    _check(OF_RUN, run, run)
+    for name, pool in run.pools_by_name.items():
+        _check(OF_RUN_AND_POOL, run, pool, f"pools.{name}." if name else "")
+
+
+def _check(rules: tuple[Rule, ...], one_of: Any, other_of: Any, where: str = "") -> None:
+    for rule in rules:
+        one, other = FEATURES[rule.one], FEATURES[rule.other]
+        if (had := one.text(one_of)) and (has := other.text(other_of)):
+            advice = f"{_instead(other, has, where)}, or {_instead(one, had, '')}"
+            raise ValueError(f"{had}, {where}{has}: {rule.reason}; {advice}")
+
+
+def _instead(feature: Feature, text: str, where: str) -> str:
+    """Returns what to do for a run without a feature: choose migration=none."""
+    setting = feature.without.format(key=text.partition("=")[0])
+    key, _, value = setting.partition("=")
+    is_choice = re.match(r"(?!null|true|false)[a-z][a-z_]*\b", value)
+    verb = "choose" if is_choice and "." not in key else "set"
+    is_setting = all(part.isidentifier() for part in key.split("."))
+    return f"{verb} {where if is_setting else ''}{setting}"
+
+
+def remedies(message: str) -> Iterator[str]:
+    """Yields the settings, `key=value`, that avoid the refusal of a rule whose reason a message has."""
+    for rule in RULES:
+        if f": {rule.reason}; " in message:
+            yield from (FEATURES[name].without for name in (rule.other, rule.one))
