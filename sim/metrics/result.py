@@ -8,8 +8,11 @@ from typing import Any
 import pandas as pd
 
 from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.plots import Plots
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
+from sim.metrics.summary import plots_of
+from sim.metrics.window import Window
 from sim.records.run import RunRecords
 
 
@@ -24,6 +27,15 @@ class RunResult:
     models: tuple[IterationModel, ...]
     """Hardware models, one per pool."""
     slo: Slo | None
+
+    @property
+    def window(self) -> Window:
+        """The measured part of the run."""
+        return Window(self.summary["trimmed"]["start_s"], self.summary["trimmed"]["end_s"])
+
+    def plots(self) -> Plots:
+        """Computes what the plots show."""
+        return plots_of(self.records, self.requests, self.window, self.models, self.slo)
 
     @property
     def replicas(self) -> pd.DataFrame:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from sim.shards.shard_file import DamagedShardError
 
-FOLDS = "sim.metrics.folds."
+METRICS = "sim.metrics."
 ALLOWED = {
-    ("sim.metrics.load_series", "LoadSeries"),
     ("sim.shards.accumulators", "table_of"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -22,7 +21,7 @@ ALLOWED = {
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy._core.multiarray", "scalar"),
 }
-"""Classes of accumulators, and what numpy makes arrays of; beside them only classes of `FOLDS` are read."""
+"""Classes of accumulators, and what numpy makes arrays of; beside them only classes of `METRICS` are read."""
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ class _Reader(pickle.Unpickler):
         """Returns a class of accumulators or arrays. Raises DamagedShardError for any other."""
         if (module_name, global_name) in ALLOWED:
             return super().find_class(module_name, global_name)
-        if module_name.startswith(FOLDS):
+        if module_name.startswith(METRICS):
             found = super().find_class(module_name, global_name)
             # A module also has what it imports, such as all of numpy under the name `np`.
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (
@@ -61,7 +60,7 @@ class _Reader(pickle.Unpickler):
 
 
 def accumulator_bytes(accumulator: object) -> bytes:
-    """Returns the content of an accumulator; of a fold, without its setting."""
+    """Returns the content of an accumulator; without its setting."""
     content = BytesIO()
     _Writer(content, protocol=5).dump(accumulator)
     return content.getvalue()

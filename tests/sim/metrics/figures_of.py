@@ -1,6 +1,7 @@
 """Figures of whole tables, section by section of the summary."""
 
 import numpy as np
+from sim.metrics.waste import add_kv_waste, kv_waste_figures, never_filled_s
 
 from sim.metrics.definitions import describe
 from sim.metrics.fleet import add_requests_by_pool, add_retry_use, figures_of_pools, retry_figures
@@ -17,7 +18,6 @@ from sim.metrics.pressure import (
 from sim.metrics.sums import TableTotals
 from sim.metrics.transfers import add_cached_tokens, add_transfers, transfer_figures, transferred
 from sim.metrics.utilisation import add_prefill_time, pool_of_rows, prefill_share_of, rented_s
-from sim.metrics.waste import add_kv_waste, kv_waste_figures, never_filled_s
 
 
 def kv_waste(records, window, inside_s):

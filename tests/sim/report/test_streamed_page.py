@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-
-from sim import simulate
 from sim.metrics.folds.run import RunFold
 from sim.metrics.folds.setting import FoldSetting
 from sim.metrics.folds.sketch import PERCENTILE_ERROR
+
+from sim import simulate
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.report.latency import latency_cdfs

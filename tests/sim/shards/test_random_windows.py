@@ -9,8 +9,8 @@ from random import Random, SystemRandom
 
 import pandas as pd
 import pytest
-
 from sim.metrics.folds.run import RunFold
+
 from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
 from sim.shards.request_windows import merged_groups

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from policies.routing.round_robin import RoundRobin
 from sim.metrics.folds.drafts import OVER_TIME
 from sim.metrics.folds.latencies import OwnLatencies
 from sim.metrics.folds.run import RunFold
+
+from policies.routing.round_robin import RoundRobin
 from sim.metrics.load_series import LoadSeries
 from sim.records.timed_rows import TimedRows
 from sim.setup.streamed_run import check_streamed, fold_setting

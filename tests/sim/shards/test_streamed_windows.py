@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sim.metrics.folds.run import RunFold
 
 from sim.engine.interrupt import Interrupt
-from sim.metrics.folds.run import RunFold
 from sim.metrics.load_series import LoadSeries
 from sim.shards.request_windows import merged_groups
 from sim.shards.streamed import chunk_of, merged_files, without_rows

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sim.metrics.folds.batches import (
     MAX_GROUPS,
     Distributions,
@@ -16,6 +15,7 @@ from sim.metrics.folds.batches import (
 )
 from sim.metrics.folds.bins import MAX_BINS, Bins
 from sim.metrics.folds.sketch import Sketch
+
 from sim.metrics.one_run import share_interval
 from sim.metrics.steady import MEAN, Lack, Series, interval_of, percentile
 

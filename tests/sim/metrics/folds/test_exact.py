@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sim.metrics.folds.exact import ExactTotals, exact_units
 
 UNITS = 1 << 1074

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-
 from sim.metrics.folds.points import Points
 from sim.metrics.folds.states import States
+
 from sim.metrics.series import mean_and_max_over_time
 
 

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sim.metrics.folds.run import RunFold
+from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.folds.sketch import PERCENTILE_ERROR
 
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
@@ -23,9 +26,6 @@ from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.core.engine import EngineCore
 from sim import simulate
-from sim.metrics.folds.run import RunFold
-from sim.metrics.folds.setting import FoldSetting
-from sim.metrics.folds.sketch import PERCENTILE_ERROR
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
-from sim import simulate
 from sim.metrics.folds import times
 from sim.metrics.folds.times import TimesFold
+
+from sim import simulate
 from sim.metrics.utilisation import KINDS, iteration_kind, seconds_by_kind
 
 NUM_PARTS = 7

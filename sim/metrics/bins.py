@@ -6,12 +6,15 @@ run can be merged in any order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from sim.metrics.batches import Ints, added, halved, log_width_for
 from sim.metrics.definitions import Counts, Times
-from sim.metrics.folds.batches import Ints, added, halved, log_width_for
+from sim.metrics.steady import RunInterval, Series
+from sim.metrics.window import Window
 
 MAX_BINS: Final = 1024
 TICKS_PER_S: Final = 1 << 20
@@ -54,6 +57,27 @@ class Bins:
     def of(self, name: str, num_bins: int) -> Ints:
         """Returns the first bins of a sum."""
         return added(self.sums.get(name, np.zeros(0, np.int64)), np.zeros(num_bins, np.int64))[:num_bins]
+
+    def buckets(self, names: Sequence[str], end_s: float, max_buckets: int) -> tuple[Times, dict[str, Ints]]:
+        """Returns the middles of about max_buckets intervals up to end_s at most, s, and their counts."""
+        joined = max(1, round((end_s - self.start_s) / self.width_s / max_buckets))
+        num_buckets = int(max(end_s - self.start_s, 0.0) / self.width_s / joined) + 1
+        middle_s: Times = (
+            self.start_s + (np.arange(num_buckets, dtype=np.float64) + 0.5) * joined * self.width_s
+        )
+        every = {name: self.of(name, num_buckets * joined).reshape(-1, joined).sum(axis=1) for name in names}
+        return middle_s, every
+
+    def interval(self, name: str, window: Window) -> RunInterval:
+        """Computes the interval of the rate of events from the bins that are wholly inside the window."""
+        num_bins = int(window.duration_s / self.width_s)
+        found = Series(self.of(name, num_bins) / self.width_s).interval()
+        if not num_bins:
+            return found
+        # The interval is put around the rate of the whole window, with the rest of it after the last bin.
+        rate = int(self.sums[name].sum()) / window.duration_s if name in self.sums else 0.0
+        moved = rate - found.value
+        return found._replace(value=rate, low=found.low + moved, high=found.high + moved)
 
     def _ticks(self, time_s: Times) -> Ints:
         found: Ints = np.floor((time_s - self.start_s) * TICKS_PER_S).astype(np.int64)
