@@ -14,8 +14,8 @@ from experiments.app.run_folder import write_study
 from experiments.observe.load import Load
 from experiments.observe.tables import capture_table, chunks_table
 from sim.metrics.measured import request_metrics
+from sim.metrics.plots import plots_of
 from sim.metrics.slo import Slo
-from sim.metrics.summary import plots_of
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords

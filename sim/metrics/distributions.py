@@ -1,8 +1,8 @@
 """Distributions and rates of a run as accumulators: all values, or sketches in bounded memory.
 
-`EXACT` keeps all values, by reference to the tables that they come from: percentiles are exact. `SKETCHED`
-keeps counts in buckets, so that the figures of any run take the same memory and do not depend on how its
-records were divided: percentiles have a known error, sums are exact.
+`EXACT` keeps all values, by reference to the tables that they come from: percentiles are exact.
+`sim.metrics.sketched.SKETCHED` keeps counts in buckets, so that the figures of any run take the same memory
+and do not depend on how its records were divided: percentiles have a known error, sums are exact.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.metrics.batches import GroupedLatency, GroupedShares, Ints
-from sim.metrics.bins import Bins
 from sim.metrics.definitions import Counts, Times, describe, per, weighted_percentile
-from sim.metrics.exact import ExactTotals
-from sim.metrics.sketch import PERCENTILE_ERROR, Sketch
 from sim.metrics.steady import Batched, RunInterval, Series
 from sim.metrics.sums import TableTotals, Totals, weighted_sum
 from sim.metrics.window import Window
@@ -71,7 +67,7 @@ class Distribution(Protocol):
 class OfRequests(Protocol):
     """Values of requests in order of time: their distribution, and the series that intervals come from."""
 
-    def add_requests(self, ids: Ints, arrival_s: Times, values: Times) -> None:
+    def add_requests(self, ids: Counts, arrival_s: Times, values: Times) -> None:
         """Adds one value per request, by id in ascending order; NaN values are left out."""
         ...
 
@@ -164,7 +160,7 @@ class LatencyValues(Values):
         super().__init__()
         self._arrivals: list[Times] = []
 
-    def add_requests(self, ids: Ints, arrival_s: Times, values: Times) -> None:
+    def add_requests(self, ids: Counts, arrival_s: Times, values: Times) -> None:
         self.add(values)
         self._arrivals.append(arrival_s)
 
@@ -226,4 +222,3 @@ class Kept(NamedTuple):
 
 
 EXACT: Final = Kept(TableTotals, Values, LatencyValues, LatencyValues, EventTimes)
-SKETCHED: Final = Kept(ExactTotals, Sketch, GroupedLatency, GroupedShares, Bins, PERCENTILE_ERROR)

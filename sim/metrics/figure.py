@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -24,15 +24,18 @@ from hwmodels.iterations.energy import EnergySettings
 from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.tariff import Tariff
 from sim.metrics.definitions import times
-from sim.metrics.distributions import SKETCHED, Kept
+from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.own_latencies import OwnLatency
 from sim.metrics.sections import SectionFigure
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.thinned import Thinned
 from sim.metrics.utilisation import PoolHardware, of_pools, rented_s
 from sim.metrics.window import Window
+from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.thinned import Thinned
 
 Floats = NDArray[np.float64]
 NewSections = Callable[[Kept], list[SectionFigure]]
@@ -68,7 +71,7 @@ class FigureSetting:
     """Makes what computes the latencies of `own_terms`."""
     plots: bool = True
     """Whether what the plots show is added up as well."""
-    kept: Kept = SKETCHED
+    kept: Kept = EXACT
 
     def __post_init__(self) -> None:
         metrics, way = self.metrics, "streamed tables"
@@ -129,6 +132,23 @@ class Part:
     pool_by_replica: NDArray[np.int64]
     unfilled: NDArray[np.int64] | None = None
     unfilled_upto: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, setting: FigureSetting, window: Window, chunk: RecordChunk, requests: pd.DataFrame) -> Part:
+        """Returns all rows of a chunk. requests: with the columns of `request_metrics`."""
+        return cls(
+            setting=setting,
+            window=window,
+            end_s=chunk.until_s if setting.kept.is_exact else np.inf,
+            requests=requests,
+            iterations=chunk.iterations,
+            events=chunk.events,
+            gap_s=chunk.gap_s,
+            gap_count=chunk.gap_count,
+            gap_end_s=chunk.gap_end_s,
+            pool_by_replica=chunk.pool_by_replica,
+            unfilled=chunk.unfilled,
+        )
 
     @cached_property
     def measured(self) -> pd.DataFrame:

@@ -19,8 +19,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from sim.metrics.batches import Ints
-from sim.metrics.definitions import per, times
+from sim.metrics.definitions import Counts, per, times
 from sim.metrics.distributions import Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Floats, Part
 from sim.metrics.sums import Totals, weighted_sum
@@ -121,7 +120,7 @@ class _Seconds:
     def __init__(self, first: int) -> None:
         self.first = first
         self.inside_s: Floats = np.zeros(0)
-        self.steps: Ints = np.zeros(0, np.int64)
+        self.steps: Counts = np.zeros(0, np.int64)
         self.held = 0
         """Slots that the iteration before `first` held in vain."""
 
@@ -172,7 +171,7 @@ class Unfilled:
             seconds.reach(int(own.max()) + 1)
             seconds.inside_s[own - seconds.first] = inside_s[rows]
 
-    def add_rows(self, unfilled: Ints) -> None:
+    def add_rows(self, unfilled: Counts) -> None:
         """Adds rows of `RunRecords.unfilled`, [n, 4]."""
         for index in np.unique(unfilled[:, 0]).tolist():
             _, first, end, num_slots = unfilled[unfilled[:, 0] == index].T
@@ -181,7 +180,7 @@ class Unfilled:
             np.add.at(seconds.steps, first - seconds.first, num_slots)
             np.subtract.at(seconds.steps, end - seconds.first, num_slots)
 
-    def drop(self, upto: Ints) -> None:
+    def drop(self, upto: Counts) -> None:
         """Adds up the iterations before `upto`, [R]."""
         for index, seconds in self._replicas.items():
             seconds.take(int(upto[index]), self.totals)

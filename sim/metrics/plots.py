@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -9,17 +10,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.batches import Ints, added
 from sim.metrics.bins import Bins
 from sim.metrics.definitions import times
 from sim.metrics.distributions import Distribution, Kept
-from sim.metrics.figure import Figure, FigureSetting, Part
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.kind_times import MAX_SAMPLE, KindTimes
+from sim.metrics.measured import Latencies
 from sim.metrics.points import Block, Points, PointsByKind, place_of
 from sim.metrics.series import octave_of
 from sim.metrics.slo import Slo
 from sim.metrics.states import States
-from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind
+from sim.metrics.utilisation import KINDS, PoolHardware, batch_tokens, iteration_kind
+from sim.metrics.window import Window
+from sim.records.chunk import RecordChunk
+from sim.records.run import RunRecords
 
 MAX_REPLICAS_APART: Final = 2
 """With more replicas, their mean and their maximum are drawn instead of two lines for each."""
@@ -123,7 +129,8 @@ class PlotFigures(Figure):
         self.states.merge(other.states)
         self.iterations.merge(other.iterations)
         self.times.merge(other.times)
-        if self.drafts is not None and other.drafts is not None:
+        if other.drafts is not None:
+            self.drafts = self.drafts or Drafts(self._start_s)
             self.drafts.merge(other.drafts)
         for lower, octave in other.octaves.items():
             self.octaves.setdefault(lower, Octave(self.kept)).merge(octave)
@@ -142,6 +149,9 @@ class PlotFigures(Figure):
         self._add_requests(part.measured, part.setting.slo)
         if not part.iterations.empty:
             self._add_iterations(part)
+
+    def value(self, run: EndedRun) -> None:
+        """Returns None: the summary does not have what plots show."""
 
     def _add_requests(self, table: pd.DataFrame, slo: Slo | None) -> None:
         if table.empty:
@@ -175,6 +185,8 @@ class PlotFigures(Figure):
         self.requests.add(ids[began], lengths[began].astype(np.float64), ttft_s[began])
 
     def _add_iterations(self, part: Part) -> None:
+        if self.drafts is None and OVER_TIME[0] in part.iterations:
+            self.drafts = Drafts(self._start_s)
         if self.drafts is not None:
             self.drafts.add(part)
         for index, (pool, rows) in enumerate(zip(part.setting.pools, part.rows_by_pool, strict=True)):
@@ -213,3 +225,28 @@ class Plots(NamedTuple):
     latencies: dict[str, Distribution]
     """See `sim.metrics.measured.Latencies.shown`."""
     figures: PlotFigures
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Figure]) -> Plots:
+        """Returns the plots of the figures of a run, by name."""
+        latencies, plots = figures[Latencies.name], figures[PlotFigures.name]
+        assert isinstance(latencies, Latencies)
+        assert isinstance(plots, PlotFigures)
+        return cls(latencies.shown, plots)
+
+
+def plots_of(
+    records: RunRecords,
+    requests: pd.DataFrame,
+    window: Window,
+    models: Sequence[IterationModel],
+    slo: Slo | None,
+) -> Plots:
+    """Returns the plots of whole tables. requests: with `request_metrics`. models: one per pool."""
+    pools = [PoolHardware(model=model) for model in models]
+    setting = FigureSetting(pools=pools, pool_records=records.pools, slo=slo)
+    part = Part.of(setting, window, RecordChunk.of(records), requests)
+    figures: dict[str, Figure] = {kind.name: kind(setting) for kind in (Latencies, PlotFigures)}
+    for figure in figures.values():
+        figure.add(part)
+    return Plots.of(figures)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from hwmodels.iterations.iteration import IterationModel
-from sim.metrics.plots import Plots
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
-from sim.metrics.summary import plots_of
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.plots import Plots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class RunResult:
 
     def plots(self) -> Plots:
         """Computes what the plots show."""
+        from sim.metrics.plots import plots_of  # noqa: PLC0415 (runs of a study draw nothing)
+
         return plots_of(self.records, self.requests, self.window, self.models, self.slo)
 
     @property

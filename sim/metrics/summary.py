@@ -24,13 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
 
 from hwmodels.iterations.energy import EnergySettings
-from hwmodels.iterations.iteration import IterationModel
 from hwmodels.tariff import Tariff
 from sim.metrics.adapters import AdapterUse
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
@@ -47,18 +46,20 @@ from sim.metrics.kv_use import KvUse
 from sim.metrics.measured import Latencies, Measured, measure, request_metrics, trimmed
 from sim.metrics.migrations import migration_figures
 from sim.metrics.output import IterationCounts, OutputFigure
-from sim.metrics.plots import PlotFigures, Plots
 from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
 from sim.metrics.sections import Sections
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.speculation import SpeculationUse
-from sim.metrics.thinned import ByReplica, Thinned
 from sim.metrics.transfers import KvTransferUse
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window, measured_window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.plots import Plots
+    from sim.metrics.thinned import ByReplica, Thinned
 
 FIGURES: Final[tuple[type[Figure], ...]] = (
     RequestCounts,
@@ -103,10 +104,17 @@ class RunFigures:
     def __init__(self, setting: FigureSetting, window: Window | None = None) -> None:
         self.setting = setting
         self._window = window
-        kinds: tuple[type[Figure], ...] = (*FIGURES, PlotFigures) if setting.plots else FIGURES
-        self.figures: dict[str, Figure] = {kind.name: kind(setting) for kind in kinds}
+        self.figures: dict[str, Figure] = {kind.name: kind(setting) for kind in FIGURES}
+        if setting.plots:
+            from sim.metrics.plots import PlotFigures  # noqa: PLC0415 (plain runs draw later, or not at all)
+
+            self.figures[PlotFigures.name] = PlotFigures(setting)
         self.sections = Sections(setting.new_sections(setting.kept))
-        self.thinned = None if setting.thinned is None else ByReplica(setting.kept, setting.num_replicas)
+        self.thinned: ByReplica | None = None
+        if setting.thinned is not None:
+            from sim.metrics.thinned import ByReplica  # noqa: PLC0415 (few fleets are thinned)
+
+            self.thinned = ByReplica(setting.kept, setting.num_replicas)
         self._late: list[tuple[pd.DataFrame, pd.DataFrame]] = []
         """Iterations and events after the end of the last request so far: the run may end before them."""
 
@@ -117,7 +125,7 @@ class RunFigures:
         """
         setting, window = self.setting, self._window_so_far
         table = request_metrics(chunk.requests, setting.slo, chunk.own_s) if requests is None else requests
-        whole = part_of(setting, window, chunk, table)
+        whole = Part.of(setting, window, chunk, table)
         if self._window is not None:
             self._add(whole)
         else:
@@ -204,7 +212,9 @@ class RunFigures:
 
     def plots(self, end: RunRecords) -> Plots:
         """Returns what the plots of the page show; the setting has `plots`. end: see `summary`."""
-        return _plots(self._ended(end).figures)
+        from sim.metrics.plots import Plots  # noqa: PLC0415 (see above)
+
+        return Plots.of(self._ended(end).figures)
 
     def summary(self, end: RunRecords, part: Measured | None = None) -> dict[str, Any]:
         """Returns the summary. end: the records of the whole run, whose tables may have no rows.
@@ -255,7 +265,7 @@ def assembled(run: EndedRun, trim: Mapping[str, Any]) -> dict[str, Any]:
     latencies: Latencies = run.figures[Latencies.name]
     iterations: IterationCounts = run.figures[IterationCounts.name]
     work: HardwareUse = run.figures[HardwareUse.name]
-    found = {name: figure.value(run) for name, figure in run.figures.items() if name != PlotFigures.name}
+    found = {name: figure.value(run) for name, figure in run.figures.items()}
     classes = {name: found[name] for name in (ByPriority.name, ByTenant.name) if found[name]}
     speculation = found[SpeculationUse.name]
     return {
@@ -336,58 +346,13 @@ def summarise(
 def request_figures(records: RunRecords, part: Measured, slo: Slo | None) -> dict[str, Any]:
     """Computes the measured part, the latencies and the figures of each class, which any run has."""
     setting = FigureSetting(pools=(), pool_records=records.pools, slo=slo, kept=EXACT)
-    rows = part_of(setting, part.window, RecordChunk.of(records), part.table)
+    rows = Part.of(setting, part.window, RecordChunk.of(records), part.table)
     latencies, classes = Latencies(setting), (ByPriority(setting), ByTenant(setting))
     run = EndedRun(setting=setting, records=records, window=part.window)
     for figure in (latencies, *classes):
         figure.add(rows)
     found = {figure.name: figure.value(run) for figure in classes}
     return {**part.trimmed, **latencies.value(run), **{name: one for name, one in found.items() if one}}
-
-
-def plots_of(
-    records: RunRecords,
-    requests: pd.DataFrame,
-    window: Window,
-    models: Sequence[IterationModel],
-    slo: Slo | None,
-) -> Plots:
-    """Returns what the plots of a run show. requests: with `request_metrics`. models: one per pool."""
-    setting = FigureSetting(
-        pools=[PoolHardware(model=model) for model in models],
-        pool_records=records.pools,
-        slo=slo,
-        kept=EXACT,
-    )
-    part = part_of(setting, window, RecordChunk.of(records), requests)
-    figures: dict[str, Figure] = {kind.name: kind(setting) for kind in (Latencies, PlotFigures)}
-    for figure in figures.values():
-        figure.add(part)
-    return _plots(figures)
-
-
-def part_of(setting: FigureSetting, window: Window, chunk: RecordChunk, requests: pd.DataFrame) -> Part:
-    """Returns all rows of a chunk. window: as far as it is known."""
-    return Part(
-        setting=setting,
-        window=window,
-        end_s=chunk.until_s if setting.kept.is_exact else np.inf,
-        requests=requests,
-        iterations=chunk.iterations,
-        events=chunk.events,
-        gap_s=chunk.gap_s,
-        gap_count=chunk.gap_count,
-        gap_end_s=chunk.gap_end_s,
-        pool_by_replica=chunk.pool_by_replica,
-        unfilled=chunk.unfilled,
-    )
-
-
-def _plots(figures: Mapping[str, Figure]) -> Plots:
-    latencies, plots = figures[Latencies.name], figures[PlotFigures.name]
-    assert isinstance(latencies, Latencies)
-    assert isinstance(plots, PlotFigures)
-    return Plots(latencies.shown, plots)
 
 
 def _pieces(iterations: pd.DataFrame, events: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:

@@ -120,7 +120,7 @@ class TasksFigure:
             "latency": describe(latency_s),
             "makespan_s": float(ends_s.max() - tasks.begun_s[inside].min()) if len(ends_s) else None,
             "slo_s": self._slo_s,
-            "self._slo_share": share,
+            "slo_share": share,
         }
         return {"tasks": section}
 

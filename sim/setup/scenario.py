@@ -53,7 +53,6 @@ from sim.workload.faster import faster
 from sim.workload.longer import LongerSource
 from sim.workload.marked import answers_of, branching_key
 from sim.workload.own_figures import own_latencies, own_sections
-from sim.workload.thinned import ThinnedWorkload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,6 +353,7 @@ class Scenario(PoolSettings, ClusterSettings):
         hardware = self.pool_hardware()
         own = OwnLatencies(self.new_latencies(in_shards=False), self.own_terms)
         part = measure(records, self.metrics, self.slo, own.completed(RecordChunk.of(records)).own_s)
+        thinned: Any = self.workload if hasattr(self.workload, "of_the_whole") else None
         summary = summarise(
             records,
             pools=hardware,
@@ -363,7 +363,7 @@ class Scenario(PoolSettings, ClusterSettings):
             metrics=self.metrics,
             part=part,
             new_sections=self.new_sections(in_shards=False),
-            thinned=self.workload if isinstance(self.workload, ThinnedWorkload) else None,
+            thinned=thinned,
         )
         summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
         self.add_dialects(summary, records)

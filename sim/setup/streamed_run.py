@@ -12,6 +12,7 @@ from sim.metrics.client_view import APART
 from sim.metrics.figure import FigureSetting
 from sim.metrics.mixed import MixLatencies
 from sim.metrics.own_latencies import OwnLatencies
+from sim.metrics.sketched import SKETCHED
 from sim.metrics.summary import RunFigures
 from sim.metrics.utilisation import PoolHardware
 from sim.records.chunk import GROUP_ROWS, RecordChunk
@@ -83,6 +84,7 @@ def figure_setting(
         thinned=scenario.workload if isinstance(scenario.workload, ThinnedWorkload) else None,
         num_replicas=scenario.num_replicas,
         plots=plots,
+        kept=SKETCHED,
     )
 
 

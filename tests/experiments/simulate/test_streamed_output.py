@@ -14,11 +14,11 @@ from random import Random
 
 import pandas as pd
 import pytest
-from sim.metrics.folds.plots import PlotsFold
 
 from experiments.app.cli import main
 from experiments.simulate import output
 from sim.cluster import simulation
+from sim.metrics.plots import PlotsFold
 from sim.report import streamed_tables
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
