@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -72,6 +73,8 @@ class FigureSetting:
     plots: bool = True
     """Whether what the plots show is added up as well."""
     kept: Kept = EXACT
+    own: tuple[type[Figure], ...] = ()
+    """Metrics of the user's own."""
 
     def __post_init__(self) -> None:
         metrics, way = self.metrics, "streamed tables"
@@ -259,3 +262,27 @@ class Figure:
     def value(self, run: EndedRun) -> Any:
         """Returns the figure as plain data."""
         raise NotImplementedError
+
+
+def own_figures(paths: Sequence[str]) -> tuple[type[Figure], ...]:
+    """Imports the metrics with dotted paths. Raises ValueError for one that is no metric."""
+    found: dict[str, type[Figure]] = {}
+    for place, path in enumerate(paths):
+        module, _, name = path.rpartition(".")
+        where = f"metrics.own[{place}]={path}"
+        try:
+            kind = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{where}: must be the dotted path of a class in a module that can be imported, such as "
+                f"my_metrics.SlowStarts; {error}"
+            ) from error
+        if not (isinstance(kind, type) and issubclass(kind, Figure) and hasattr(kind, "name")):
+            raise ValueError(
+                f"{where}: must be a subclass of sim.metrics.figure.Figure with a `name`, see "
+                "docs/own_metric.md"
+            )
+        if kind.name in found:
+            raise ValueError(f"{where}: must have another name than {kind.name}, which an earlier one has")
+        found[kind.name] = kind
+    return tuple(found.values())

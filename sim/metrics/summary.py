@@ -36,8 +36,7 @@ from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
 from sim.metrics.conservation import RequestCounts
 from sim.metrics.costs import Bill, Cost, break_even, energy_figures, training_use
 from sim.metrics.definitions import plain_json, times
-from sim.metrics.distributions import EXACT
-from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
 from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
 from sim.metrics.goodput import Goodput
 from sim.metrics.hardware_use import HardwareUse
@@ -83,6 +82,8 @@ FIGURES: Final[tuple[type[Figure], ...]] = (
     PoolUse,
     Bill,
 )
+OWN: Final = "own."
+"""Before the names of the user's own metrics among the figures."""
 ROWS_AT_ONCE: Final = 1 << 17
 """Iterations that are added together in a run that streams: a chunk has eight times as many, and copies of it
 would be the peak of the memory."""
@@ -105,6 +106,7 @@ class RunFigures:
         self.setting = setting
         self._window = window
         self.figures: dict[str, Figure] = {kind.name: kind(setting) for kind in FIGURES}
+        self.figures |= {f"{OWN}{kind.name}": kind(setting) for kind in setting.own}
         if setting.plots:
             from sim.metrics.plots import PlotFigures  # noqa: PLC0415 (plain runs draw later, or not at all)
 
@@ -268,6 +270,10 @@ def assembled(run: EndedRun, trim: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: figure.value(run) for name, figure in run.figures.items()}
     classes = {name: found[name] for name in (ByPriority.name, ByTenant.name) if found[name]}
     speculation = found[SpeculationUse.name]
+    own = {
+        kind.name: {"value": found[f"{OWN}{kind.name}"], "unit": kind.unit, "definition": kind.definition}
+        for kind in run.setting.own
+    }
     return {
         "simulated_s": records.end_s,
         "interrupted": records.interrupted,
@@ -303,6 +309,7 @@ def assembled(run: EndedRun, trim: Mapping[str, Any]) -> dict[str, Any]:
         "training": training_use(run),
         **break_even(found["cost"], found["bill_usd"]),
         "publish": found["latencies"]["ttft"],
+        **({"own": own} if own else {}),
     }
 
 
@@ -336,7 +343,7 @@ def summarise(
         new_sections=new_sections,
         num_replicas=records.num_replicas,
         plots=False,
-        kept=EXACT,
+        own=own_figures(metrics.own),
     )
     figures = RunFigures(setting, part.window)
     figures.add(RecordChunk.of(records), part.table)
@@ -345,7 +352,7 @@ def summarise(
 
 def request_figures(records: RunRecords, part: Measured, slo: Slo | None) -> dict[str, Any]:
     """Computes the measured part, the latencies and the figures of each class, which any run has."""
-    setting = FigureSetting(pools=(), pool_records=records.pools, slo=slo, kept=EXACT)
+    setting = FigureSetting(pools=(), pool_records=records.pools, slo=slo)
     rows = Part.of(setting, part.window, RecordChunk.of(records), part.table)
     latencies, classes = Latencies(setting), (ByPriority(setting), ByTenant(setting))
     run = EndedRun(setting=setting, records=records, window=part.window)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -169,6 +169,7 @@ def write_sections(
             for rows in (
                 *wording.class_tables(summary),
                 wording.pool_table(summary),
+                wording.own_table(summary),
                 *dialect_tables(summary),
             )
             if rows
@@ -219,7 +220,13 @@ def over_time_caption(records: RunRecords, window: Window) -> str:
 
 
 def _terms(summary: dict[str, Any]) -> dict[str, str]:
-    return GLOSSARY | DRAFT_GLOSSARY if "speculation" in summary else GLOSSARY
+    own = {html.escape(name.replace("_", " ")): html.escape(one["definition"]) for name, one in _own(summary)}
+    return GLOSSARY | (DRAFT_GLOSSARY if "speculation" in summary else {}) | own
+
+
+def _own(summary: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Returns the user's own metrics that have a definition."""
+    return ((name, one) for name, one in summary.get("own", {}).items() if one["definition"])
 
 
 def _drawn(section: Section) -> str:

@@ -24,7 +24,7 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.definitions import plain_json
 from sim.metrics.dialects import in_dialects
 from sim.metrics.distributions import Kept
-from sim.metrics.figure import NewSections
+from sim.metrics.figure import NewSections, own_figures
 from sim.metrics.measured import measure
 from sim.metrics.own_latencies import OwnLatencies, OwnLatency
 from sim.metrics.result import RunResult
@@ -117,6 +117,7 @@ class Scenario(PoolSettings, ClusterSettings):
         self._check_models()
         check_branching(self.workload, self.pools_by_name)
         check_slo(self.slo, self.workload)
+        own_figures(self.metrics.own)
         self._check_tpot()
         if self.sim.shards is not None:
             from sim.setup.shard_check import check_shards  # noqa: PLC0415 (most runs are not divided)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from sim.cluster.streamed import EARLY_STOPS, StreamedSimulation
 from sim.metrics.client_view import APART
-from sim.metrics.figure import FigureSetting
+from sim.metrics.figure import FigureSetting, own_figures
 from sim.metrics.mixed import MixLatencies
 from sim.metrics.own_latencies import OwnLatencies
 from sim.metrics.sketched import SKETCHED
@@ -85,6 +85,7 @@ def figure_setting(
         num_replicas=scenario.num_replicas,
         plots=plots,
         kept=SKETCHED,
+        own=own_figures(scenario.metrics.own),
     )
 
 

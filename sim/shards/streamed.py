@@ -115,7 +115,7 @@ def merged_files(
         shards.append(shard)
         if found is None:
             found = RunFigures(new_setting(shard.records.pools))
-        found.merge(read_accumulator(file.part(FIGURES), RunFigures))
+        found.merge(read_accumulator(file.part(FIGURES), RunFigures, found.setting.own))
         series.merge(read_accumulator(file.part(SERIES), LoadSeries))
         tables.append(pd.read_parquet(BytesIO(file.part(REPLICAS))))
         rows.append(file.member(ROWS))
