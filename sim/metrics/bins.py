@@ -1,4 +1,4 @@
-"""Counts of events over time in bins the width of which doubles, so that any run has at most 1,024.
+"""Counts of events over time in bins the width of which doubles, so that any run has few of them.
 
 A bin is 2^k s wide, with the same k for all; k follows from the latest event, so bins of several parts of a
 run can be merged in any order.
@@ -19,15 +19,20 @@ from sim.metrics.window import Window
 MAX_BINS: Final = 1024
 TICKS_PER_S: Final = 1 << 20
 _LOG_WIDTH: Final = 14
-"""Binary logarithm of the ticks of the narrowest bin, 16 ms."""
+"""Binary logarithm of the ticks of the narrowest bin by default, 16 ms."""
+_EXACT: Final = 2.0**53
+"""Sums of integers below this one are exact as doubles."""
 
 
 class Bins:
     """Counts of events over time, by name, from start_s on; all have the same bins."""
 
-    def __init__(self, start_s: float = 0.0) -> None:
+    def __init__(
+        self, start_s: float = 0.0, *, max_bins: int = MAX_BINS, log_width: int = _LOG_WIDTH
+    ) -> None:
         self.start_s = start_s
-        self.log_width = _LOG_WIDTH
+        self.log_width = log_width
+        self._max_bins = max_bins
         self.sums: dict[str, Ints] = {}
 
     @property
@@ -35,8 +40,11 @@ class Bins:
         """Returns the width of a bin, in seconds."""
         return (1 << self.log_width) / TICKS_PER_S
 
-    def count(self, name: str, time_s: Times, counts: Counts | None = None) -> None:
-        """Counts events at times from start_s on; NaN is left out. counts: events at each; None: one."""
+    def count(self, name: str, time_s: Times, counts: Counts | Times | None = None) -> None:
+        """Counts events at times from start_s on; NaN is left out.
+
+        counts: whole numbers of events at each time, not negative; None: one.
+        """
         chosen = time_s >= self.start_s
         if not chosen.all():
             time_s, counts = time_s[chosen], None if counts is None else counts[chosen]
@@ -44,8 +52,7 @@ class Bins:
             return
         ticks = self._ticks(time_s)
         self._reach(int(ticks.max()))
-        found = np.bincount(ticks >> self.log_width, weights=counts)
-        self._add(name, found.astype(np.int64))
+        self._add(name, _exact_sums(ticks >> self.log_width, counts))
 
     def merge(self, other: Bins) -> None:
         """Adds the bins of other, which is not changed."""
@@ -84,7 +91,7 @@ class Bins:
         return found
 
     def _reach(self, last_tick: int) -> None:
-        self._widen(log_width_for(last_tick, MAX_BINS, _LOG_WIDTH))
+        self._widen(log_width_for(last_tick, self._max_bins, self.log_width))
 
     def _widen(self, log_width: int) -> None:
         times = log_width - self.log_width
@@ -94,3 +101,12 @@ class Bins:
 
     def _add(self, name: str, sums: Ints) -> None:
         self.sums[name] = added(self.sums.get(name, sums[:0]), sums)
+
+
+def _exact_sums(at: Ints, counts: Counts | Times | None) -> Ints:
+    """Returns the sums of whole numbers by bin, even if they exceed those that a double has."""
+    sums = np.bincount(at, counts)
+    if counts is None or len(at) < 2 or sums.max() < _EXACT:
+        return sums.astype(np.int64, copy=False)
+    half = len(at) // 2
+    return added(_exact_sums(at[:half], counts[:half]), _exact_sums(at[half:], counts[half:]))

@@ -9,9 +9,11 @@ import pandas as pd
 
 from sim.metrics.by_class import COUNTS, add_status_counts
 from sim.metrics.definitions import times
-from sim.metrics.figure import EndedRun, Figure, Part
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.output import first_tokens
-from sim.metrics.sums import TableTotals, Totals
+from sim.metrics.sums import Totals
+from sim.metrics.window import Window
+from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
 
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
@@ -27,7 +29,15 @@ class RequestCounts(Figure):
 
     def add(self, part: Part) -> None:
         check_rows(part.requests)
-        add_counts(self.whole, part.requests, part.iterations)
+        add_status_counts(self.whole, part.requests)
+        has_begun = part.requests["first_token_s"].notna().to_numpy()
+        self.whole.add("first_tokens", first_tokens(part.requests, has_begun))
+        self.whole.add("tokens", part.requests["output_tokens"].to_numpy())
+        if "lost_tokens" in part.requests:
+            self.whole.add("tokens", part.requests["lost_tokens"].to_numpy())
+        self.whole.add("rows", np.ones(len(part.requests), np.bool_))
+        if "kept_tokens" in part.iterations:
+            self.whole.add("kept_draft_tokens", part.iterations["kept_tokens"].to_numpy())
         self.whole.add("gap_count", part.gap_count)
 
     def value(self, run: EndedRun) -> dict[str, int]:
@@ -41,24 +51,11 @@ def check_conservation(records: RunRecords) -> dict[str, int]:
     lost in a crash, is the first token of a request (or sample), ends a gap, or is a kept draft token, and
     that the times of a request are in order.
     """
-    totals = TableTotals()
-    add_counts(totals, records.requests, records.iterations)
-    totals.add("gap_count", records.gap_count)
-    check_rows(records.requests)
-    return checked_counts(totals, records.num_lost_first_tokens)
-
-
-def add_counts(totals: Totals, requests: pd.DataFrame, iterations: pd.DataFrame) -> None:
-    """Adds the requests by status, their output and first tokens, and the kept draft tokens of iterations."""
-    add_status_counts(totals, requests)
-    has_begun = requests["first_token_s"].notna().to_numpy()
-    totals.add("first_tokens", first_tokens(requests, has_begun))
-    totals.add("tokens", requests["output_tokens"].to_numpy())
-    if "lost_tokens" in requests:
-        totals.add("tokens", requests["lost_tokens"].to_numpy())
-    totals.add("rows", np.ones(len(requests), np.bool_))
-    if "kept_tokens" in iterations:
-        totals.add("kept_draft_tokens", iterations["kept_tokens"].to_numpy())
+    setting = FigureSetting(pools=(), pool_records=records.pools)
+    whole = Window(0.0, records.end_s)
+    counts = RequestCounts(setting)
+    counts.add(Part.of(setting, whole, RecordChunk.of(records), records.requests))
+    return counts.value(EndedRun(setting=setting, records=records, window=whole))
 
 
 def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]:
