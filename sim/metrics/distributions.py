@@ -203,7 +203,7 @@ def joined(parts: Sequence[Times]) -> Times:
 
 
 class Kept(NamedTuple):
-    """What accumulators are made of."""
+    """The parts that accumulators are made of."""
 
     totals: Callable[[], Totals]
     values: Callable[[], Distribution]

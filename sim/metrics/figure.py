@@ -50,7 +50,7 @@ def no_sections(kept: Kept) -> list[SectionFigure]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureSetting:
-    """What the figures of a run depend on: hardware and KV memory of the pools, SLO, prices, measured part.
+    """Settings that figures depend on: hardware and KV memory of the pools, SLO, prices, measured part.
 
     pools, pool_records: in the order of the records. Raises ValueError for a measured part that is known only
     from whole tables, unless these are `kept`.
@@ -178,7 +178,7 @@ class Part:
 
     @cached_property
     def ends_inside(self) -> NDArray[np.bool_]:
-        """Whether each iteration ended in the window."""
+        """True for the iterations that ended in the window."""
         return self.window.holds(self.ends_s)
 
     @cached_property

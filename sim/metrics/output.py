@@ -1,4 +1,4 @@
-"""What a run gave in its measured time: requests, tokens, and the iterations that they took."""
+"""Output of a run in its measured time: requests, tokens, and the iterations that they took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plots of report.html show, as accumulators."""
+"""Accumulators of what the plots of report.html show."""
 
 from __future__ import annotations
 

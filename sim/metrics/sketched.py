@@ -1,4 +1,4 @@
-"""What the accumulators of runs that stream are made of: exact sums, sketches, groups of requests, bins."""
+"""Parts of the accumulators of runs that stream: exact sums, sketches, groups of requests, bins."""
 
 from __future__ import annotations
 

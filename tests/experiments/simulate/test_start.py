@@ -45,7 +45,6 @@ OF_OTHER_RUNS = (
     "sim.workload.thinned",
     # pages and files that are not written
     "sim.report.page",
-    "sim.report.streamed_page",
     "sim.report.perfetto",
     "sim.report.vllm_bench",
     "plotly",
