@@ -161,34 +161,28 @@ class RunFigures:
     def _add_until(self, part: Part, chunk: RecordChunk) -> None:
         """Adds a part in pieces; holds back iterations and events after which the run may have ended."""
         held, self._late = [*self._late, (chunk.iterations, chunk.events)], []
-        ready: list[tuple[pd.DataFrame, pd.DataFrame]] = []
-        for iterations, events in held:
+        for iterations, events in (piece for tables in held for piece in _pieces(*tables)):
             is_late = times(iterations, "start_s") + times(iterations, "duration_s") > chunk.until_s
             are_late = times(events, "time_s") > chunk.until_s
             if is_late.any() or are_late.any():
                 self._late.append((iterations[is_late], events[are_late]))
                 iterations, events = iterations[~is_late], events[~are_late]
-            ready += _pieces(iterations, events)
-        upto = chunk.unfilled_since
-        if upto is not None:
-            upto = upto.copy()
+            self._add(replace(part, iterations=iterations, events=events))
+            part = part.without_requests()
+        if chunk.unfilled_since is not None:
+            upto = chunk.unfilled_since.copy()
             for late, _ in self._late:
                 np.minimum.at(upto, late["replica"].to_numpy(np.int64), late["iteration"].to_numpy(np.int64))
-        for index, (iterations, events) in enumerate(ready):
-            is_last = index == len(ready) - 1
-            piece = replace(
-                part, iterations=iterations, events=events, unfilled_upto=upto if is_last else None
-            )
-            self._add(piece)
-            part = part.without_requests()
+            iterations, events = chunk.iterations[:0], chunk.events[:0]
+            self._add(replace(part, iterations=iterations, events=events, unfilled_upto=upto))
 
     def _ended(self, end: RunRecords) -> EndedRun:
-        """Returns the run with copies of all figures, which also have the late rows up to its end."""
+        """Returns the run with all figures; they are copies if late rows are added up to its end."""
         setting = self.setting
         if self._window is not None:
             return EndedRun(setting=setting, records=end, window=self._window, figures=self.figures)
         window = measured_window(end.end_s, warmup_s=setting.start_s)
-        copied = deepcopy(self.figures)
+        copied = deepcopy(self.figures) if self._late or window.is_empty else self.figures
         requests = request_metrics(
             end.requests[:0], setting.slo, {term: np.zeros(0) for term in setting.own_terms}
         )
