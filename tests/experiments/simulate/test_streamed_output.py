@@ -185,7 +185,7 @@ class Reporting(StreamedTables):
 source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 settings = ["workload=poisson", "workload.num_requests=100000", "replicas=4"]
 scenario, traffic = build_run(source.compose(settings))
-tables = Reporting(Path(sys.argv[1]), scenario.slo, iterations=True, group_rows=32)
+tables = Reporting(Path(sys.argv[1]), scenario.slo, width_s=16.0, group_rows=32)
 StreamedRun(scenario, traffic, tables, group_rows=32).run()
 """
 
