@@ -8,6 +8,7 @@ import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.cluster.attached import UserProcess
 from sim.metrics.dialects import DIALECTS, in_dialects
+from sim.metrics.plots import Plots
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
-from sim.metrics.utilisation import seconds_inside
-from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
@@ -212,16 +212,16 @@ class Result:
         """
         records = self.run.records
         times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
-        dialects = in_dialects(DIALECTS, records.requests, times, self._window, self.run.slo)
+        dialects = in_dialects(DIALECTS, records.requests, times, self.run.window, self.run.slo)
         return dialect_frame({**self.summary, "dialects": dialects})
 
     def plot_latencies(self) -> go.Figure:
         """Plots the CDFs of TTFT, TPOT, ITL and E2E with the limits of the SLO."""
-        return latency_cdfs(self.run.records, self._measured, self._window, self.run.slo).figure()
+        return latency_cdfs(self._plots, self.run.slo).figure()
 
     def plot_ttft(self) -> go.Figure:
         """Plots TTFT against the length of the prompt."""
-        return ttft_by_prompt_length(self._measured, self.run.slo).figure()
+        return ttft_by_prompt_length(self._plots, self.run.slo).figure()
 
     def plot_slo(self) -> go.Figure:
         """Plots the share of requests within the SLO: overall, by arrival time and by prompt length.
@@ -230,27 +230,27 @@ class Result:
         """
         if self.run.slo is None:
             raise ValueError("slo=none: SLO attainment needs an SLO; choose one, for example slo='chat'")
-        if self._measured.empty:
+        if not self._plots.figures.octaves:
             raise ValueError("no request arrived in the measured time: there is nothing to draw")
-        return slo_attainment(self._measured, self._window, self.run.slo).figure()
+        return slo_attainment(self._plots, self.summary["goodput"], self.run.window, self.run.slo).figure()
 
     def plot_timeline(self) -> go.Figure:
         """Plots requests, KV blocks, batches and token rates over time.
 
         Raises ValueError for a run with a duration of 0 s.
         """
-        chart = timeline(self.run.records, self._window)
+        chart = timeline(self._plots, self.run.records, self.run.window)
         if chart is None:
             raise ValueError("the run has a duration of 0 s: there is nothing to draw")
         return chart.figure()
 
     def plot_time_by_kind(self) -> go.Figure:
         """Plots the time of the replicas by kind of iteration and by component of the hardware model."""
-        return time_by_kind(self.run.records, self._window, self._inside_s, self.run.models).figure()
+        return time_by_kind(self._plots, self.run.records, self.run.window).figure()
 
     def plot_iterations(self) -> go.Figure:
         """Plots the duration of iterations against the number of tokens in their batch."""
-        return iteration_times(self.run.records, self._inside_s).figure()
+        return iteration_times(self._plots).figure()
 
     def plot_replicas(self) -> go.Figure:
         """Plots the numbers of replicas that serve, start and are down, over time.
@@ -293,18 +293,9 @@ class Result:
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 
-    @property
-    def _window(self) -> Window:
-        trimmed = self.summary["trimmed"]
-        return Window(trimmed["start_s"], trimmed["end_s"])
-
-    @property
-    def _measured(self) -> pd.DataFrame:
-        return self.requests[self._window.holds(self.requests["arrival_s"].to_numpy())]
-
-    @property
-    def _inside_s(self) -> Any:
-        return seconds_inside(self.iterations, self._window)
+    @cached_property
+    def _plots(self) -> Plots:
+        return self.run.plots()
 
 
 def latency_table(summary: Mapping[str, Any]) -> pd.DataFrame:

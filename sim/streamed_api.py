@@ -60,7 +60,7 @@ def simulate_streamed(
         raise run.error
     if scenario.metrics.percentiles == "exact":
         add_exact_percentiles(summary, folder / REQUESTS)
-    write_whole(folder / PLOTS, accumulator_bytes(run.fold.plots(run.end)))
+    write_whole(folder / PLOTS, accumulator_bytes(run.figures.plots(run.end)))
     write_whole(folder / "summary.json", summary_json(summary))
     return StreamedResult(folder=folder, summary=summary, config=config, command=command)
 

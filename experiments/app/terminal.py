@@ -54,7 +54,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(busy, style="dim"))
     if pools := wording.pool_table(summary):
         print_tables([pools], console)
-    print_tables(dialect_tables(summary), console)
+    print_tables([rows for rows in (wording.own_table(summary), *dialect_tables(summary)) if rows], console)
     for line in (*wording.pressure_lines(summary), *fleet_lines(summary)):
         console.print(Text(line))
     for line in evidence.interval_lines(summary):

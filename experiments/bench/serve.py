@@ -35,6 +35,7 @@ from experiments.observe.tables import records_of
 from sim import simulate
 from sim.metrics.measured import measure
 from sim.metrics.settings import MetricsSettings
+from sim.metrics.summary import request_figures
 from sim.records.requests import Status
 from sim.workload.arrivals import Poisson
 from sim.workload.distributions import Lognormal
@@ -179,7 +180,7 @@ def figures_of(observed: Observed) -> dict[str, Any]:
     load = observed.load
     records = records_of(load.replies, load.end_s, interrupted=False)
     measured = measure(records, MetricsSettings(), None)
-    return {"streams": measured.table["e2e_s"].sum() / load.end_s, **measured.figures(records, None)}
+    return {"streams": measured.table["e2e_s"].sum() / load.end_s, **request_figures(records, measured, None)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from experiments.capacity.search import Search, State, begin
 from experiments.study.bisection import FACTOR, MAX_STEPS, bisected, bracketed
 from experiments.study.workers import in_turn
 from sim.engine.interrupt import Interrupt
+from sim.metrics.definitions import plain_json
 from sim.metrics.slo import Slo
-from sim.metrics.summary import plain_json
 from sim.report.numbers import number
 from sim.report.wording import LATENCIES
 from sim.settings.config_groups import find_groups

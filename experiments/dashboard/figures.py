@@ -14,7 +14,6 @@ from experiments.report.roofline.survey import RooflineSettings, survey
 from hwmodels.iterations.iteration import UnknownIterationError
 from sim.cluster.overload import overload_of
 from sim.metrics.limiting import time_shares
-from sim.metrics.window import Window
 from sim.report import numbers, wording
 from sim.report.latency import latency_cdfs
 from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
@@ -26,12 +25,10 @@ CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540
 def latency_figure(answer: Answer) -> go.Figure | None:
     """Draws cumulative distributions of latencies with the SLO's limits; None if no request was measured."""
     result = answer.result
-    trimmed = result.summary["trimmed"]
-    window = Window(trimmed["start_s"], trimmed["end_s"])
-    measured = result.requests[window.holds(result.requests["arrival_s"].to_numpy())]
-    if measured.empty:
+    plots = result.plots()
+    if not plots.figures.octaves:
         return None
-    chart = latency_cdfs(result.records, measured, window, result.slo)
+    chart = latency_cdfs(plots, result.slo)
     return chart.styled(height_px=LATENCY_PX).figure()
 
 

@@ -13,10 +13,13 @@ import pandas as pd
 from experiments.observe.load import Load
 from experiments.observe.reply import Reply
 from sim.metrics import definitions
+from sim.metrics.conservation import check_conservation
+from sim.metrics.definitions import plain_json
+from sim.metrics.goodput import goodput
 from sim.metrics.measured import measure
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.slo import Slo, goodput
-from sim.metrics.summary import check_conservation, plain_json
+from sim.metrics.slo import Slo
+from sim.metrics.summary import request_figures
 from sim.metrics.window import Window
 from sim.records.requests import Status
 from sim.records.run import RunRecords
@@ -43,8 +46,8 @@ def observed_figures(
         "stopped": load.stopped or None,
         "requests": counts,
         "failed": _failures(load.replies),
-        **part.figures(records, slo),
-        "throughput": _throughput(table, window, int(part.gaps_inside.sum())),
+        **request_figures(records, part, slo),
+        "throughput": _throughput(table, window, records),
         "goodput": None if slo is None else goodput(table, part.requests, window, slo),
         "client": _client(table, load, late_s),
         "tokens": _tokens(load.replies),
@@ -187,10 +190,11 @@ def _tokens(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def _throughput(table: pd.DataFrame, window: Window, num_gaps: int) -> dict[str, float]:
+def _throughput(table: pd.DataFrame, window: Window, records: RunRecords) -> dict[str, float]:
     """Computes finished requests, output tokens and prompts with a first token per second of the window."""
     began = window.holds(_times(table, "first_token_s"))
     finished = window.holds(_times(table, "finished_s")) & (table["status"] == "finished").to_numpy()
+    num_gaps = int((records.gap_count * window.holds(records.gap_end_s)).sum())
     seconds = window.duration_s if window.duration_s > 0 else math.nan
     return {
         "requests_per_s": int(finished.sum()) / seconds,

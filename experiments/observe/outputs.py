@@ -14,6 +14,7 @@ from experiments.app.run_folder import write_study
 from experiments.observe.load import Load
 from experiments.observe.tables import capture_table, chunks_table
 from sim.metrics.measured import request_metrics
+from sim.metrics.plots import plots_of
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
@@ -57,13 +58,14 @@ def _write_page(
     slo: Slo | None,
 ) -> None:
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
-    measured = requests[window.holds(requests["arrival_s"].to_numpy())]
+    plots = plots_of(records, requests, window, (), slo)
     sections = {}
-    if measured["first_token_s"].notna().any():
+    if plots.latencies["ttft"].count:
         if slo:
-            sections["SLO attainment"] = drawn(slo_attainment(measured, window, slo).figure())
-        sections["Latency"] = drawn(latency_cdfs(records, measured, window, slo).figure())
-        sections["TTFT against prompt length"] = drawn(ttft_by_prompt_length(measured, slo).figure())
+            chart = slo_attainment(plots, summary["goodput"], window, slo)
+            sections["SLO attainment"] = drawn(chart.figure())
+        sections["Latency"] = drawn(latency_cdfs(plots, slo).figure())
+        sections["TTFT against prompt length"] = drawn(ttft_by_prompt_length(plots, slo).figure())
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in summary["notes"])
     sections["Notes"] = f"<ul>{notes}</ul>"
     sections["Configuration"] = f"<pre>{html.escape(OmegaConf.to_yaml(OmegaConf.create(config)))}</pre>"

@@ -17,10 +17,10 @@ from experiments.sweep.settings import ReportSettings
 from hwmodels.bounded_files import UnreadableFileError, read_bytes
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.unknown import UnknownMachine
-from sim.metrics.folds.plots import Plots
+from sim.metrics.plots import Plots, plots_of
+from sim.metrics.window import Window
 from sim.report.page import Section, report_sections, write_sections
 from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows
-from sim.report.streamed_page import streamed_sections
 from sim.report.streamed_tables import PLOTS
 from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError
@@ -90,13 +90,10 @@ def _whole_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]) -
     plain = read_json_object(folder / RECORDS, f"run={folder}")
     try:
         records = read_records(partial(read_table, folder), plain)
-        return report_sections(
-            records=records,
-            request_table=records.requests,
-            summary=summary,
-            models=_models(scenario, summary),
-            slo=scenario.slo,
-        )
+        trimmed = summary["trimmed"]
+        window = Window(trimmed["start_s"], trimmed["end_s"])
+        plots = plots_of(records, records.requests, window, _models(scenario, summary), scenario.slo)
+        return report_sections(plots, records, summary, scenario.slo)
     except (KeyError, TypeError) as error:
         raise _of_other_version(folder, error) from error
 
@@ -107,7 +104,7 @@ def _streamed_sections(folder: Path, scenario: Scenario, summary: dict[str, Any]
     try:
         plots = read_accumulator(_bytes(folder, PLOTS), Plots)
         end = read_records_without_rows(partial(read_table, folder), plain)
-        return streamed_sections(plots, end, summary, scenario.slo)
+        return report_sections(plots, end, summary, scenario.slo)
     except DamagedShardError as error:
         raise ConfigError(
             f"run={folder}: {PLOTS} is damaged or cut short; simulate it again with output.report=true"

@@ -13,7 +13,7 @@ from experiments.app.terminal import plain_table
 from experiments.reproduce.findings import broken_by
 from experiments.reproduce.rows import CLOSE, UNVERIFIED, Kind, Row, Source
 from experiments.reproduce.verdicts import Judged, State, Verdict
-from sim.metrics.summary import plain_json
+from sim.metrics.definitions import plain_json
 from sim.report.wording import plural
 
 HEADINGS = ("", "kind", "published", "ours", "ratio", "")

@@ -21,7 +21,7 @@ from sim.records.timed_rows import interval_s
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import fold_setting
+from sim.setup.streamed_run import figure_setting
 from sim.shards.streamed_part import StreamedPart
 from sim.shards.traffic import Bounds
 from sim.shards.window_part import CountTable, PartHere, Replicas
@@ -155,7 +155,7 @@ def new_part(scenario: Scenario, source: Source, task: PartTask) -> PartHere | S
     }
     if task.rows is None:
         return PartHere(**settings)
-    new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=task.plots)
+    new_setting = partial(figure_setting, scenario, scenario.pool_hardware(), plots=task.plots)
     width_s = interval_s(scenario.num_replicas) if task.iterations else None
     return StreamedPart(**settings, new_setting=new_setting, rows=task.rows, width_s=width_s)
 

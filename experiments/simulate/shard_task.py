@@ -18,7 +18,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import fold_setting
+from sim.setup.streamed_run import figure_setting
 from sim.shards.assignment import Assignment, assign
 from sim.shards.shard_file import shard_bytes
 from sim.shards.streamed import streamed_shard_bytes
@@ -93,7 +93,7 @@ class ShardTask:
         if shard.records.interrupted:
             raise KeyboardInterrupt  # a part of a shard is no result
         if self.streams:
-            setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
+            setting = partial(figure_setting, scenario, scenario.pool_hardware(), plots=self.plots)
             width_s = interval_s(scenario.num_replicas) if self.iterations else None
             content = streamed_shard_bytes(shard, own, assignment.notes, setting, width_s)
         else:

@@ -19,8 +19,8 @@ from sim.records.timed_rows import empty_tables
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import remove_folder_of_table, summary_json, write_table
+from sim.report.page import write_report
 from sim.report.saved import BURSTS, GAPS, saved_records
-from sim.report.streamed_page import write_streamed_report
 from sim.report.streamed_tables import PLOTS, REPLICAS, REQUESTS, SERIES, TableFolder
 from sim.report.whole_file import write_whole
 from sim.shards.accumulators import accumulator_bytes
@@ -47,7 +47,7 @@ def run_sharded_streamed(
     with sharded.simulated(folder, console) as shards:
         with shards.files() as files:
             run = sharded.streamed(files)
-            summary = run.fold.summary(run.end)
+            summary = run.figures.summary(run.end)
             summary["memory"] = asdict(next(iter(scenario.pools_by_name.values())).plan_memory())
             scenario.describe(summary, run.notes, scenario.pool_hardware())
             write_whole(folder / "config.yaml", config_yaml(config))
@@ -59,9 +59,9 @@ def run_sharded_streamed(
                 print_summary(summary, console)
             write_whole(folder / "summary.json", summary_json(summary))
             if output.report:
-                page, plots = folder / "report.html", run.fold.plots(run.end)
+                page, plots = folder / "report.html", run.figures.plots(run.end)
                 write_whole(folder / PLOTS, accumulator_bytes(plots))
-                write_streamed_report(page, plots, run.end, summary, config, scenario.slo)
+                write_report(page, plots, run.end, summary, config, scenario.slo)
         shards.remove()
     for figure, reason in summary["not_computed"].items():
         console.print(f"{figure} is not computed: {reason}.", style="yellow", highlight=False)

@@ -29,7 +29,7 @@ from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.settings.override import not_about
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import fold_setting
+from sim.setup.streamed_run import figure_setting
 from sim.shards.merge import merged
 from sim.shards.shard_file import ShardFile
 from sim.shards.streamed import StreamedShards, merged_files
@@ -116,7 +116,7 @@ class ShardedRun:
     def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
         """Returns the whole run without its tables, from the files of all shards."""
         scenario = self.scenario
-        new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
+        new_setting = partial(figure_setting, scenario, scenario.pool_hardware(), plots=self.plots)
         return merged_files(files, new_setting, scenario.sim.until_s)
 
     def _command(self, folder: Path, *, here: bool = False) -> str:

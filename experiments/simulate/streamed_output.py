@@ -15,7 +15,7 @@ from sim.records.timed_rows import interval_s
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.files import summary_json
-from sim.report.streamed_page import write_streamed_report
+from sim.report.page import write_report
 from sim.report.streamed_tables import PLOTS, REQUESTS, StreamedTables, check_free_space
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
@@ -68,9 +68,9 @@ def run_streamed(
         raise run.error
     write_whole(folder / "summary.json", summary_json(summary))
     if output.report:
-        page, plots = folder / "report.html", run.fold.plots(run.end)
+        page, plots = folder / "report.html", run.figures.plots(run.end)
         write_whole(folder / PLOTS, accumulator_bytes(plots))
-        write_streamed_report(page, plots, run.end, summary, config, scenario.slo)
+        write_report(page, plots, run.end, summary, config, scenario.slo)
     for figure, reason in summary["not_computed"].items():
         _note(console, f"{figure} is not computed: {reason}.")
     print_folder(folder, console)

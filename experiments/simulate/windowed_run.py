@@ -29,7 +29,7 @@ from sim.records.run import RunRecords
 from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import fold_setting
+from sim.setup.streamed_run import figure_setting
 from sim.shards.merge import merged
 from sim.shards.shard_file import ShardFile
 from sim.shards.streamed import StreamedShards, merged_files
@@ -111,7 +111,7 @@ class WindowedRun:
     def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
         """Returns the whole run without its tables, from the files of all parts."""
         scenario = self.scenario
-        new_setting = partial(fold_setting, scenario, scenario.pool_hardware(), plots=self.plots)
+        new_setting = partial(figure_setting, scenario, scenario.pool_hardware(), plots=self.plots)
         run = merged_files(files, new_setting, scenario.sim.until_s)
         return run._replace(notes=self.source.notes)
 

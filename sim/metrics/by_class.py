@@ -7,46 +7,183 @@ missing here because the records of gaps between tokens do not name the request.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics import definitions
-from sim.metrics.slo import Slo, add_goodput, goodput_figures
-from sim.metrics.sums import TableTotals, Totals
+from sim.metrics.definitions import times
+from sim.metrics.distributions import Kept
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.goodput import add_goodput, goodput_figures
+from sim.metrics.slo import Slo
+from sim.metrics.sums import Totals
 from sim.metrics.window import Window
 
-KINDS = ("priority", "tenant")
 MAX_CLASSES = 20
 """Classes that are reported for each kind: those with the most requests. A service may have many tenants."""
+MAX_KEPT = 256
+"""Classes of a kind that a run which streams keeps; with more, the figures of this kind are left out."""
 COUNTS = ("arrived", "finished", "rejected", "aborted", "unfinished")
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 
 
-def figures_by_class(table: pd.DataFrame, window: Window, slo: Slo | None) -> dict[str, Any]:
-    """Returns by_priority and by_tenant, each a dictionary from a class to its figures.
+class ClassFigures:
+    """Sums and distributions of one class."""
 
-    A kind is left out if all requests are of one class. table: `request_metrics` of the whole run. Counts by
-    status cover the whole run, as in the summary; latencies, shares and preemptions cover the requests that
-    arrived in the window, rates the events in the window. Priorities are sorted from the smallest, which is
-    served first, tenants by their number of requests, largest first.
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self.whole = kept.totals()
+        self.forget_measured()
+
+    def forget_measured(self) -> None:
+        """Forgets what is inside the window."""
+        self.inside = self._kept.totals()
+        self.latencies = {name: self._kept.values() for name in LATENCIES}
+
+    def add(self, table: pd.DataFrame, window: Window, slo: Slo | None) -> None:
+        """Adds requests of this class. table: `request_metrics`."""
+        measured = table[window.holds(times(table, "arrival_s"))]
+        add_status_counts(self.whole, table)
+        finished = table["status"].to_numpy() == "finished"
+        self.inside.add("finished", window.holds(times(table, "finished_s")) & finished)
+        first_inside = window.holds(times(table, "first_token_s"))
+        self.inside.add("input_tokens", table["prompt_tokens"].to_numpy()[first_inside])
+        self.inside.add("preemptions", measured["preemptions"].to_numpy())
+        if slo is not None:
+            add_goodput(self.inside, table, measured, window, slo)
+        for name, values in self.latencies.items():
+            values.add(times(measured, f"{name}_s"))
+
+    def merge(self, other: ClassFigures) -> None:
+        """Adds the requests of other, which is not changed."""
+        self.whole.merge(other.whole)
+        self.inside.merge(other.inside)
+        for name, values in self.latencies.items():
+            values.merge(other.latencies[name])
+
+    def value(self, window: Window, slo: Slo | None) -> dict[str, Any]:
+        """Returns the figures of the class. Rates are per second of the window; NaN if it is empty."""
+        seconds = window.duration_s if window.duration_s > 0 else float("nan")
+        return {
+            "requests": {name: self.whole[name] for name in COUNTS},
+            **{name: values.describe() for name, values in self.latencies.items()},
+            "throughput": {
+                "requests_per_s": self.inside["finished"] / seconds,
+                "input_tokens_per_s": self.inside["input_tokens"] / seconds,
+            },
+            "goodput": None if slo is None else goodput_figures(self.inside, window, slo),
+            "preemptions": self.inside["preemptions"],
+        }
+
+
+class ByClass(Figure):
+    """Figures by priority or by tenant: a dictionary from a class to its figures, if there are several.
+
+    Counts by status cover the whole run, as in the summary; latencies, shares and preemptions cover the
+    requests that arrived in the window, rates the events in the window. Priorities are sorted from the
+    smallest, which is served first, tenants by their number of requests, largest first.
 
     Example: with 3 requests of priority 0 and one of priority 7, by_priority is {"0": ..., "7": ...}.
     """
-    found = {}
-    for kind in KINDS:
-        classes = table[kind].to_numpy() if kind in table else np.zeros(0)
-        if len(classes) and (classes != classes[0]).any():
-            numbers, names = pd.factorize(classes)
-            size = dict(zip(names.tolist(), np.bincount(numbers).tolist(), strict=True))
-            places = {name: index for index, name in enumerate(names.tolist())}
-            found[f"by_{kind}"] = {
-                str(name): _figures(table[numbers == places[name]], window, slo)
-                for name in largest_classes(kind, size)
-            }
-    return found
+
+    kind: ClassVar[str]
+
+    def __init__(self, setting: FigureSetting) -> None:
+        super().__init__(setting)
+        self.has_too_many = False
+        self._classes: dict[Any, ClassFigures] = {}
+        self._tables: list[pd.DataFrame] = []
+        """Whole tables, the rows of which are divided once it is known which classes are the largest."""
+
+    def add(self, part: Part) -> None:
+        table = part.requests
+        if self.kind not in table or self.has_too_many or table.empty:
+            return
+        if self.kept.is_exact:
+            self._tables.append(table)
+            return
+        numbers, names = _numbered(table, self.kind)
+        if len(self._classes.keys() | set(names)) > MAX_KEPT:
+            self._give_up()
+        else:
+            self._divide(table, numbers, dict(enumerate(names)), part.window, part.setting.slo)
+
+    def merge(self, other: ByClass) -> None:
+        self._tables += other._tables
+        names = self._classes.keys() | other._classes.keys()
+        if self.has_too_many or other.has_too_many or len(names) > MAX_KEPT:
+            self._give_up()
+            return
+        for name, figures in other._classes.items():
+            self._classes.setdefault(name, ClassFigures(self.kept)).merge(figures)
+
+    def forget_measured(self) -> None:
+        for figures in self._classes.values():
+            figures.forget_measured()
+
+    def value(self, run: EndedRun) -> dict[str, Any]:
+        """Returns the classes; none if all requests are of one class, or of too many."""
+        slo = run.setting.slo
+        if self._tables:
+            return self._of_tables(run.window, slo)
+        if len(self._classes) < 2:
+            return {}
+        size = {name: int(figures.whole["arrived"]) for name, figures in self._classes.items()}
+        return {
+            str(name): self._classes[name].value(run.window, slo) for name in largest_classes(self.kind, size)
+        }
+
+    def _of_tables(self, window: Window, slo: Slo | None) -> dict[str, Any]:
+        """Returns the largest classes of whole tables."""
+        table = self._tables[0] if len(self._tables) == 1 else pd.concat(self._tables, ignore_index=True)
+        numbers, names = _numbered(table, self.kind)
+        if len(names) < 2:
+            return {}
+        size = dict(zip(names, np.bincount(numbers).tolist(), strict=True))
+        largest = largest_classes(self.kind, size)
+        numbers_of = {names.index(name): name for name in largest}
+        self._classes = {}
+        self._divide(table, numbers, numbers_of, window, slo)
+        return {str(name): self._classes[name].value(window, slo) for name in largest}
+
+    def _divide(
+        self,
+        table: pd.DataFrame,
+        numbers: NDArray[np.int64],
+        names: Mapping[int, Any],
+        window: Window,
+        slo: Slo | None,
+    ) -> None:
+        """Adds the rows of classes. names: by number."""
+        for number, name in names.items():
+            part = table if len(names) == 1 else table[numbers == number]
+            self._classes.setdefault(name, ClassFigures(self.kept)).add(part, window, slo)
+
+    def _give_up(self) -> None:
+        self.has_too_many = True
+        self._classes.clear()
+
+
+class ByPriority(ByClass):
+    """Figures by priority."""
+
+    name = "by_priority"
+    kind = "priority"
+
+
+class ByTenant(ByClass):
+    """Figures by tenant."""
+
+    name = "by_tenant"
+    kind = "tenant"
+
+
+def _numbered(table: pd.DataFrame, kind: str) -> tuple[NDArray[np.int64], list[Any]]:
+    """Returns the number of the class of each request, and the classes by number."""
+    numbers, names = pd.factorize(table[kind].to_numpy())
+    return numbers, names.tolist()
 
 
 def largest_classes(kind: str, size: Mapping[Any, int]) -> list[Any]:
@@ -55,60 +192,9 @@ def largest_classes(kind: str, size: Mapping[Any, int]) -> list[Any]:
     return sorted(largest) if kind == "priority" else largest
 
 
-def _figures(table: pd.DataFrame, window: Window, slo: Slo | None) -> dict[str, Any]:
-    """Computes the figures of one class. Rates are per second of the window; NaN if the window is empty."""
-    measured = table[window.holds(_times(table, "arrival_s"))]
-    totals = TableTotals()
-    add_status_counts(totals, table)
-    add_class(totals, table, measured, window, slo)
-    latencies = {name: definitions.describe(_times(measured, f"{name}_s")) for name in LATENCIES}
-    return class_figures(totals, totals, latencies, window, slo)
-
-
 def add_status_counts(totals: Totals, requests: pd.DataFrame) -> None:
     """Adds the number of requests and their numbers by status."""
     status = requests["status"].to_numpy()
     totals.add("arrived", np.ones(len(requests), np.bool_))
     for name in COUNTS[1:]:
         totals.add(name, np.asarray(status == name, np.bool_))
-
-
-def add_class(
-    totals: Totals, table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo | None
-) -> None:
-    """Adds the counts of one class of requests inside the window. measured: its rows that arrived there."""
-    finished = table["status"].to_numpy() == "finished"
-    totals.add("finished_inside", window.holds(_times(table, "finished_s")) & finished)
-    first_inside = window.holds(_times(table, "first_token_s"))
-    totals.add("input_tokens", table["prompt_tokens"].to_numpy()[first_inside])
-    totals.add("preemptions", measured["preemptions"].to_numpy())
-    if slo is not None:
-        add_goodput(totals, table, measured, window, slo)
-
-
-def class_figures(
-    whole: Totals,
-    inside: Totals,
-    latencies: Mapping[str, dict[str, float | int]],
-    window: Window,
-    slo: Slo | None,
-) -> dict[str, Any]:
-    """Returns the figures of one class from its counts and the statistics of its `LATENCIES`.
-
-    whole: counts over the whole run; inside: over the window.
-    """
-    seconds = window.duration_s if window.duration_s > 0 else float("nan")
-    return {
-        "requests": {name: whole[name] for name in COUNTS},
-        **latencies,
-        "throughput": {
-            "requests_per_s": inside["finished_inside"] / seconds,
-            "input_tokens_per_s": inside["input_tokens"] / seconds,
-        },
-        "goodput": None if slo is None else goodput_figures(inside, window, slo),
-        "preemptions": inside["preemptions"],
-    }
-
-
-def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    return table[name].to_numpy(dtype=np.float64)

@@ -7,16 +7,17 @@ max over j of (a_j - j / r) - a_0; without a stall, the output is never slower t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import describe
-from sim.metrics.sums import TableTotals, Totals
+from sim.metrics.distributions import Kept
 from sim.metrics.token_times import TokenTimes
+from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 
 ROUNDING_S = 1e-9
@@ -55,6 +56,164 @@ class ClientTimes(NamedTuple):
         return self.finished & (self.stall_s <= ROUNDING_S)
 
 
+Ints = NDArray[np.int64]
+NewView = Callable[[pd.DataFrame, Ints], ClientView]
+"""Returns the view of the requests of a table, given their numbers."""
+NO_REQUESTS = pd.DataFrame({name: np.zeros(0, np.int64) for name in ("session_id", "output_tokens")})
+APART = (
+    "which tokens are hidden depends on the number of a request in its session or part, which a shard does "
+    "not know; set sim.shards=null"
+)
+
+
+class ClientsFigure:
+    """The sections `publish` and `clients`, for requests that arrived in the window.
+
+    Both are None if a request has several samples, because the times of their tokens are not known.
+    in_shards: whether this accumulator has a part of the requests only. draws: whether the hidden tokens of a
+    request depend on its number.
+    """
+
+    needs_tokens = True
+
+    def __init__(self, new_view: NewView, *, in_shards: bool, draws: bool, kept: Kept) -> None:
+        self._new_view = new_view
+        self._kept = kept
+        self._numbers_matter = in_shards and draws
+        self._numbers = SessionNumbers()
+        self.lack: str | None = None
+        self._totals = kept.totals()
+        self._publish, self._stall = kept.values(), kept.values()
+        self._has_samples = False
+
+    def add(self, records: WorkloadRecords) -> None:
+        """Adds requests, in the order of their ids."""
+        requests = records.requests
+        session = requests["session_id"].to_numpy(np.int64)
+        if self._numbers_matter and (records.is_part or (session >= 0).any()):
+            self.lack = APART
+        if self.lack is not None or self._has_samples:
+            return
+        numbers = self._numbers.of(session, requests["request_id"].to_numpy(np.int64))
+        seen = client_times(records, self._new_view(requests, numbers))
+        if seen is None:
+            self._has_samples = True
+            return
+        self._totals.add("requests", np.ones(len(seen.finished), np.bool_))
+        self._totals.add("hidden_tokens", seen.hidden_tokens)
+        self._totals.add("tokens", seen.num_tokens)
+        if seen.published_in_slo is not None:
+            self._totals.add("published_in_slo", seen.published_in_slo)
+        self._publish.add(seen.publish_s)
+        if seen.stall_s is not None:
+            self._totals.add("never_slower", seen.never_slower)
+            self._stall.add(seen.stall_s[seen.finished])
+
+    def merge(self, other: ClientsFigure) -> None:
+        """Adds the requests of other, which is not changed."""
+        self.lack = self.lack or other.lack
+        self._has_samples = self._has_samples or other._has_samples
+        self._totals.merge(other._totals)
+        self._publish.merge(other._publish)
+        self._stall.merge(other._stall)
+
+    def value(self, window: Window) -> Mapping[str, Any]:
+        """Returns the sections; both None if a request has several samples."""
+        if self.lack is not None:
+            return {}
+        if self._has_samples:
+            return {"publish": None, "clients": None}
+        view = self._new_view(NO_REQUESTS, np.zeros(0, np.int64))
+        if window.is_empty:
+            nothing = ClientsFigure(self._new_view, in_shards=False, draws=False, kept=self._kept)
+            return nothing._sections(view)
+        return self._sections(view)
+
+    def _sections(self, view: ClientView) -> Mapping[str, Any]:
+        totals = self._totals
+        count, tokens = totals["requests"], totals["tokens"]
+        reading = None
+        if view.reading_tokens_per_s is not None:
+            reading = {
+                "tokens_per_s": view.reading_tokens_per_s,
+                "never_slower_share": totals["never_slower"] / count if count else None,
+                "stall": self._stall.describe(),
+            }
+        has_limit = view.publish_slo_s is not None and count
+        return {
+            "publish": self._publish.describe(),
+            "clients": {
+                "streams": view.streams,
+                "moderation_s": view.moderation_s,
+                "hidden_share": totals["hidden_tokens"] / tokens if tokens else None,
+                "publish_slo_s": view.publish_slo_s,
+                "publish_slo_share": totals["published_in_slo"] / count if has_limit else None,
+                "reading": reading,
+            },
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out how views are made: the copy can be merged only."""
+        return {name: value for name, value in vars(self).items() if name not in ("_new_view", "_numbers")}
+
+
+class PublishLatencies:
+    """The time to publish of each request: see `sim.metrics.own_latencies.OwnLatency`.
+
+    Arguments as for `ClientsFigure`. numbers_matter: see `OwnLatency`.
+    """
+
+    needs_tokens = True
+
+    def __init__(self, new_view: NewView, *, in_shards: bool, draws: bool) -> None:
+        self._new_view = new_view
+        self._numbers = SessionNumbers()
+        self.numbers_matter = in_shards and draws
+
+    def see(self, records: WorkloadRecords) -> None:
+        """Does nothing, as the latency of a request is its own."""
+
+    def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
+        """Returns that all latencies are known."""
+        return np.ones(len(records.requests), np.bool_)
+
+    def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the time to publish of each request, in seconds; NaN: it is not published."""
+        requests = records.requests
+        session = requests["session_id"].to_numpy(np.int64)
+        assert not (self.numbers_matter and (session >= 0).any()), APART
+        numbers = self._numbers.of(session, requests["request_id"].to_numpy(np.int64))
+        return {"publish": publish_times_s(records, self._new_view(requests, numbers))}
+
+
+class SessionNumbers:
+    """Numbers of requests: their place in the session, or the id of a request that has none.
+
+    Keeps 16 bytes per session.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: Ints = np.zeros(0, np.int64)
+        self._counts: Ints = np.zeros(0, np.int64)
+
+    def of(self, session: Ints, request_id: Ints) -> Ints:
+        """Returns the numbers of the next requests in the order of their ids. session: -1: none."""
+        has_session = session >= 0
+        if not has_session.any():
+            return request_id
+        places = pd.Series(session).groupby(session).cumcount().to_numpy(np.int64)
+        found, at, added = np.unique(session[has_session], return_inverse=True, return_counts=True)
+        sessions = np.union1d(self._sessions, found)
+        counts = np.zeros(len(sessions), np.int64)
+        counts[np.searchsorted(sessions, self._sessions)] = self._counts
+        own = np.searchsorted(sessions, found)
+        numbers = request_id.copy()
+        numbers[has_session] = places[has_session] + counts[own][at]
+        counts[own] += added
+        self._sessions, self._counts = sessions, counts
+        return numbers
+
+
 def client_times(records: WorkloadRecords, view: ClientView) -> ClientTimes | None:
     """Computes what clients see; None if a request has several samples, whose times are not known."""
     times = records.token_times()
@@ -75,63 +234,6 @@ def client_times(records: WorkloadRecords, view: ClientView) -> ClientTimes | No
         met,
         stall_s,
     )
-
-
-def client_figures(records: WorkloadRecords, view: ClientView) -> dict[str, Any]:
-    """Computes the sections `publish` and `clients` of the summary, for requests that arrived in the window.
-
-    Both are None if a request has several samples, because the times of their tokens are not known.
-    """
-    seen = client_times(records, view)
-    if seen is None:
-        return {"publish": None, "clients": None}
-    totals = TableTotals()
-    add_client_times(totals, seen)
-    stall = None if seen.stall_s is None else describe(seen.stall_s[seen.finished])
-    return client_sections(totals, describe(seen.publish_s), stall, view)
-
-
-def add_client_times(totals: Totals, seen: ClientTimes) -> None:
-    """Adds the counts of `client_sections`."""
-    totals.add("client_requests", np.ones(len(seen.finished), np.bool_))
-    totals.add("hidden_tokens", seen.hidden_tokens)
-    totals.add("client_tokens", seen.num_tokens)
-    if seen.published_in_slo is not None:
-        totals.add("published_in_slo", seen.published_in_slo)
-    if seen.stall_s is not None:
-        totals.add("never_slower", seen.never_slower)
-
-
-def client_sections(
-    totals: Totals,
-    publish: Mapping[str, float | int],
-    stall: Mapping[str, float | int] | None,
-    view: ClientView,
-) -> dict[str, Any]:
-    """Returns the sections `publish` and `clients` from counts and from the statistics of the times.
-
-    stall: of finished requests; None: the speed of reading is not compared.
-    """
-    count, tokens = totals["client_requests"], totals["client_tokens"]
-    reading = None
-    if stall is not None:
-        reading = {
-            "tokens_per_s": view.reading_tokens_per_s,
-            "never_slower_share": totals["never_slower"] / count if count else None,
-            "stall": dict(stall),
-        }
-    has_limit = view.publish_slo_s is not None and count
-    return {
-        "publish": dict(publish),
-        "clients": {
-            "streams": view.streams,
-            "moderation_s": view.moderation_s,
-            "hidden_share": totals["hidden_tokens"] / tokens if tokens else None,
-            "publish_slo_s": view.publish_slo_s,
-            "publish_slo_share": totals["published_in_slo"] / count if has_limit else None,
-            "reading": reading,
-        },
-    }
 
 
 def publish_times_s(records: WorkloadRecords, view: ClientView) -> NDArray[np.float64]:

@@ -15,9 +15,12 @@ Times are in seconds, arrays have one value per request, NaN stands for an event
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.sums import weighted_sum
@@ -29,6 +32,25 @@ PERCENTILES = (50, 90, 95, 99)
 """Percentiles that every summary holds."""
 SPEED_PERCENTILES = (50, 10, 1)
 """Percentiles of the speed that one user sees."""
+
+
+def times(table: pd.DataFrame, name: str) -> Times:
+    """Returns a column of a table as floats."""
+    return table[name].to_numpy(dtype=np.float64)
+
+
+def per(part: float, whole: float) -> float:
+    """Returns part over whole; NaN if the whole is 0."""
+    return part / whole if whole > 0 else float("nan")
+
+
+def plain_json(value: Any) -> Any:
+    """Replaces NaN and infinity, which JSON does not have, by None."""
+    if isinstance(value, dict):
+        return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def ttft_s(arrival_s: Times, first_token_s: Times) -> Times:
@@ -94,20 +116,20 @@ def description(
     }
 
 
-def describe_speed(tpot_s: Times) -> dict[str, float | int]:
+def speeds_of(tpot_s: Times) -> Times:
     """Computes the output tokens/s that one user sees after the first token: 1 / TPOT of each request.
 
-    Also called interactivity. The low percentiles are those of slow requests: p1 is exceeded by 99 % of them.
-    NaN values are left out, and requests whose tokens came at one time.
+    Also called interactivity. NaN values are left out, and requests whose tokens came at one time.
     """
-    known = tpot_s[tpot_s > 0]
-    speeds = 1 / known
-    percentiles = weighted_percentile(speeds, np.ones(len(speeds), np.int64), SPEED_PERCENTILES)
-    return speed_description(len(speeds), float(speeds.mean()) if len(speeds) else float("nan"), percentiles)
+    found: Times = 1 / tpot_s[tpot_s > 0]
+    return found
 
 
 def speed_description(count: int, mean: float, percentiles: Times) -> dict[str, float | int]:
-    """Returns the statistics of speeds by their names in the summary. percentiles: `SPEED_PERCENTILES`."""
+    """Returns the statistics of speeds by their names in the summary.
+
+    percentiles: `SPEED_PERCENTILES`. The low ones are those of slow requests: p1 is exceeded by 99 % of them.
+    """
     values = (mean, *percentiles.tolist())
     names = ("mean", *(f"p{q}" for q in SPEED_PERCENTILES))
     return {"count": count, **{f"{name}_tokens_per_s": v for name, v in zip(names, values, strict=True)}}

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.sums import Totals, weighted_sum
-from sim.metrics.utilisation import PoolHardware, Work, hardware_use
+from sim.metrics.definitions import per
+from sim.metrics.figure import EndedRun, Figure, Part
+from sim.metrics.hardware_use import HardwareUse, use_of
+from sim.metrics.sums import weighted_sum
 from sim.records.run import ReplicaRecord, RunRecords
 
 STATES = ("wanted", "starting", "serving", "draining", "down")
@@ -53,31 +54,32 @@ def failure_use(records: RunRecords) -> dict[str, Any]:
     }
 
 
-def add_retry_use(totals: Totals, requests: pd.DataFrame) -> None:
-    """Adds the terms of `retry_figures`."""
-    ones = np.ones(len(requests), np.int64)
-    totals.add("clients_requests", ones)
-    totals.add("attempts", requests["tries"].to_numpy() if "tries" in requests else ones)
-    if "lost_tokens" in requests:
-        totals.add("lost_tokens", requests["lost_tokens"].to_numpy())
-
-
-def retry_figures(totals: Totals, records: RunRecords) -> dict[str, Any]:
-    """Computes the attempts of clients, and the failed ones by reason.
+class Retries(Figure):
+    """Attempts of clients, and the failed ones by reason.
 
     An attempt fails if it is refused, times out or loses its replica; the client may send it again.
-    lost_tokens: output tokens that were produced after their client had timed out. records: may have tables
-    without rows.
+    lost_tokens: output tokens that were produced after their client had timed out.
     """
-    arrived, attempts = totals["clients_requests"], totals["attempts"]
-    lost = int(totals["lost_tokens"]) - records.num_crash_tokens
-    return {
-        "attempts": attempts,
-        "retries": max(0, attempts - arrived),
-        "attempts_per_request": attempts / arrived if arrived else float("nan"),
-        "failed_attempts": dict(sorted(records.failed_attempts.items())),
-        "lost_tokens": lost if "lost_tokens" in records.requests else 0,
-    }
+
+    name = "retries"
+
+    def add(self, part: Part) -> None:
+        ones = np.ones(len(part.requests), np.int64)
+        self.whole.add("requests", ones)
+        self.whole.add("attempts", part.requests["tries"].to_numpy() if "tries" in part.requests else ones)
+        if "lost_tokens" in part.requests:
+            self.whole.add("lost_tokens", part.requests["lost_tokens"].to_numpy())
+
+    def value(self, run: EndedRun) -> dict[str, Any]:
+        arrived, attempts = self.whole["requests"], self.whole["attempts"]
+        lost = int(self.whole["lost_tokens"]) - run.records.num_crash_tokens
+        return {
+            "attempts": attempts,
+            "retries": max(0, attempts - arrived),
+            "attempts_per_request": per(attempts, arrived),
+            "failed_attempts": dict(sorted(run.records.failed_attempts.items())),
+            "lost_tokens": lost if "lost_tokens" in run.records.requests else 0,
+        }
 
 
 def scaling_use(records: RunRecords, num_devices: Sequence[int]) -> dict[str, Any]:
@@ -127,39 +129,35 @@ def _spans(replica: ReplicaRecord) -> list[tuple[str, tuple[float, float]]]:
     return [(name, (begin, end)) for name, (begin, end) in spans if end > begin]
 
 
-def add_requests_by_pool(
-    totals: Totals, requests: pd.DataFrame, pool_by_replica: NDArray[np.int64], num_pools: int
-) -> None:
-    """Adds the numbers of requests of each pool."""
-    places = [requests[name].to_numpy() for name in ("replica", "prefill_replica") if name in requests]
-    pools_of = [np.where(place >= 0, pool_by_replica[place], -1) for place in places]
-    for index in range(num_pools) if places else ():
-        totals.add(f"pool_{index}_requests", np.logical_or.reduce([of == index for of in pools_of]))
+class PoolUse(Figure):
+    """Figures of each pool by name, if there are several: requests, utilisation, cost, pipeline.
 
-
-def figures_of_pools(
-    totals: Totals,
-    records: RunRecords,
-    replica_s: NDArray[np.float64],
-    pools: Sequence[PoolHardware],
-    works: Sequence[Work],
-    pipelines: Sequence[dict[str, Any] | None],
-) -> dict[str, Any]:
-    """Computes the figures of each pool by name: requests, utilisation, cost, pipeline.
-
-    records: may have tables without rows. A request counts for the pool that served it last
-    and, if another pool computed its prompt, also for that one.
-
-    Example: two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
+    A request counts for the pool that served it last and, if another pool computed its prompt, also for that
+    one. Example: two pools, all 9 requests sent to the second: {"large": {"requests": 0, ...}, "small": ...}.
     """
-    seconds = replica_s.tolist()
-    return {
-        pool.name: {
-            "requests": totals[f"pool_{index}_requests"],
-            **hardware_use([works[index]]),
-            "device_hours": pools[index].num_devices * seconds[index] / 3600,
-            "usd": pools[index].price_usd_per_hour * seconds[index] / 3600,
-            "pipeline": pipelines[index],
+
+    name = "by_pool"
+
+    def add(self, part: Part) -> None:
+        requests = part.requests
+        places = [requests[name].to_numpy() for name in ("replica", "prefill_replica") if name in requests]
+        pools_of = [np.where(place >= 0, part.pool_by_replica[place], -1) for place in places]
+        for index in range(len(part.setting.pools)) if places else ():
+            self.whole.add(f"{index}", np.logical_or.reduce([of == index for of in pools_of]))
+
+    def value(self, run: EndedRun) -> dict[str, Any]:
+        pools, seconds = run.setting.pools, run.replica_s.tolist()
+        if len(run.records.pools) < 2:
+            return {}
+        work: HardwareUse = run.figures[HardwareUse.name]
+        works, pipelines = work.works(run), work.pipelines(run)
+        return {
+            pool.name: {
+                "requests": self.whole[f"{index}"],
+                **use_of(works[index : index + 1]),
+                "device_hours": pools[index].num_devices * seconds[index] / 3600,
+                "usd": pools[index].price_usd_per_hour * seconds[index] / 3600,
+                "pipeline": pipelines[index],
+            }
+            for index, pool in enumerate(run.records.pools)
         }
-        for index, pool in enumerate(records.pools)
-    }

@@ -1,4 +1,4 @@
-"""Computes the measured part of a run and the figures that simulated and observed runs share."""
+"""The measured part of a run, and the latencies of its requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics import definitions
-from sim.metrics.by_class import LATENCIES, figures_by_class
-from sim.metrics.one_run import FoundWarmUp, find_warm_up
+from sim.metrics.definitions import times
+from sim.metrics.distributions import Distribution
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.one_run import LATENCIES, FoundWarmUp, find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window, measured_window
 from sim.records.run import RunRecords
+
+SHOWN = ("ttft", "tpot", "itl", "e2e")
+"""Latencies that the plots show, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,19 +38,77 @@ class Measured:
     cooldown_s: float
     found: FoundWarmUp | None
     """The warm-up that was determined from the run (warmup_s=auto)."""
-    gaps_inside: NDArray[np.int64]
-    """`RunRecords.gap_count` with 0 for gaps that end outside the window, which avoids a copy of the gaps."""
 
-    def figures(self, records: RunRecords, slo: Slo | None) -> dict[str, Any]:
-        """Computes the trimmed parts, and the latencies of all requests and of each class."""
-        num_left_out = len(self.table) - len(self.requests)
+    @property
+    def trimmed(self) -> dict[str, Any]:
+        """The sections `trimmed` and `warmup` of the summary."""
         return {
-            "trimmed": trimmed(self.window, self.warmup_s, self.cooldown_s, num_left_out),
+            "trimmed": trimmed(
+                self.window, self.warmup_s, self.cooldown_s, len(self.table) - len(self.requests)
+            ),
             "warmup": None if self.found is None else self.found.evidence,
-            **{name: definitions.describe(_times(self.requests, f"{name}_s")) for name in LATENCIES},
-            "itl": definitions.describe(records.gap_s, self.gaps_inside),
-            **figures_by_class(self.table, self.window, slo),
         }
+
+
+class Latencies(Figure):
+    """TTFT, TPOT, E2E, queue time and ITL, and the output tokens/s that one user sees.
+
+    Of requests that arrived in the window, and of gaps between tokens that ended there.
+    """
+
+    name = "latencies"
+
+    def __init__(self, setting: FigureSetting) -> None:
+        super().__init__(setting)
+        self.forget_measured()
+
+    def forget_measured(self) -> None:
+        super().forget_measured()
+        self.of_requests = {name: self.kept.latency() for name in LATENCIES}
+        self.others = {name: self.kept.values() for name in ("queue", "itl", "speed")}
+
+    def merge(self, other: Latencies) -> None:
+        super().merge(other)
+        for name, latency in self.of_requests.items():
+            latency.merge(other.of_requests[name])
+        for name, values in self.others.items():
+            values.merge(other.others[name])
+
+    def add(self, part: Part) -> None:
+        measured = part.measured
+        ids, arrival_s = measured["request_id"].to_numpy(np.int64), times(measured, "arrival_s")
+        self.inside.add("requests", np.ones(len(measured), np.bool_))
+        self.whole.add("requests", np.ones(len(part.requests), np.bool_))
+        for name, latency in self.of_requests.items():
+            latency.add_requests(ids, arrival_s, times(measured, f"{name}_s"))
+        self.others["queue"].add(times(measured, "queue_s"))
+        self.others["speed"].add(definitions.speeds_of(times(measured, "tpot_s")))
+        self.others["itl"].add(part.gap_s, part.gaps_inside)
+
+    @property
+    def shown(self) -> dict[str, Distribution]:
+        """The distributions of latencies by name, as the plots show them."""
+        return {name: self.others["itl"] if name == "itl" else self.of_requests[name] for name in SHOWN}
+
+    def value(self, run: EndedRun) -> dict[str, Any]:
+        names = (*LATENCIES, "queue", "itl")
+        return {name: (self.of_requests | self.others)[name].describe() for name in names}
+
+    @property
+    def num_left_out(self) -> int:
+        """Number of requests that arrived outside the window."""
+        return int(self.whole["requests"] - self.inside["requests"])
+
+    def per_user(self) -> dict[str, float | int]:
+        """Returns the output tokens/s that one user sees."""
+        return speed_figures(self.others["speed"])
+
+
+def speed_figures(speed: Distribution) -> dict[str, float | int]:
+    """Returns the statistics of the output tokens/s that one user sees."""
+    return definitions.speed_description(
+        speed.count, speed.mean, speed.percentiles(definitions.SPEED_PERCENTILES)
+    )
 
 
 def trimmed(window: Window, warmup_s: float, cooldown_s: float, num_left_out: int) -> dict[str, Any]:
@@ -75,12 +138,11 @@ def measure(
     window = measured_window(records.end_s, warmup_s=warmup_s, cooldown_s=metrics.cooldown_s)
     return Measured(
         table=table,
-        requests=table[window.holds(_times(table, "arrival_s"))],
+        requests=table[window.holds(times(table, "arrival_s"))],
         window=window,
         warmup_s=warmup_s,
         cooldown_s=metrics.cooldown_s,
         found=found,
-        gaps_inside=records.gap_count * window.holds(records.gap_end_s),
     )
 
 
@@ -94,7 +156,7 @@ def request_metrics(
     own_s: further latencies, by name, that become columns.
     """
     arrival_s, first_s, last_s = (
-        _times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
+        times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
     )
     finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
     longest = requests.get("longest_tokens", requests["output_tokens"]).to_numpy()
@@ -103,11 +165,7 @@ def request_metrics(
         ttft_s=definitions.ttft_s(arrival_s, first_s),
         tpot_s=np.where(finished, tpot_s, np.nan),
         e2e_s=np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
-        queue_s=definitions.queue_s(arrival_s, _times(requests, "scheduled_s")),
+        queue_s=definitions.queue_s(arrival_s, times(requests, "scheduled_s")),
         **{f"{name}_s": seconds for name, seconds in own_s.items()},
     )
     return table if slo is None else table.assign(slo_met=slo.met(table))
-
-
-def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    return table[name].to_numpy(dtype=np.float64)

@@ -7,7 +7,7 @@ varies too much with the length of the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +15,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES
-from sim.metrics.kept_tokens import kept_over_time
 from sim.metrics.paired import CONFIDENCE
-from sim.metrics.steady import MEAN, Batched, Figure, RunInterval, Series, interval_of, percentile, warm_up
-from sim.metrics.window import Window
-from sim.records.run import RunRecords
+from sim.metrics.steady import MEAN, Batched, Figure, RunInterval, interval_of, percentile, warm_up
 
 SERIES = ("ttft", "tpot")
 """Latencies from which the warm-up is determined."""
 LATENCIES = ("ttft", "tpot", "e2e")
-SLICES = 320
-"""Slices of the measured time; the rates of events in each are the series of which batch means are taken."""
 
 
 class FoundWarmUp(NamedTuple):
@@ -69,31 +64,6 @@ def find_warm_up(requests: pd.DataFrame) -> FoundWarmUp:
     )
 
 
-def intervals(
-    records: RunRecords, table: pd.DataFrame, measured: pd.DataFrame, window: Window
-) -> dict[str, Any]:
-    """Computes the intervals of the headline figures, by their keys in the summary.
-
-    Each has low, high and batches, or in `lack` the reason why there is no interval. table: `request_metrics`
-    of all requests; measured: those that arrived in the window.
-    """
-    measured = measured.sort_values("arrival_s", kind="stable")
-    latencies = {name: Series(measured[f"{name}_s"].to_numpy(dtype=np.float64)) for name in LATENCIES}
-    finished = (table["status"] == "finished").to_numpy(dtype=np.bool_)
-    finished_s = table["finished_s"].to_numpy(dtype=np.float64)
-    rate = _rates_of(window)
-    throughput = {
-        "requests_per_s": rate(finished_s[finished], None),
-        "output_tokens_per_s": rate(*_output_tokens(records, table)),
-    }
-    if "slo_met" not in table:
-        return sections(latencies, throughput)
-    met = table["slo_met"].to_numpy(dtype=np.bool_)
-    of_measured = measured["slo_met"].to_numpy(dtype=np.float64)
-    share = share_interval(Series(of_measured), int(of_measured.sum()))
-    return sections(latencies, throughput, {"share": share, "requests_per_s": rate(finished_s[met], None)})
-
-
 def sections(
     latencies: Mapping[str, Batched],
     throughput: Mapping[str, RunInterval],
@@ -127,31 +97,6 @@ def share_interval(series: Batched, num_met: int) -> RunInterval:
     beyond = min(3 / series.count, 1.0)
     all_met = num_met > 0
     return RunInterval(float(all_met), 1 - beyond if all_met else 0.0, 1.0 if all_met else beyond, 0)
-
-
-def _rates_of(window: Window) -> Callable[[NDArray[np.float64], NDArray[np.int64] | None], RunInterval]:
-    """Returns a function that computes the rate of events and its interval, from `SLICES` slices of time.
-
-    Its arguments are the times of the events and how often each counts (None: once).
-    """
-    if window.duration_s <= 0:
-        return lambda time_s, weights: Series(np.empty(0)).interval()
-
-    def rate(time_s: NDArray[np.float64], weights: NDArray[np.int64] | None) -> RunInterval:
-        # NaN (events that did not happen) and times outside the window fall into no slice.
-        counts, _ = np.histogram(time_s, SLICES, (window.start_s, window.end_s), weights=weights)
-        return Series(counts * (SLICES / window.duration_s)).interval()
-
-    return rate
-
-
-def _output_tokens(records: RunRecords, table: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns the times of tokens (first, later and kept draft tokens) and the number at each time."""
-    kept_s, kept = kept_over_time(records)
-    first_s = table["first_token_s"].to_numpy(dtype=np.float64)
-    samples = table["samples"].to_numpy() if "samples" in table else np.ones(len(table), np.int64)
-    times_s = np.concatenate([first_s, records.gap_end_s, kept_s])
-    return times_s, np.concatenate([samples, records.gap_count, kept])
 
 
 def _to_json(one: RunInterval) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -14,42 +13,14 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import InFlight
 from hwmodels.speculation.model import SpeculativeModel
-from sim.metrics.sums import TableTotals, Totals
-from sim.metrics.utilisation import iteration_shape, pieces, share_inside
-from sim.records.run import RunRecords
-
-
-def pipeline_use_by_pool(
-    records: RunRecords, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
-) -> list[dict[str, Any] | None]:
-    """Returns `pipeline_use` of each pool. models: one per pool."""
-    return [
-        pipeline_use(records.iterations[of_pool], inside_s[of_pool], model)
-        for model, of_pool in zip(models, records.rows_by_pool(), strict=True)
-    ]
-
-
-def pipeline_use(
-    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
-) -> dict[str, Any] | None:
-    """Computes shares of the stages' time during iterations; returns None without pipeline parallelism.
-
-    bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because another one has
-    more to do, or because there are fewer batches than stages need. host_share: all stages wait for the host.
-    The rest is busy_share (sends included), also by stage. mean_micro_batches: batches that are on a stage at
-    once. With speculation bubble_share has drafting_share, too: the last stage drafts after its passes, and
-    the others wait.
-    """
-    totals = TableTotals()
-    for rows in pieces(len(inside_s)):
-        add_pipeline(totals, iterations.iloc[rows], inside_s[rows], model)
-    return pipeline_figures(totals, model)
+from sim.metrics.sums import Totals
+from sim.metrics.utilisation import iteration_shape, share_inside
 
 
 def add_pipeline(
     totals: Totals, iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
 ) -> None:
-    """Adds the terms of `pipeline_use` of up to `ROWS_AT_ONCE` iterations."""
+    """Adds the terms of `pipeline_figures` of up to `ROWS_AT_ONCE` iterations."""
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None:
         return
     duration_s = iterations["duration_s"].to_numpy(dtype=np.float64)
@@ -75,7 +46,14 @@ def add_pipeline(
 
 
 def pipeline_figures(totals: Totals, model: IterationModel) -> dict[str, Any] | None:
-    """Returns the figures of `pipeline_use` from its sums."""
+    """Computes shares of the stages' time during iterations; returns None without pipeline parallelism.
+
+    bubble_share = unequal_stages_share + few_micro_batches_share: a stage is idle because another one has
+    more to do, or because there are fewer batches than stages need. host_share: all stages wait for the host.
+    The rest is busy_share (sends included), also by stage. mean_micro_batches: batches that are on a stage at
+    once. With speculation bubble_share has drafting_share, too: the last stage drafts after its passes, and
+    the others wait.
+    """
     total_s = totals["stage_total_s"]
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None or total_s == 0:
         return None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
+from sim.metrics.window import Window
 from sim.records.run import RunRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.plots import Plots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +28,17 @@ class RunResult:
     models: tuple[IterationModel, ...]
     """Hardware models, one per pool."""
     slo: Slo | None
+
+    @property
+    def window(self) -> Window:
+        """The measured part of the run."""
+        return Window(self.summary["trimmed"]["start_s"], self.summary["trimmed"]["end_s"])
+
+    def plots(self) -> Plots:
+        """Computes what the plots show."""
+        from sim.metrics.plots import plots_of  # noqa: PLC0415 (runs of a study draw nothing)
+
+        return plots_of(self.records, self.requests, self.window, self.models, self.slo)
 
     @property
     def replicas(self) -> pd.DataFrame:

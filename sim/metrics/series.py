@@ -37,14 +37,6 @@ def mean_and_max_over_time(
     return mean, np.where(behind > first, highest, 0.0)
 
 
-def rate_over_time(time_s: Times, count: NDArray[np.int64] | None, edges_s: Times) -> Times:
-    """Computes the events per second in each bucket. count: events at each time; None: one each."""
-    happened = ~np.isnan(time_s)
-    weights = None if count is None else count[happened]
-    events, _ = np.histogram(time_s[happened], bins=edges_s, weights=weights)
-    return np.asarray(events / np.diff(edges_s), dtype=np.float64)
-
-
 def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int = 600) -> tuple[Times, Times]:
     """Computes the points (value, share of values <= it) of the CDF; NaN values are left out.
 
@@ -66,16 +58,6 @@ def cdf_points(values: Times, counts: Counts | None = None, *, max_points: int =
         wanted = np.concatenate((even, tail, [1.0])) * upto[-1]
         picked = np.unique(np.minimum(np.searchsorted(upto, wanted), len(values) - 1))
     return values[picked], upto[picked] / upto[-1]
-
-
-def thinned(values: Times, *, max_points: int) -> NDArray[np.int64]:
-    """Selects up to max_points indices, ascending: a tenth for the largest values, the rest evenly spaced."""
-    if len(values) <= max_points:
-        return np.arange(len(values))
-    num_largest = max_points // 10
-    largest = np.argpartition(values, len(values) - num_largest)[-num_largest:]
-    even = np.linspace(0, len(values) - 1, max_points - num_largest).astype(np.int64)
-    return np.union1d(largest, even)
 
 
 def octave_of(lengths: NDArray[np.int64]) -> NDArray[np.int8]:

@@ -23,6 +23,9 @@ class MetricsSettings:
     """Percentiles of a run that streams its tables: estimated as it goes on, or, for all latencies but ITL,
     read from the table of requests at its end. Those of other runs are always exact."""
 
+    own: tuple[str, ...] = ()
+    """Metrics of your own: dotted paths of subclasses of `sim.metrics.figure.Figure`."""
+
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
             value = getattr(self, name)

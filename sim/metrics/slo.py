@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.sums import TableTotals, Totals
-from sim.metrics.window import Window
 from sim.records.requests import RequestLog, Status
 
 TERMS = ("ttft", "tpot", "e2e")
@@ -130,45 +127,3 @@ def check_no_workload_terms(slo: Slo | None, command: str) -> None:
                 f"slo.{term}_ms={slo.limits_s[term] * 1e3:g}: {command} knows TTFT, TPOT and E2E of "
                 f"single requests only; limit these, and set slo.{term}_ms=null"
             )
-
-
-def goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
-    """Computes goodput and SLO attainment.
-
-    requests_per_s: good requests that finished in the window, per second. share: good requests among those
-    that arrived in the window, rejected ones included. table: `request_metrics` with slo_met; measured: its
-    rows that arrived in the window. Without arrivals the shares are NaN and attained is None.
-    """
-    totals = TableTotals()
-    add_goodput(totals, table, measured, window, slo)
-    return goodput_figures(totals, window, slo)
-
-
-def add_goodput(
-    totals: Totals, table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo
-) -> None:
-    """Adds the counts of `goodput`."""
-    finished_s = table["finished_s"].to_numpy(dtype=np.float64)
-    totals.add("good_inside", table["slo_met"].to_numpy() & window.holds(finished_s))
-    totals.add("slo_met", measured["slo_met"].to_numpy(dtype=np.bool_))
-    totals.add("slo_measured", np.ones(len(measured), np.bool_))
-    for term, met in slo.terms_met(measured).items():
-        totals.add(f"slo_{term}_met", met)
-
-
-def goodput_figures(totals: Totals, window: Window, slo: Slo) -> dict[str, Any]:
-    """Returns the figures of `goodput` from its counts."""
-    count = totals["slo_measured"]
-    share = _per(totals["slo_met"], count)
-    return {
-        "requests_per_s": _per(totals["good_inside"], window.duration_s),
-        "share": share,
-        "target": slo.attainment_target,
-        "attained": bool(share >= slo.attainment_target) if count else None,
-        "term_shares": {term: _per(totals[f"slo_{term}_met"], count) for term in slo.limits_s},
-        "slo": {"name": slo.name, **{f"{term}_ms": getattr(slo, f"{term}_ms") for term in slo.limits_s}},
-    }
-
-
-def _per(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan

@@ -18,7 +18,6 @@ Counts are those of iterations that end in the measured time; by_place covers th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,52 +27,60 @@ from numpy.typing import NDArray
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.speculation.model import SpeculativeModel
 from policies.speculation.view import AcceptanceCounts
+from sim.metrics.definitions import per
+from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.sums import Totals
 from sim.metrics.utilisation import iteration_shape, pieces
-from sim.records.run import RunRecords
 
 COUNTS = ("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens", "proposed_tokens")
 
 
-def add_draft_counts(totals: Totals, iterations: pd.DataFrame) -> None:
-    """Adds the counts of draft tokens of iterations, if they have any."""
-    for name in COUNTS if COUNTS[0] in iterations else ():
-        totals.add(name, iterations[name].to_numpy())
+class SpeculationUse(Figure):
+    """The section `speculation`; None if no pool speculates."""
 
+    name = "speculation"
 
-def speculation_figures(
-    totals: Totals, acceptance: pd.DataFrame, num_bursts: int, pools: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Returns the section `speculation` from its sums.
+    def add(self, part: Part) -> None:
+        self.inside.add("gap_tokens", part.gaps_inside)
+        if COUNTS[0] not in part.iterations:
+            return
+        drafting = part.iterations[part.ends_inside]
+        for name in COUNTS:
+            self.inside.add(name, drafting[name].to_numpy())
+        for pool, of_pool in zip(part.setting.pools, part.rows_by_pool, strict=True):
+            iterations = part.iterations[of_pool][part.ends_inside[of_pool]]
+            for rows in pieces(len(iterations)):
+                add_flops(self.inside, iterations.iloc[rows], pool.model)
 
-    acceptance: see `SpeculationRecord`. num_bursts: gaps in the window. pools: their names.
-    """
-    passes, verified, accepted, kept, proposed = (totals[name] for name in COUNTS)
-    by_pool = {
-        pool: _rows(acceptance_by_place(acceptance[acceptance["pool"] == index]))
-        for index, pool in enumerate(pools)
-    }
-    whole = acceptance.groupby("place", as_index=False)[["drafted", "accepted"]].sum()
-    return {
-        "speculation": {
+    def value(self, run: EndedRun) -> dict[str, Any] | None:
+        if run.records.speculation is None:
+            return None
+        pools, acceptance = [pool.name for pool in run.records.pools], run.records.speculation.acceptance
+        num_bursts = int(self.inside["gap_tokens"])
+        passes, verified, accepted, kept, proposed = (self.inside[name] for name in COUNTS)
+        by_pool = {
+            pool: _rows(acceptance_by_place(acceptance[acceptance["pool"] == index]))
+            for index, pool in enumerate(pools)
+        }
+        whole = acceptance.groupby("place", as_index=False)[["drafted", "accepted"]].sum()
+        return {
             "drafts": passes,
             "draft_tokens": verified,
             "accepted_tokens": accepted,
             "kept_tokens": kept,
-            "acceptance_rate": _per(accepted, verified),
-            "mean_accepted_length": 1 + _per(accepted, passes),
-            "tokens_per_pass": _per(num_bursts + kept, num_bursts),
-            "draft_tokens_per_draft": _per(verified, passes),
+            "acceptance_rate": per(accepted, verified),
+            "mean_accepted_length": 1 + per(accepted, passes),
+            "tokens_per_pass": per(num_bursts + kept, num_bursts),
+            "draft_tokens_per_draft": per(verified, passes),
             "wasted_tokens": {
                 "rejected": verified - accepted,
                 "discarded": accepted - kept,
                 "unused": max(proposed - verified, 0),
             },
-            "flops": wasted_flops(totals),
+            "flops": wasted_flops(self.inside),
             "by_place": _rows(acceptance_by_place(whole)),
             **({"by_place_and_pool": by_pool} if len(pools) > 1 else {}),
         }
-    }
 
 
 def acceptance_by_place(counts: pd.DataFrame) -> pd.DataFrame:
@@ -95,16 +102,6 @@ def acceptance_by_pool(counts: pd.DataFrame) -> pd.DataFrame:
     """Adds the rates to the counts of each pool; see `acceptance_by_place`."""
     pools = [acceptance_by_place(own) for _, own in counts.groupby("pool")]
     return pd.concat(pools, ignore_index=True) if pools else acceptance_by_place(counts)
-
-
-def add_flops_by_pool(
-    totals: Totals, records: RunRecords, inside: NDArray[np.bool_], models: Sequence[IterationModel]
-) -> None:
-    """Adds the FLOPs of the iterations that end in the window. models: hardware models, one per pool."""
-    for model, of_pool in zip(models, records.rows_by_pool(), strict=True):
-        iterations = records.iterations[of_pool][inside[of_pool]]
-        for rows in pieces(len(iterations)):
-            add_flops(totals, iterations.iloc[rows], model)
 
 
 def add_flops(totals: Totals, iterations: pd.DataFrame, model: IterationModel) -> None:
@@ -136,7 +133,7 @@ def wasted_flops(totals: Totals) -> dict[str, float]:
         "tokens": needed,
         "rejected_rows": in_vain,
         "drafting": drafting,
-        "wasted_share": _per(in_vain + drafting, total),
+        "wasted_share": per(in_vain + drafting, total),
     }
 
 
@@ -150,7 +147,3 @@ def _shares(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
     shares: NDArray[np.float64] = np.full(len(part), np.nan)
     np.divide(part, whole, out=shares, where=whole > 0)
     return shares
-
-
-def _per(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else float("nan")

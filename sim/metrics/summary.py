@@ -21,52 +21,290 @@ The requests and events that a figure covers:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
-from sim.metrics import definitions
-from sim.metrics.adapters import add_adapter_use
-from sim.metrics.assembly import (
-    STATUSES,
-    Setting,
-    Sums,
-    add_bill,
-    add_iterations,
-    add_output,
-    assemble,
-    first_tokens,
-)
-from sim.metrics.by_class import COUNTS, add_status_counts
-from sim.metrics.fleet import add_requests_by_pool, add_retry_use
-from sim.metrics.kept_tokens import iteration_ends_s, kept_over_time
-from sim.metrics.measured import Measured, measure
-from sim.metrics.one_run import intervals
-from sim.metrics.pipeline import pipeline_use_by_pool
-from sim.metrics.pressure import add_cache_use, add_preemption_use, add_waiting_use, knows_waits
+from sim.metrics.adapters import AdapterUse
+from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
+from sim.metrics.conservation import RequestCounts
+from sim.metrics.costs import Bill, Cost, break_even, energy_figures, training_use
+from sim.metrics.definitions import plain_json, times
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
+from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
+from sim.metrics.goodput import Goodput
+from sim.metrics.hardware_use import HardwareUse
+from sim.metrics.intervals import Intervals
+from sim.metrics.kv_use import KvUse
+from sim.metrics.measured import Latencies, Measured, measure, request_metrics, trimmed
+from sim.metrics.migrations import migration_figures
+from sim.metrics.output import IterationCounts, OutputFigure
+from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
+from sim.metrics.sections import Sections
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.slo import Slo, add_goodput
-from sim.metrics.speculation import add_draft_counts, add_flops_by_pool
-from sim.metrics.sums import TableTotals, Totals
-from sim.metrics.transfers import add_cached_tokens, add_transfers, transferred
-from sim.metrics.utilisation import (
-    PoolHardware,
-    add_kv_use,
-    add_prefill_time,
-    pool_of_rows,
-    seconds_inside,
-    work_by_pool,
-)
-from sim.metrics.waste import add_kv_waste, never_filled_s
-from sim.metrics.window import Window
+from sim.metrics.slo import Slo
+from sim.metrics.speculation import SpeculationUse
+from sim.metrics.transfers import KvTransferUse
+from sim.metrics.utilisation import PoolHardware
+from sim.metrics.window import Window, measured_window
+from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.plots import Plots
+    from sim.metrics.thinned import ByReplica, Thinned
+
+FIGURES: Final[tuple[type[Figure], ...]] = (
+    RequestCounts,
+    Latencies,
+    ByPriority,
+    ByTenant,
+    OutputFigure,
+    Goodput,
+    Intervals,
+    HardwareUse,
+    KvUse,
+    IterationCounts,
+    CacheUse,
+    AdapterUse,
+    PreemptionUse,
+    Waiting,
+    KvTransferUse,
+    SpeculationUse,
+    Cost,
+    Retries,
+    PoolUse,
+    Bill,
+)
+OWN: Final = "own."
+"""Before the names of the user's own metrics among the figures."""
+ROWS_AT_ONCE: Final = 1 << 17
+"""Iterations that are added together in a run that streams: a chunk has eight times as many, and copies of it
+would be the peak of the memory."""
+
+
+class RunFigures:
+    """The figures of a run so far.
+
+    All records of a run are added once, in any number of chunks, to one or several objects, which are then
+    merged. With sketches their memory does not grow with the run, and the summary is the same bit for bit
+    whatever the cuts and the order of merging. It then has two more keys:
+
+    percentile_error: largest relative error of the percentiles; all other figures are exact up to rounding.
+    not_computed: what is missing as it needs whole tables, with the reason.
+
+    window: the measured part of a run whose end is known, and with it the records, which come at once.
+    """
+
+    def __init__(self, setting: FigureSetting, window: Window | None = None) -> None:
+        self.setting = setting
+        self._window = window
+        self.figures: dict[str, Figure] = {kind.name: kind(setting) for kind in FIGURES}
+        self.figures |= {f"{OWN}{kind.name}": kind(setting) for kind in setting.own}
+        if setting.plots:
+            from sim.metrics.plots import PlotFigures  # noqa: PLC0415 (plain runs draw later, or not at all)
+
+            self.figures[PlotFigures.name] = PlotFigures(setting)
+        self.sections = Sections(setting.new_sections(setting.kept))
+        self.thinned: ByReplica | None = None
+        if setting.thinned is not None:
+            from sim.metrics.thinned import ByReplica  # noqa: PLC0415 (few fleets are thinned)
+
+            self.thinned = ByReplica(setting.kept, setting.num_replicas)
+        self._late: list[tuple[pd.DataFrame, pd.DataFrame]] = []
+        """Iterations and events after the end of the last request so far: the run may end before them."""
+
+    def add(self, chunk: RecordChunk, requests: pd.DataFrame | None = None) -> None:
+        """Adds a part of the records. requests: those of the chunk with `request_metrics`, if they are known.
+
+        Raises AssertionError if the records are inconsistent.
+        """
+        setting, window = self.setting, self._window_so_far
+        table = request_metrics(chunk.requests, setting.slo, chunk.own_s) if requests is None else requests
+        whole = Part.of(setting, window, chunk, table)
+        if self._window is not None:
+            self._add(whole)
+        else:
+            self._add_until(whole, chunk)
+        self.sections.add(chunk, window)
+        if self.thinned is not None:
+            self.thinned.add(table, window)
+
+    def merge(self, other: RunFigures) -> None:
+        """Adds the records of other, which is not changed and was made with the same setting."""
+        for name, figure in self.figures.items():
+            figure.merge(other.figures[name])
+        self._late += other._late
+        self.sections.merge(other.sections)
+        if self.thinned is not None and other.thinned is not None:
+            self.thinned.merge(other.thinned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the setting out, as hardware models cannot be pickled: the copy can be merged only."""
+        return {name: value for name, value in vars(self).items() if name != "setting"}
+
+    @property
+    def _window_so_far(self) -> Window:
+        """The window as far as it is known: the end of a run that streams is not."""
+        return Window(self.setting.start_s, np.inf) if self._window is None else self._window
+
+    def _add(self, part: Part) -> None:
+        for figure in self.figures.values():
+            figure.add(part)
+
+    def _add_until(self, part: Part, chunk: RecordChunk) -> None:
+        """Adds a part in pieces; holds back iterations and events after which the run may have ended."""
+        held, self._late = [*self._late, (chunk.iterations, chunk.events)], []
+        for iterations, events in (piece for tables in held for piece in _pieces(*tables)):
+            is_late = times(iterations, "start_s") + times(iterations, "duration_s") > chunk.until_s
+            are_late = times(events, "time_s") > chunk.until_s
+            if is_late.any() or are_late.any():
+                self._late.append((iterations[is_late], events[are_late]))
+                iterations, events = iterations[~is_late], events[~are_late]
+            self._add(replace(part, iterations=iterations, events=events))
+            part = part.without_requests()
+        if chunk.unfilled_since is not None:
+            upto = chunk.unfilled_since.copy()
+            for late, _ in self._late:
+                np.minimum.at(upto, late["replica"].to_numpy(np.int64), late["iteration"].to_numpy(np.int64))
+            iterations, events = chunk.iterations[:0], chunk.events[:0]
+            self._add(replace(part, iterations=iterations, events=events, unfilled_upto=upto))
+
+    def _ended(self, end: RunRecords) -> EndedRun:
+        """Returns the run with all figures; they are copies if late rows are added up to its end."""
+        setting = self.setting
+        if self._window is not None:
+            return EndedRun(setting=setting, records=end, window=self._window, figures=self.figures)
+        window = measured_window(end.end_s, warmup_s=setting.start_s)
+        copied = deepcopy(self.figures) if self._late or window.is_empty else self.figures
+        requests = request_metrics(
+            end.requests[:0], setting.slo, {term: np.zeros(0) for term in setting.own_terms}
+        )
+        for iterations, events in self._late:
+            part = Part(
+                setting=setting,
+                window=window,
+                end_s=end.end_s,
+                requests=requests,
+                iterations=iterations,
+                events=events,
+                gap_s=end.gap_s[:0],
+                gap_count=end.gap_count[:0],
+                gap_end_s=end.gap_end_s[:0],
+                pool_by_replica=end.pool_by_replica,
+            )
+            for figure in copied.values():
+                figure.add(part)
+        if window.is_empty:
+            for figure in copied.values():
+                figure.forget_measured()
+        return EndedRun(setting=setting, records=end, window=window, figures=copied)
+
+    def plots(self, end: RunRecords) -> Plots:
+        """Returns what the plots of the page show; the setting has `plots`. end: see `summary`."""
+        from sim.metrics.plots import Plots  # noqa: PLC0415 (see above)
+
+        return Plots.of(self._ended(end).figures)
+
+    def summary(self, end: RunRecords, part: Measured | None = None) -> dict[str, Any]:
+        """Returns the summary. end: the records of the whole run, whose tables may have no rows.
+
+        part: the measured part of a run whose records are at hand. Raises AssertionError if records are
+        missing (`check_conservation`).
+        """
+        setting = self.setting
+        run = self._ended(end)
+        latencies: Latencies = run.figures[Latencies.name]
+        trim = (
+            part.trimmed
+            if part is not None
+            else {
+                "trimmed": trimmed(run.window, setting.start_s, 0.0, latencies.num_left_out),
+                "warmup": None,
+            }
+        )
+        figures = assembled(run, trim) | self.sections.value(run.window)
+        if not setting.kept.is_exact:
+            lacks = self._not_computed(run.figures)
+            figures |= {"percentile_error": setting.kept.error, "not_computed": lacks}
+        plain: dict[str, Any] = plain_json(figures)
+        if setting.thinned is not None and self.thinned is not None:
+            plain["thinned"] = setting.thinned.of_the_whole(
+                plain,
+                self.thinned,
+                num_replicas=setting.num_replicas,
+                has_sessions=self.thinned.has_sessions,
+            )
+        return plain
+
+    def _not_computed(self, figures: Mapping[str, Figure]) -> dict[str, str]:
+        """Returns what the summary lacks, with the reason."""
+        found = {
+            figure.name: f"more than {MAX_KEPT} classes"
+            for figure in figures.values()
+            if isinstance(figure, ByClass) and figure.has_too_many
+        }
+        if self.sections.lack is not None:
+            found["clients"] = self.sections.lack
+        return found
+
+
+def assembled(run: EndedRun, trim: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sections of the summary in their order. trim: the sections on the measured part."""
+    records = run.records
+    latencies: Latencies = run.figures[Latencies.name]
+    iterations: IterationCounts = run.figures[IterationCounts.name]
+    work: HardwareUse = run.figures[HardwareUse.name]
+    found = {name: figure.value(run) for name, figure in run.figures.items()}
+    classes = {name: found[name] for name in (ByPriority.name, ByTenant.name) if found[name]}
+    speculation = found[SpeculationUse.name]
+    own = {
+        kind.name: {"value": found[f"{OWN}{kind.name}"], "unit": kind.unit, "definition": kind.definition}
+        for kind in run.setting.own
+    }
+    return {
+        "simulated_s": records.end_s,
+        "interrupted": records.interrupted,
+        "overload": None if records.overload is None else records.overload._asdict(),
+        "missed": None if records.missed is None else records.missed._asdict(),
+        "requests": found["requests"],
+        **trim,
+        **found["latencies"],
+        **classes,
+        "throughput": found["throughput"],
+        "per_user": latencies.per_user(),
+        "goodput": found["goodput"],
+        "intervals": found["intervals"],
+        **found["hardware_use"],
+        "pipeline": work.pipelines(run)[0] if len(run.setting.pools) == 1 else None,
+        "kv": found["kv"],
+        "iterations": found["iterations"],
+        "preemptions": iterations.preemptions,
+        "cache": found["cache"],
+        "adapters": found["adapters"],
+        "preemption": found["preemption"],
+        "waiting": found["waiting"],
+        "kv_transfer": found["kv_transfer"],
+        **({} if speculation is None else {"speculation": speculation}),
+        **({} if records.migrations is None else {"migrations": migration_figures(records)}),
+        "cost": found["cost"],
+        "troubles": failure_use(records),
+        "retries": found["retries"],
+        "scaling": scaling_use(records, [pool.num_devices for pool in run.setting.pools]),
+        "by_pool": found["by_pool"],
+        "bill_usd": found["bill_usd"],
+        "energy": energy_figures(run),
+        "training": training_use(run),
+        **break_even(found["cost"], found["bill_usd"]),
+        "publish": found["latencies"]["ttft"],
+        **({"own": own} if own else {}),
+    }
 
 
 def summarise(
@@ -78,149 +316,47 @@ def summarise(
     tariff: Tariff | None = None,
     metrics: MetricsSettings = MetricsSettings(),
     part: Measured | None = None,
+    new_sections: NewSections = no_sections,
+    thinned: Thinned | None = None,
 ) -> dict[str, Any]:
     """Computes all figures of a run as plain JSON: seconds, shares from 0 to 1, None for a missing figure.
 
     pools: hardware of the pools, in the order of the records. part: the result of `measure`, if it is known.
-    Without an SLO there is no goodput, without a power model of the device no energy.
-    Raises AssertionError if the records are inconsistent (`check_conservation`).
+    new_sections, thinned: see `FigureSetting`. Without an SLO there is no goodput, without a power model of
+    the device no energy. Raises AssertionError if the records are inconsistent (`check_conservation`).
     """
-    check_conservation(records)
     part = part or measure(records, metrics, slo)
-    inside_s = seconds_inside(records.iterations, part.window)
-    whole, inside = TableTotals(), TableTotals()
-    add_whole_requests(whole, part.table, tariff)
-    add_requests_by_pool(whole, part.table, records.pool_by_replica, len(pools))
-    add_adapter_use(whole, records.iterations)
-    add_cached_tokens(whole, records.events)
-    add_measured_requests(inside, part.table, part.requests, part.window, slo)
-    inside.add("gap_tokens", part.gaps_inside)
-    for add in (add_cache_use, add_preemption_use):
-        add(inside, records.events, part.window, records.by_replica("kv_bytes_per_token"))
-    add_iterations(inside, records.iterations, inside_s > 0)
-    add_prefill_time(inside, records.iterations, inside_s)
-    for add_kv in (add_kv_use, add_kv_waste):
-        add_kv(inside, records.iterations, inside_s, records.pools, pool_of_rows(records))
-    kept_s, kept = kept_over_time(records)
-    inside.add("kept_inside", kept[part.window.holds(kept_s)])
-    if records.speculation is not None:
-        is_inside = part.window.holds(iteration_ends_s(records))
-        add_draft_counts(inside, records.iterations[is_inside])
-        add_flops_by_pool(inside, records, is_inside, [pool.model for pool in pools])
-    figures = assemble(
-        records,
-        part.window,
-        Sums(
-            whole=whole,
-            inside=inside,
-            latencies=part.figures(records, slo),
-            per_user=definitions.describe_speed(_times(part.requests, "tpot_s")),
-            intervals=intervals(records, part.table, part.requests, part.window),
-            transfer_seconds=_transfer_seconds(part),
-            knows_waits=knows_waits(part.table),
-            kv_internal_s=never_filled_s(records, inside_s),
-            works=work_by_pool(records, part.window, inside_s, pools),
-            pipelines=pipeline_use_by_pool(records, inside_s, [pool.model for pool in pools]),
-        ),
-        Setting(pools=pools, slo=slo, energy=energy, tariff=tariff),
+    setting = FigureSetting(
+        pools=pools,
+        pool_records=records.pools,
+        slo=slo,
+        energy=energy,
+        tariff=tariff,
+        metrics=metrics,
+        thinned=thinned,
+        new_sections=new_sections,
+        num_replicas=records.num_replicas,
+        plots=False,
+        own=own_figures(metrics.own),
     )
-    plain: dict[str, Any] = plain_json(figures)
-    return plain
+    figures = RunFigures(setting, part.window)
+    figures.add(RecordChunk.of(records), part.table)
+    return figures.summary(records, part)
 
 
-def add_whole_requests(totals: Totals, requests: pd.DataFrame, tariff: Tariff | None) -> None:
-    """Adds the counts of requests that cover the whole run."""
-    add_status_counts(totals, requests)
-    add_retry_use(totals, requests)
-    if tariff is not None:
-        add_bill(totals, requests, tariff)
+def request_figures(records: RunRecords, part: Measured, slo: Slo | None) -> dict[str, Any]:
+    """Computes the measured part, the latencies and the figures of each class, which any run has."""
+    setting = FigureSetting(pools=(), pool_records=records.pools, slo=slo)
+    rows = Part.of(setting, part.window, RecordChunk.of(records), part.table)
+    latencies, classes = Latencies(setting), (ByPriority(setting), ByTenant(setting))
+    run = EndedRun(setting=setting, records=records, window=part.window)
+    for figure in (latencies, *classes):
+        figure.add(rows)
+    found = {figure.name: figure.value(run) for figure in classes}
+    return {**part.trimmed, **latencies.value(run), **{name: one for name, one in found.items() if one}}
 
 
-def add_measured_requests(
-    totals: Totals, table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo | None
-) -> None:
-    """Adds the sums over requests that cover the measured part of the run.
-
-    table: `request_metrics`; measured: its rows that arrived in the window.
-    """
-    add_output(totals, table, window)
-    add_waiting_use(totals, measured)
-    add_transfers(totals, measured)
-    if slo is not None:
-        add_goodput(totals, table, measured, window, slo)
-
-
-def _transfer_seconds(part: Measured) -> dict[str, float | int] | None:
-    """Returns the statistics of the KV transfers of measured requests; None if the run had none."""
-    if not len(transferred(part.table)):
-        return None
-    return definitions.describe(_times(transferred(part.requests), "kv_transfer_s"))
-
-
-def check_conservation(records: RunRecords) -> dict[str, int]:
-    """Counts the requests by status; raises AssertionError if the records are inconsistent.
-
-    Checks that arrived = finished + rejected + aborted + unfinished, that every output token, including those
-    lost in a crash, is the first token of a request (or sample), ends a gap, or is a kept draft token, and
-    that the times of a request are in order.
-    """
-    totals = TableTotals()
-    add_status_counts(totals, records.requests)
-    add_token_counts(totals, records.requests)
-    totals.add("gap_count", records.gap_count)
-    add_kept_tokens(totals, records.iterations)
-    check_rows(records.requests)
-    return checked_counts(totals, records.num_lost_first_tokens)
-
-
-def add_token_counts(totals: Totals, requests: pd.DataFrame) -> None:
-    """Adds the output tokens of requests, with lost ones, and their first tokens."""
-    has_begun = requests["first_token_s"].notna().to_numpy()
-    totals.add("emitted_first_tokens", first_tokens(requests, has_begun))
-    totals.add("emitted_tokens", requests["output_tokens"].to_numpy())
-    if "lost_tokens" in requests:
-        totals.add("emitted_tokens", requests["lost_tokens"].to_numpy())
-    totals.add("rows_of_requests", np.ones(len(requests), np.bool_))
-
-
-def add_kept_tokens(totals: Totals, iterations: pd.DataFrame) -> None:
-    """Adds the kept draft tokens of iterations, if they have any."""
-    if "kept_tokens" in iterations:
-        totals.add("kept_draft_tokens", iterations["kept_tokens"].to_numpy())
-
-
-def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]:
-    """Returns the requests by status; raises AssertionError if requests or tokens are missing."""
-    counts = {name: int(totals[name]) for name in COUNTS}
-    num_rows = int(totals["rows_of_requests"])
-    by_status = {status: counts[status] for status in STATUSES}
-    assert sum(by_status.values()) == num_rows, f"{num_rows} requests arrived, but by status: {by_status}"
-    first = int(totals["emitted_first_tokens"]) + num_lost_first_tokens
-    emitted = int(totals["emitted_tokens"])
-    seen = first + int(totals["gap_count"]) + int(totals["kept_draft_tokens"])
-    assert emitted == seen, (
-        f"{emitted} output tokens, but {first} first tokens + gaps + kept draft tokens = {seen}"
-    )
-    return counts
-
-
-def check_rows(requests: pd.DataFrame) -> None:
-    """Raises AssertionError if a request has two rows, or its times are not in order."""
-    assert requests["request_id"].is_unique, "two rows for one request"
-    moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
-    for earlier, later in pairwise(moments):
-        early = requests.index[_times(requests, earlier) > _times(requests, later)]
-        assert early.empty, f"row {early[0]}: {later} is before {earlier}"
-
-
-def _times(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    return table[name].to_numpy(dtype=np.float64)
-
-
-def plain_json(value: Any) -> Any:
-    """Replaces NaN and infinity, which JSON does not have, by None."""
-    if isinstance(value, dict):
-        return {key: plain_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain_json(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _pieces(iterations: pd.DataFrame, events: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Yields the iterations in pieces of `ROWS_AT_ONCE`, the first with the events."""
+    for begin in range(0, max(len(iterations), 1), ROWS_AT_ONCE):
+        yield iterations.iloc[begin : begin + ROWS_AT_ONCE], events if not begin else events[:0]

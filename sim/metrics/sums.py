@@ -29,6 +29,10 @@ class Totals(Protocol):
         """Raises a maximum to the largest of the values."""
         ...
 
+    def merge(self, other: Any) -> None:
+        """Adds the sums of another one of this kind, which is not changed, and raises the maxima."""
+        ...
+
     def __getitem__(self, name: str) -> float:
         """Returns a sum; 0 if nothing was added."""
         ...
@@ -53,6 +57,13 @@ class TableTotals:
         """Raises a maximum to the largest of the values."""
         if len(values):
             self._largest[name] = max(self.largest(name), values.max().item())
+
+    def merge(self, other: TableTotals) -> None:
+        """Adds the sums of other, which is not changed, and raises the maxima to its maxima."""
+        for name, value in other._sums.items():
+            self._sums[name] = self[name] + value
+        for name in other._largest:
+            self._largest[name] = max(self.largest(name), other.largest(name))
 
     def __getitem__(self, name: str) -> float:
         return self._sums.get(name, 0)

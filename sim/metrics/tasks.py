@@ -7,39 +7,27 @@ makespan: from the first arrival of all tasks to the end of the last task
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import describe
+from sim.metrics.definitions import describe, times
 from sim.metrics.window import Window
+from sim.metrics.workload_records import WorkloadRecords
+
+NewNumCalls = Callable[[], NDArray[np.int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class Tasks:
-    """The tasks of a run by number: first arrival, end of the last call, and whether all have ended."""
+class Tasks(NamedTuple):
+    """Tasks by number: first arrival, end of the last call, and whether all have ended."""
 
     number: NDArray[np.int64]
     begun_s: NDArray[np.float64]
     ended_s: NDArray[np.float64]
     done: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, requests: pd.DataFrame, num_calls: NDArray[np.int64]) -> Tasks:
-        """Returns the tasks of a table of requests. Others as for `task_figures`."""
-        tasks = requests.groupby("session_id")
-        begun = tasks["arrival_s"].min()
-        number = begun.index.to_numpy()
-        status = requests["status"] == "finished"
-        return cls(
-            number=number,
-            begun_s=begun.to_numpy(np.float64),
-            ended_s=tasks["finished_s"].max().to_numpy(np.float64),
-            done=status.groupby(requests["session_id"]).sum().to_numpy() >= num_calls[number],
-        )
 
     @property
     def latency_s(self) -> NDArray[np.float64]:
@@ -47,46 +35,122 @@ class Tasks:
         return np.where(self.done, self.ended_s - self.begun_s, np.nan)
 
 
-def task_times_s(requests: pd.DataFrame, num_calls: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Computes, for each request, the latency of the task that it belongs to; NaN if that has not finished.
+class TaskTable:
+    """The calls of each task that were added so far. Keeps 24 bytes per task."""
 
-    requests, num_calls: see `task_figures`.
+    def __init__(self) -> None:
+        self._begun_s = np.zeros(0)
+        self._ended_s = np.zeros(0)
+        self._num_finished = np.zeros(0, np.int64)
+
+    def add(self, requests: pd.DataFrame) -> None:
+        """Adds calls; their session is the task."""
+        task = requests["session_id"].to_numpy(np.int64)
+        self._reach(int(task.max(initial=-1)) + 1)
+        np.minimum.at(self._begun_s, task, times(requests, "arrival_s"))
+        np.fmax.at(self._ended_s, task, times(requests, "finished_s"))
+        np.add.at(self._num_finished, task, (requests["status"] == "finished").to_numpy(np.bool_))
+
+    def merge(self, other: TaskTable) -> None:
+        """Adds the calls of other, which is not changed."""
+        size = len(other._begun_s)
+        self._reach(size)
+        np.minimum(self._begun_s[:size], other._begun_s, out=self._begun_s[:size])
+        np.maximum(self._ended_s[:size], other._ended_s, out=self._ended_s[:size])
+        self._num_finished[:size] += other._num_finished
+
+    def tasks(self, num_calls: NDArray[np.int64], number: NDArray[np.int64] | None = None) -> Tasks:
+        """Returns tasks. num_calls: the calls that each needs. number: None: all that have begun."""
+        if number is None:
+            number = np.flatnonzero(np.isfinite(self._begun_s))
+        return Tasks(
+            number=number,
+            begun_s=self._begun_s[number],
+            ended_s=self._ended_s[number],
+            done=self._num_finished[number] >= num_calls[number],
+        )
+
+    def _reach(self, size: int) -> None:
+        """Makes room for tasks."""
+        missing = size - len(self._begun_s)
+        if missing > 0:
+            self._begun_s = np.append(self._begun_s, np.full(missing, np.inf))
+            self._ended_s = np.append(self._ended_s, np.full(missing, -np.inf))
+            self._num_finished = np.append(self._num_finished, np.zeros(missing, np.int64))
+
+
+class TasksFigure:
+    """The section `tasks`, of the tasks that began inside the window: see `sim.metrics.sections`.
+
+    new_num_calls: returns the calls that each task needs; it is finished if so many have finished. A task
+    that is not finished has no latency and does not meet the SLO. slo_s: latency of a task that counts as
+    good; None: there is no SLO.
     """
-    tasks = Tasks.of(requests, num_calls)
-    latency_s: NDArray[np.float64] = tasks.latency_s[
-        np.searchsorted(tasks.number, requests["session_id"].to_numpy())
-    ]
-    return latency_s
+
+    needs_tokens = False
+    lack: str | None = None
+
+    def __init__(self, new_num_calls: NewNumCalls, slo_s: float | None) -> None:
+        self._new_num_calls = new_num_calls
+        self._slo_s = slo_s
+        self._table = TaskTable()
+
+    def add(self, records: WorkloadRecords) -> None:
+        """Adds calls; their session is the task."""
+        self._table.add(records.requests)
+
+    def merge(self, other: TasksFigure) -> None:
+        """Adds the calls of other, which is not changed."""
+        self._table.merge(other._table)
+
+    def value(self, window: Window) -> Mapping[str, Any]:
+        """Returns the section `tasks` of the summary, with durations in s."""
+        num_calls = self._new_num_calls()
+        tasks = self._table.tasks(num_calls)
+        inside = window.holds(tasks.begun_s)
+        latency_s = tasks.latency_s[inside]
+        count, finished = int(inside.sum()), int((tasks.done & inside).sum())
+        ends_s = tasks.ended_s[tasks.done & inside]
+        share = float(np.mean(latency_s <= self._slo_s)) if self._slo_s is not None and count else None
+        section = {
+            "count": count,
+            "finished": finished,
+            "not_finished": count - finished,
+            "calls_per_task": float(num_calls[tasks.number][inside].mean()) if count else None,
+            "latency": describe(latency_s),
+            "makespan_s": float(ends_s.max() - tasks.begun_s[inside].min()) if len(ends_s) else None,
+            "slo_s": self._slo_s,
+            "slo_share": share,
+        }
+        return {"tasks": section}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out how the calls are counted: the copy can be merged only."""
+        return {name: value for name, value in vars(self).items() if name != "_new_num_calls"}
 
 
-def task_figures(
-    requests: pd.DataFrame, num_calls: NDArray[np.int64], window: Window, slo_s: float | None
-) -> dict[str, Any]:
-    """Computes the figures of the tasks that began inside the window.
+class TaskLatencies:
+    """The latency of the whole task of each call: see `sim.metrics.own_latencies.OwnLatency`.
 
-    requests: the request records; their session_id is the task. num_calls[t]: calls that task t needs; it is
-    finished if so many have finished. A task that is not finished has no latency and does not meet the SLO.
-    slo_s: latency of a task that counts as good; None: there is no SLO.
+    new_num_calls: returns the calls that each task needs.
     """
-    return figures_of_tasks(Tasks.of(requests, num_calls), num_calls, window, slo_s)
 
+    needs_tokens = numbers_matter = False
 
-def figures_of_tasks(
-    tasks: Tasks, num_calls: NDArray[np.int64], window: Window, slo_s: float | None
-) -> dict[str, Any]:
-    """Computes the figures of `task_figures`."""
-    inside = window.holds(tasks.begun_s)
-    latency_s = tasks.latency_s[inside]
-    count, finished = int(inside.sum()), int((tasks.done & inside).sum())
-    ends_s = tasks.ended_s[tasks.done & inside]
-    share = float(np.mean(latency_s <= slo_s)) if slo_s is not None and count else None
-    return {
-        "count": count,
-        "finished": finished,
-        "not_finished": count - finished,
-        "calls_per_task": float(num_calls[tasks.number][inside].mean()) if count else None,
-        "latency": describe(latency_s),
-        "makespan_s": float(ends_s.max() - tasks.begun_s[inside].min()) if len(ends_s) else None,
-        "slo_s": slo_s,
-        "slo_share": share,
-    }
+    def __init__(self, new_num_calls: NewNumCalls) -> None:
+        self._num_calls = new_num_calls()
+        self._table = TaskTable()
+
+    def see(self, records: WorkloadRecords) -> None:
+        """Notes calls that have ended."""
+        self._table.add(records.requests)
+
+    def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
+        """Returns the calls of which the task has no more calls."""
+        task = records.requests["session_id"].to_numpy(np.int64)
+        return ~np.isin(task, list(open_sessions))
+
+    def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
+        """Returns the latency of each call's task, in seconds; NaN: it has not finished."""
+        task = records.requests["session_id"].to_numpy(np.int64)
+        return {"task": self._table.tasks(self._num_calls, task).latency_s}

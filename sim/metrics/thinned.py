@@ -25,7 +25,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import PERCENTILES
+from sim.metrics.definitions import PERCENTILES, times
+from sim.metrics.distributions import Kept
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.quantiles import student_t
 from sim.metrics.window import Window
@@ -40,20 +41,72 @@ finished in the measured time, their number and their output tokens."""
 Floats = NDArray[np.float64]
 
 
-class ByReplica(Protocol):
-    """The measured requests of a thinned fleet, by replica: arrays have one value per replica, [R]."""
+class ByReplica:
+    """The measured requests of a thinned fleet, by replica: arrays have one value per replica, [R].
+
+    num_replicas: of the thinned fleet.
+    """
+
+    def __init__(self, kept: Kept, num_replicas: int) -> None:
+        self._kept = kept
+        self.latencies = {name: [kept.values() for _ in range(num_replicas)] for name in LATENCIES}
+        self.totals = [kept.totals() for _ in range(num_replicas)]
+        self.has_sessions = False
+
+    def add(self, table: pd.DataFrame, window: Window) -> None:
+        """Adds requests: rows of `request_metrics`. window: from the end of the warm-up on."""
+        self.has_sessions = self.has_sessions or bool((table["session_id"] >= 0).any())
+        replica = table["replica"].to_numpy(np.int64)
+        order = np.argsort(replica, kind="stable")
+        ends = np.searchsorted(replica[order], np.arange(len(self.totals) + 1))
+        measured = window.holds(times(table, "arrival_s"))
+        finished = window.holds(times(table, "finished_s"))
+        finished &= (table["status"] == "finished").to_numpy(np.bool_)
+        tokens = table["output_tokens"].to_numpy()
+        met = table["slo_met"].to_numpy(np.bool_) if "slo_met" in table else np.zeros(len(table), np.bool_)
+        latencies = {name: times(table, f"{name}_s") for name in LATENCIES}
+        for index, totals in enumerate(self.totals):
+            rows = order[ends[index] : ends[index + 1]]
+            if not len(rows):
+                continue
+            own, ended = rows[measured[rows]], rows[finished[rows]]
+            totals.add("measured", measured[rows])
+            totals.add(MET, met[own])
+            totals.add(FINISHED, finished[rows])
+            totals.add(TOKENS, tokens[ended])
+            for name, values in latencies.items():
+                self.latencies[name][index].add(values[own])
+
+    def merge(self, other: ByReplica) -> None:
+        """Adds the requests of other, which is not changed."""
+        self.has_sessions = self.has_sessions or other.has_sessions
+        for mine, theirs in zip(self.totals, other.totals, strict=True):
+            mine.merge(theirs)
+        for name, every in self.latencies.items():
+            for mine_of, theirs_of in zip(every, other.latencies[name], strict=True):
+                mine_of.merge(theirs_of)
 
     def sums(self, name: str) -> tuple[Floats, Floats]:
         """Returns the sum and the number of the values of a latency, or of `MET`, `FINISHED`, `TOKENS`."""
-        ...
+        if name in LATENCIES:
+            every = self.latencies[name]
+            counts = np.array([one.count for one in every], np.float64)
+            return np.array([one.total for one in every], np.float64), counts
+        counted = "measured" if name == MET else FINISHED
+        found = ([float(totals[key]) for totals in self.totals] for key in (name, counted))
+        amounts, counts = map(np.array, found)
+        return amounts, counts
 
     def upto(self, name: str, value: float) -> Floats:
         """Returns the number of the values of a latency that are at most `value`."""
-        ...
+        return np.array([one.count_upto(value) for one in self.latencies[name]], np.float64)
 
     def percentiles(self, name: str, q: Sequence[float]) -> Floats:
         """Returns the percentiles q (0 to 100) of a latency over all replicas."""
-        ...
+        whole = self._kept.values()
+        for one in self.latencies[name]:
+            whole.merge(one)
+        return whole.percentiles(q)
 
 
 class Thinned(Protocol):
@@ -89,44 +142,6 @@ class Estimate(NamedTuple):
     def times(self, factor: float) -> dict[str, float]:
         """Returns the figure and its bounds, multiplied by a factor, for the summary."""
         return {name: value * factor for name, value in self._asdict().items()}
-
-
-class TableByReplica:
-    """`ByReplica` of a table with all requests of a run (`request_metrics`)."""
-
-    def __init__(self, table: pd.DataFrame, window: Window, num_replicas: int) -> None:
-        self._measured = table[window.holds(table["arrival_s"].to_numpy(np.float64))]
-        self._num_replicas = num_replicas
-        finished = window.holds(table["finished_s"].to_numpy(np.float64))
-        self._finished = table[finished & (table["status"] == "finished").to_numpy(np.bool_)]
-
-    def sums(self, name: str) -> tuple[Floats, Floats]:
-        if name in (FINISHED, TOKENS):
-            tokens = self._finished["output_tokens"].to_numpy(np.float64)
-            return self._totals(self._finished, tokens if name == TOKENS else np.ones_like(tokens))
-        if name == MET:
-            return self._totals(self._measured, self._measured["slo_met"].to_numpy(np.float64))
-        return self._totals(self._measured, self._values(name))
-
-    def upto(self, name: str, value: float) -> Floats:
-        is_below = (self._values(name) <= value).astype(np.float64)  # NaN is not
-        return self._totals(self._measured, is_below)[0]
-
-    def percentiles(self, name: str, q: Sequence[float]) -> Floats:
-        values = self._values(name)
-        known = values[~np.isnan(values)]
-        found: Floats = np.percentile(known, q) if len(known) else np.full(len(q), np.nan)
-        return found
-
-    def _values(self, name: str) -> Floats:
-        return self._measured[f"{name}_s"].to_numpy(np.float64)
-
-    def _totals(self, table: pd.DataFrame, values: Floats) -> tuple[Floats, Floats]:
-        """Returns the sum and the number of the values of each replica that are not NaN."""
-        replica = table["replica"].to_numpy(np.int64)
-        known = (replica >= 0) & ~np.isnan(values)
-        sums = np.bincount(replica[known], values[known], self._num_replicas).astype(np.float64, copy=False)
-        return sums, np.bincount(replica[known], minlength=self._num_replicas).astype(np.float64)
 
 
 def ratio(sums: Floats, counts: Floats) -> Estimate:

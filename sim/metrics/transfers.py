@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sim.metrics.sums import Totals
+from sim.metrics.definitions import per, times
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.records.event_rows import TIERS, Event
-from sim.records.run import LinkRecord
 
 
 def transferred(requests: pd.DataFrame) -> pd.DataFrame:
@@ -20,56 +19,67 @@ def transferred(requests: pd.DataFrame) -> pd.DataFrame:
     return requests[requests["prefill_replica"] >= 0]
 
 
-def add_transfers(totals: Totals, measured: pd.DataFrame) -> None:
-    """Adds the terms of `transfer_figures` of measured requests."""
-    rows = transferred(measured)
-    if len(rows):
-        finished = rows[rows["e2e_s"].notna()]
-        seconds = rows["kv_transfer_s"].to_numpy(dtype=np.float64)
-        totals.add("transfers", np.isfinite(seconds))
-        totals.add("transferred_bytes", rows["kv_transfer_bytes"].to_numpy(dtype=np.float64))
-        of_finished_s = finished["kv_transfer_s"].to_numpy(dtype=np.float64)
-        totals.add("transfer_s_of_finished", of_finished_s[~np.isnan(of_finished_s)])
-        totals.add("e2e_s_of_transferred", finished["e2e_s"].to_numpy(dtype=np.float64))
+class KvTransferUse(Figure):
+    """KV transfers of the measured requests, and the use of the links; None if no KV was transferred.
 
-
-def add_cached_tokens(totals: Totals, events: pd.DataFrame) -> None:
-    """Adds the tokens of transferred sequences, and those that were copied."""
-    event, tokens = (events[name].to_numpy() for name in ("event", "tokens"))
-    is_copied = (event == Event.load) & (events["tier"].to_numpy() == TIERS.index("remote"))
-    totals.add("adopted_tokens", tokens[event == Event.adopt])
-    totals.add("copied_tokens", tokens[is_copied])
-
-
-def transfer_figures(
-    whole: Totals, inside: Totals, seconds: dict[str, float | int], links: Sequence[LinkRecord], end_s: float
-) -> dict[str, Any]:
-    """Computes the transfer figures of the measured requests from sums over the whole run and the window.
-
-    seconds: statistics of the transfers, from the allocation on the decode replica to the last byte. tokens,
-    cached_tokens: tokens of the sequences transferred in the whole run, and how many of these the decode
-    replica had in its cache.
+    seconds: from the allocation on the decode replica to the last byte. tokens, cached_tokens: tokens of the
+    sequences transferred in the whole run, and how many of these the decode replica had in its cache.
     share_of_e2e: transfer seconds of finished requests over their E2E. links: carried bytes over what the
     link could have carried in the whole run; mean over the ports and switches in use, and of the fullest.
     """
-    e2e_s = inside["e2e_s_of_transferred"]
-    used = {
-        link.name: link.carried_bytes / (link.bytes_per_s * end_s)
-        for link in links
-        if link.bytes_per_s and end_s
-    }
-    fullest = max(used, key=lambda name: used[name], default="")
-    num_tokens = whole["adopted_tokens"]
-    return {
-        "tokens": num_tokens,
-        "cached_tokens": max(num_tokens - whole["copied_tokens"], 0),
-        "requests": inside["transfers"],
-        "bytes": float(inside["transferred_bytes"]),
-        "seconds": seconds,
-        "share_of_e2e": inside["transfer_s_of_finished"] / e2e_s if e2e_s else float("nan"),
-        "links": {
-            "mean_share": float(np.mean(list(used.values()))) if used else float("nan"),
-            "fullest_share": used.get(fullest, float("nan")),
-            "fullest": fullest,
-        },
-    }
+
+    name = "kv_transfer"
+
+    def __init__(self, setting: FigureSetting) -> None:
+        super().__init__(setting)
+        self.seconds = self.kept.values()
+
+    def merge(self, other: KvTransferUse) -> None:
+        super().merge(other)
+        self.seconds.merge(other.seconds)
+
+    def forget_measured(self) -> None:
+        super().forget_measured()
+        self.seconds = self.kept.values()
+
+    def add(self, part: Part) -> None:
+        self.whole.add("transferred", np.ones(len(transferred(part.requests)), np.bool_))
+        event, tokens, tier = (part.events[name].to_numpy() for name in ("event", "tokens", "tier"))
+        is_copied = (event == Event.load) & (tier == TIERS.index("remote"))
+        self.whole.add("adopted_tokens", tokens[event == Event.adopt])
+        self.whole.add("copied_tokens", tokens[is_copied])
+        rows = transferred(part.measured)
+        if len(rows):
+            finished = rows[rows["e2e_s"].notna()]
+            seconds = times(rows, "kv_transfer_s")
+            self.seconds.add(seconds)
+            self.inside.add("transfers", np.isfinite(seconds))
+            self.inside.add("bytes", times(rows, "kv_transfer_bytes"))
+            of_finished_s = times(finished, "kv_transfer_s")
+            self.inside.add("transfer_s_of_finished", of_finished_s[~np.isnan(of_finished_s)])
+            self.inside.add("e2e_s", times(finished, "e2e_s"))
+
+    def value(self, run: EndedRun) -> dict[str, Any] | None:
+        if not self.whole["transferred"]:
+            return None
+        inside, end_s = self.inside, run.records.end_s
+        used = {
+            link.name: link.carried_bytes / (link.bytes_per_s * end_s)
+            for link in run.records.links
+            if link.bytes_per_s and end_s
+        }
+        fullest = max(used, key=lambda name: used[name], default="")
+        num_tokens = self.whole["adopted_tokens"]
+        return {
+            "tokens": num_tokens,
+            "cached_tokens": max(num_tokens - self.whole["copied_tokens"], 0),
+            "requests": inside["transfers"],
+            "bytes": float(inside["bytes"]),
+            "seconds": self.seconds.describe(),
+            "share_of_e2e": per(inside["transfer_s_of_finished"], inside["e2e_s"]),
+            "links": {
+                "mean_share": float(np.mean(list(used.values()))) if used else float("nan"),
+                "fullest_share": used.get(fullest, float("nan")),
+                "fullest": fullest,
+            },
+        }

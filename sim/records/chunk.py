@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ of requests do not depend on the moments at which a run was cut.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordChunk:
-    """The records of a run since the chunk before; all chunks together are `RunRecords`.
+    """The records of a run since the chunk before, or all of them; the chunks together are `RunRecords`.
 
     The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and hold every row
     in exactly one chunk. Which rows a chunk has depends on the moments at which the run was cut, so figures
@@ -47,7 +47,7 @@ class RecordChunk:
     iterations_since_s: earliest time at which an iteration of a later chunk may begin, s; -inf: it is not
       known.
     own_s: latencies of `requests` that only the workload knows and the SLO limits, by name, s: see
-      `sim.metrics.folds.latencies.OwnLatencies`.
+      `sim.metrics.own_latencies.OwnLatencies`.
     end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
       fields. `end.speculation.acceptance` is that of the whole run.
     """
@@ -68,3 +68,38 @@ class RecordChunk:
     iterations_since_s: float = -np.inf
     own_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     end: RunRecords | None = None
+
+    @classmethod
+    def of(cls, records: RunRecords, *, ends: bool = True) -> RecordChunk:
+        """Returns all records as one chunk. ends: whether the run ends with it; that of a shard does not."""
+        return cls(
+            requests=records.requests,
+            iterations=records.iterations,
+            gap_s=records.gap_s,
+            gap_count=records.gap_count,
+            gap_end_s=records.gap_end_s,
+            own_gaps=records.own_gaps,
+            events=records.events,
+            bursts=records.bursts,
+            unfilled=records.unfilled,
+            pool_by_replica=records.pool_by_replica,
+            until_s=records.end_s,
+            end=records if ends else None,
+        )
+
+
+def without_rows(records: RunRecords) -> RunRecords:
+    """Returns the records with tables without rows."""
+    speculation = records.speculation
+    return replace(
+        records,
+        requests=records.requests[:0],
+        iterations=records.iterations[:0],
+        gap_s=records.gap_s[:0],
+        gap_count=records.gap_count[:0],
+        gap_end_s=records.gap_end_s[:0],
+        own_gaps=records.own_gaps[:0],
+        events=records.events[:0],
+        unfilled=None if records.unfilled is None else records.unfilled[:0],
+        speculation=None if speculation is None else replace(speculation, bursts=speculation.bursts[:0]),
+    )

@@ -188,15 +188,3 @@ class RunRecords:
     def pool_by_replica(self) -> NDArray[np.int64]:
         """Index of the pool of each replica, with shape [R]."""
         return np.array([replica.pool for replica in self.replicas], np.int64)
-
-    def by_replica(self, name: str) -> NDArray[np.float64]:
-        """Returns a figure of `PoolRecord` for each replica, with shape [R]."""
-        values = np.array([getattr(pool, name) for pool in self.pools], np.float64)
-        return values[self.pool_by_replica]
-
-    def rows_by_pool(self) -> list[NDArray[np.bool_] | slice]:
-        """Returns the rows of `iterations` that belong to each pool."""
-        if len(self.pools) == 1:
-            return [slice(None)]
-        pool = self.pool_by_replica[self.iterations["replica"].to_numpy()]
-        return [pool == index for index in range(len(self.pools))]

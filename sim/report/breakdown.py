@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel
-from sim.metrics.series import thinned
-from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, rented_s, seconds_by_kind
+from sim.metrics.plots import Plots
+from sim.metrics.utilisation import KINDS, rented_s
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart
 from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, log_axis
 
-MAX_POINTS_PER_KIND = 1200
 
-
-def time_by_kind(
-    records: RunRecords, window: Window, inside_s: NDArray[np.float64], models: Sequence[IterationModel]
-) -> Chart:
+def time_by_kind(plots: Plots, end: RunRecords, window: Window) -> Chart:
     """Plots stacked bars: shares of the replicas' time by kind of iteration and component, and idle time."""
-    seconds = seconds_by_kind(records, inside_s, models)
-    return drawn_time(seconds, float(inside_s.sum()), float(rented_s(records, window).sum()))
-
-
-def drawn_time(seconds: Mapping[str, Mapping[str, float]], busy_s: float, replica_s: float) -> Chart:
-    """Plots the bars of `time_by_kind`.
-
-    seconds: by kind and component. busy_s: of all iterations. replica_s: that all replicas are paid for.
-    """
+    seconds, busy_s = plots.figures.times.seconds(), plots.figures.times.busy_s
+    replica_s = float(rented_s(end, window).sum())
     replica_s = max(replica_s, 1e-12)
     components = dict.fromkeys(component for parts in seconds.values() for component in parts)
     rows = ["idle", *reversed(KINDS)]
@@ -47,29 +31,13 @@ def drawn_time(seconds: Mapping[str, Mapping[str, float]], busy_s: float, replic
     return chart.styled(height_px=330, legend={"traceorder": "normal"}, barmode="stack")
 
 
-def iteration_times(records: RunRecords, inside_s: NDArray[np.float64]) -> Chart:
+def iteration_times(plots: Plots) -> Chart:
     """Plots one point per iteration: its duration against the tokens in its batch.
 
     Of many iterations a part is drawn, always with the longest ones.
     """
-    iterations = records.iterations[inside_s > 0]
-    tokens = batch_tokens(iterations)
-    duration_ms = iterations["duration_s"].to_numpy(dtype=np.float64) * 1e3
-    kind = iteration_kind(iterations)
-    drawn = []
-    for i in range(len(KINDS)):
-        of_kind = np.flatnonzero(kind == i)
-        shown = of_kind[thinned(duration_ms[of_kind], max_points=MAX_POINTS_PER_KIND)]
-        drawn.append((tokens[shown], duration_ms[shown]))
-    return drawn_iterations(drawn, tokens, duration_ms)
-
-
-def drawn_iterations(
-    points: Sequence[tuple[NDArray[Any], NDArray[np.float64]]],
-    tokens: NDArray[Any],
-    duration_ms: NDArray[np.float64],
-) -> Chart:
-    """Plots the points of each kind of iterations; the axes have room for tokens and durations."""
+    points = [(x, 1e3 * y) for x, y in (kind.drawn() for kind in plots.figures.iterations.kinds)]
+    tokens, duration_ms = (np.concatenate([pair[place] for pair in points]) for place in range(2))
     chart = Chart()
     for name, (x, y) in zip(KINDS, points, strict=True):
         marker = {"color": KIND_COLOURS.get(name, GREY), "size": 4, "opacity": 0.45}

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow.dataset
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import PERCENTILES, describe_speed
+from sim.metrics.definitions import PERCENTILES, plain_json, speeds_of
+from sim.metrics.distributions import Values
+from sim.metrics.measured import speed_figures
 from sim.metrics.window import Window
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
@@ -21,7 +23,7 @@ LATENCIES = ("ttft", "tpot", "e2e", "queue")
 def add_exact_percentiles(summary: dict[str, Any], requests: Path) -> None:
     """Replaces the estimated percentiles of `LATENCIES` and of the speed of users by exact ones.
 
-    summary: of a run that streams, `RunFold.summary`. requests: the folder of its requests. Those of ITL, of
+    summary: of a run that streams. requests: the folder of its requests. Those of ITL, of
     classes and of what clients see stay estimates, because the folder has no gaps.
     """
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
@@ -30,7 +32,9 @@ def add_exact_percentiles(summary: dict[str, Any], requests: Path) -> None:
     for name in LATENCIES:
         values = _column(table, f"{name}_s")[measured]
         if name == "tpot":
-            summary["per_user"] = _plain(describe_speed(values))
+            speed = Values()
+            speed.add(speeds_of(values))
+            summary["per_user"] = plain_json(speed_figures(speed))
         values = values[~np.isnan(values)]
         if len(values):
             found = np.percentile(values, PERCENTILES, overwrite_input=True).tolist()
@@ -45,7 +49,3 @@ def _column(table: pyarrow.dataset.Dataset, name: str) -> NDArray[np.float64]:
         table.to_table(columns=[name])[name].to_numpy().astype(np.float64, copy=False)
     )
     return values
-
-
-def _plain(figures: dict[str, float | int]) -> dict[str, float | int | None]:
-    return {name: None if np.isnan(value) else value for name, value in figures.items()}

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from sim.metrics.result import RunResult
-from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.report.config_text import config_yaml
 from sim.report.saved import saved_records
@@ -40,12 +39,12 @@ def write_result(
         from sim.report.vllm_bench import FILE as VLLM_BENCH  # noqa: PLC0415
         from sim.report.vllm_bench import write_vllm_bench  # noqa: PLC0415
 
-        records, trimmed = result.records, result.summary["trimmed"]
+        records = result.records
         write_vllm_bench(
             folder / VLLM_BENCH,
             records.requests,
             token_times(records.requests, records.iterations, records.own_gaps, records.bursts),
-            Window(trimmed["start_s"], trimmed["end_s"]),
+            result.window,
             result.slo,
             str(config.get("model", {}).get("name", "")),
             result.summary.get("speculation"),
@@ -58,15 +57,8 @@ def write_result(
     if report:
         from sim.report.page import write_report  # noqa: PLC0415 (runs of a study draw no page)
 
-        write_report(
-            folder / "report.html",
-            records=result.records,
-            request_table=result.requests,
-            summary=result.summary,
-            models=result.models,
-            config=config,
-            slo=result.slo,
-        )
+        page = folder / "report.html"
+        write_report(page, result.plots(), result.records, result.summary, config, result.slo)
     return [note] if note else []
 
 

@@ -3,62 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
-from sim.metrics.definitions import Counts, Times, weighted_percentile
-from sim.metrics.series import cdf_points, octaves, thinned
+from sim.metrics.definitions import Times
+from sim.metrics.plots import Plots
+from sim.metrics.series import cdf_points
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
-from sim.records.run import RunRecords
 from sim.report.chart import Chart, panels
 from sim.report.look import BLUE, LIMIT, ORANGE, RED, log_axis
 from sim.report.numbers import number
 
 MARKED = (50, 99)
 """Percentiles that are marked on distributions."""
-MAX_SCATTER_POINTS = 3000
+NOTHING = np.array([])
 
 
-class Curve(NamedTuple):
-    """Points of a distribution (value, share of values <= it), and its `MARKED` percentiles."""
-
-    values_s: Times
-    share: Times
-    marked_s: Times
-
-
-def latency_cdfs(records: RunRecords, measured: pd.DataFrame, window: Window, slo: Slo | None) -> Chart:
+def latency_cdfs(plots: Plots, slo: Slo | None) -> Chart:
     """Plots the cumulative share of requests (ITL: of gaps between tokens) for each of the four latencies.
 
     p50 and p99 are marked on each curve.
     """
-    inside = window.holds(records.gap_end_s)
-    gaps = records.gap_s[inside], records.gap_count[inside]
-    series: dict[str, tuple[Times, Counts | None]] = {
-        name: gaps if name == "itl" else (measured[f"{name}_s"].to_numpy(dtype=np.float64), None)
-        for name in ("ttft", "tpot", "itl", "e2e")
-    }
-    curves = {
-        name: Curve(*cdf_points(times_s, counts), marked_percentiles(times_s, counts))
-        for name, (times_s, counts) in series.items()
-    }
-    return drawn_cdfs(curves, slo)
-
-
-def drawn_cdfs(curves: Mapping[str, Curve], slo: Slo | None) -> Chart:
-    """Plots the distributions of latencies, by name."""
     limits_ms = {name: limit_s * 1e3 for name, limit_s in slo.limits_s.items()} if slo else {}
     titles = [
         f"{name.upper()}, limit {limits_ms[name]:g} ms" if name in limits_ms else name.upper()
-        for name in curves
+        for name in plots.latencies
     ]
     chart = panels(titles, num_columns=2, vertical_spacing=0.2)
-    for panel, (name, (values_s, share, marked_s)) in enumerate(curves.items()):
+    for panel, (name, latency) in enumerate(plots.latencies.items()):
+        values_s, share = cdf_points(*latency.points())
         shown_ms = values_s * 1e3
         chart.add(
             "scatter",
@@ -74,19 +47,10 @@ def drawn_cdfs(curves: Mapping[str, Curve], slo: Slo | None) -> Chart:
             chart.vertical_line(limits_ms[name], LIMIT, panel)
             shown_ms = np.append(shown_ms, limits_ms[name])
         chart.x_axes(panel, **log_axis(shown_ms), title="ms")
-        _mark(chart, panel, 1e3 * marked_s, shown_ms)
+        _mark(chart, panel, 1e3 * latency.percentiles(MARKED) if latency.count else NOTHING, shown_ms)
     chart.y_axes(title="% of requests", range=[0, 101])
     chart.y_axes(2, title="% of gaps")
     return chart.styled(height_px=600, showlegend=False)
-
-
-def marked_percentiles(times_s: Times, counts: Counts | None = None) -> Times:
-    """Returns the `MARKED` percentiles of the times, none if there are no times; NaN is left out."""
-    known = ~np.isnan(times_s)
-    if not known.any():
-        return np.array([])
-    counts = np.ones(len(times_s), np.int64) if counts is None else counts
-    return weighted_percentile(times_s[known], counts[known], MARKED)
 
 
 def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
@@ -118,36 +82,18 @@ def _mark(chart: Chart, panel: int, marked_ms: Times, shown_ms: Times) -> None:
         )
 
 
-def ttft_by_prompt_length(measured: pd.DataFrame, slo: Slo | None) -> Chart:
+def ttft_by_prompt_length(plots: Plots, slo: Slo | None) -> Chart:
     """Plots one point per request, and the median and p99 for each octave of prompt lengths.
 
-    Of more than `MAX_SCATTER_POINTS` requests a part is drawn, always with the slowest ones.
+    Of many requests a part is drawn, always with the slowest ones.
     """
-    started = measured[measured["ttft_s"].notna()]
-    lengths = started["prompt_tokens"].to_numpy(dtype=np.int64)
-    ttft_ms = started["ttft_s"].to_numpy(dtype=np.float64) * 1e3
-    shown = thinned(ttft_ms, max_points=MAX_SCATTER_POINTS)
-    lower, index = octaves(lengths)
-    of_octave = [ttft_ms[index == i] for i in range(len(lower))]
-    heights = [weighted_percentile(v, np.ones(len(v), np.int64), MARKED) for v in of_octave]
-    return drawn_ttft((lengths[shown], ttft_ms[shown]), lengths, ttft_ms, lower, heights, slo)
-
-
-def drawn_ttft(
-    points: tuple[NDArray[Any], Times],
-    lengths: NDArray[Any],
-    ttft_ms: Times,
-    lower: NDArray[Any],
-    heights: Sequence[Times],
-    slo: Slo | None,
-) -> Chart:
-    """Plots points of requests, and the `MARKED` percentiles of octaves in ms, which begin with `lower`.
-
-    The axes have room for lengths and ttft_ms.
-    """
+    lengths, ttft_s = plots.figures.requests.drawn()
+    ttft_ms = 1e3 * ttft_s
+    begun = {lower: one.ttft for lower, one in sorted(plots.figures.octaves.items()) if one.ttft.count}
+    lower, heights = np.array(list(begun)), [1e3 * ttft.percentiles(MARKED) for ttft in begun.values()]
     chart = Chart()
     marker = {"color": BLUE, "size": 4, "opacity": 0.35}
-    chart.add("scatter", x=points[0], y=points[1], mode="markers", marker=marker, name="request")
+    chart.add("scatter", x=lengths, y=ttft_ms, mode="markers", marker=marker, name="request")
     for place, (label, colour) in enumerate((("median", ORANGE), ("p99", RED))):
         # The middle of an octave, on a logarithmic axis, is sqrt(2) times its lower end.
         line = {"color": colour, "width": 2}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-import pandas as pd
-
-from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.kind_times import MAX_SAMPLE
+from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, Plots
 from sim.metrics.slo import Slo
-from sim.metrics.utilisation import seconds_inside
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report import evidence, wording
@@ -23,10 +21,10 @@ from sim.report.config_text import config_yaml
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.fleet_lines import fleet_lines
-from sim.report.latency import MAX_SCATTER_POINTS, latency_cdfs, ttft_by_prompt_length
+from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.speculation import CAPTION as SPECULATION
 from sim.report.speculation import speculation
-from sim.report.timeline import MAX_REPLICAS_APART, timeline
+from sim.report.timeline import timeline
 from sim.report.whole_file import write_whole
 
 GLOSSARY = {
@@ -95,7 +93,7 @@ LATENCY_CAPTION = (
     "Points: p50 and p99. Dashed: the limit of the SLO."
 )
 TTFT_CAPTION = (
-    f"One point per request (at most {MAX_SCATTER_POINTS:,}; the slowest are always shown). "
+    f"One point per request (at most {MAX_REQUEST_POINTS:,}; the slowest are always shown). "
     "Lines: median and p99 per doubling of the prompt length."
 )
 REPLICAS_CAPTION = (
@@ -104,6 +102,10 @@ REPLICAS_CAPTION = (
 )
 TIME_CAPTION = (
     "Share of the replicas' time by kind of iteration, split into the parts that the hardware model computes."
+)
+SAMPLED = (
+    f"The time of a kind is divided as in a sample of its iterations, {MAX_SAMPLE:,} at most, because there "
+    "are many."
 )
 ITERATIONS_CAPTION = (
     "One point per iteration: its duration against the tokens in its batch. If there are many, a part is "
@@ -127,23 +129,18 @@ _BEFORE, _AFTER = map(
 
 def write_report(
     path: str | Path,
-    *,
-    records: RunRecords,
-    request_table: pd.DataFrame,
+    plots: Plots,
+    end: RunRecords,
     summary: dict[str, Any],
-    models: Sequence[IterationModel],
     config: dict[str, Any],
     slo: Slo | None,
 ) -> None:
     """Writes one self-contained HTML file of less than 6 MB for runs of any length; it opens offline.
 
-    request_table: result of `request_metrics`; summary: result of `summarise`; config: the resolved
-    configuration as plain data.
+    end: the records of the run, whose tables may have no rows. config: the resolved configuration as plain
+    data.
     """
-    sections = report_sections(
-        records=records, request_table=request_table, summary=summary, models=models, slo=slo
-    )
-    write_sections(path, sections, summary, config)
+    write_sections(path, report_sections(plots, end, summary, slo), summary, config)
 
 
 def write_sections(
@@ -172,6 +169,7 @@ def write_sections(
             for rows in (
                 *wording.class_tables(summary),
                 wording.pool_table(summary),
+                wording.own_table(summary),
                 *dialect_tables(summary),
             )
             if rows
@@ -186,34 +184,26 @@ def write_sections(
     write_whole(Path(path), b"".join((before, page_js(), after)))
 
 
-def report_sections(
-    *,
-    records: RunRecords,
-    request_table: pd.DataFrame,
-    summary: dict[str, Any],
-    models: Sequence[IterationModel],
-    slo: Slo | None,
-) -> list[Section]:
+def report_sections(plots: Plots, end: RunRecords, summary: dict[str, Any], slo: Slo | None) -> list[Section]:
     """Returns the sections of the page from the top; none if nothing was served in the measured time."""
+    figures = plots.figures
+    if not figures.octaves and not figures.states.num_bins:
+        return []
     window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
-    measured = request_table[window.holds(request_table["arrival_s"].to_numpy())]
-    inside_s = seconds_inside(records.iterations, window)
     sections: list[Section] = []
-    if measured.empty and not len(records.iterations):
-        return sections
-    if slo and not measured.empty:
-        sections.append(Section("SLO attainment", ATTAINMENT_CAPTION, slo_attainment(measured, window, slo)))
-    sections.append(Section("Latency", LATENCY_CAPTION, latency_cdfs(records, measured, window, slo)))
-    sections.append(Section("TTFT against prompt length", TTFT_CAPTION, ttft_by_prompt_length(measured, slo)))
-    sections.append(Section("Over time", over_time_caption(records, window), timeline(records, window)))
-    if (figure := replicas_over_time(records)) is not None:
+    if slo and figures.octaves:
+        chart = slo_attainment(plots, summary["goodput"], window, slo)
+        sections.append(Section("SLO attainment", ATTAINMENT_CAPTION, chart))
+    sections.append(Section("Latency", LATENCY_CAPTION, latency_cdfs(plots, slo)))
+    sections.append(Section("TTFT against prompt length", TTFT_CAPTION, ttft_by_prompt_length(plots, slo)))
+    sections.append(Section("Over time", over_time_caption(end, window), timeline(plots, end, window)))
+    if (figure := replicas_over_time(end)) is not None:
         sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
-    if (figure := speculation(records, window)) is not None:
+    if (figure := speculation(plots, end, window)) is not None:
         sections.append(Section("Speculation", SPECULATION, figure))
-    sections.append(
-        Section("Where the time went", TIME_CAPTION, time_by_kind(records, window, inside_s, models))
-    )
-    sections.append(Section("Iterations", ITERATIONS_CAPTION, iteration_times(records, inside_s)))
+    caption = f"{TIME_CAPTION} {SAMPLED}" if figures.times.is_sample else TIME_CAPTION
+    sections.append(Section("Where the time went", caption, time_by_kind(plots, end, window)))
+    sections.append(Section("Iterations", ITERATIONS_CAPTION, iteration_times(plots)))
     return sections
 
 
@@ -230,7 +220,13 @@ def over_time_caption(records: RunRecords, window: Window) -> str:
 
 
 def _terms(summary: dict[str, Any]) -> dict[str, str]:
-    return GLOSSARY | DRAFT_GLOSSARY if "speculation" in summary else GLOSSARY
+    own = {html.escape(name.replace("_", " ")): html.escape(one["definition"]) for name, one in _own(summary)}
+    return GLOSSARY | (DRAFT_GLOSSARY if "speculation" in summary else {}) | own
+
+
+def _own(summary: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Returns the user's own metrics that have a definition."""
+    return ((name, one) for name, one in summary.get("own", {}).items() if one["definition"])
 
 
 def _drawn(section: Section) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.kept_tokens import iteration_ends_s
-from sim.metrics.series import rate_over_time
+from sim.metrics.plots import OVER_TIME, Plots
 from sim.metrics.speculation import acceptance_by_pool
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
@@ -27,45 +26,18 @@ CAPTION = (
 )
 
 
-def speculation(records: RunRecords, window: Window) -> Chart | None:
-    """Plots three panels; returns None unless draft tokens were verified in the window."""
-    if records.speculation is None:
+def speculation(plots: Plots, end: RunRecords, window: Window) -> Chart | None:
+    """Plots three panels; None unless draft tokens were verified. end: has the acceptance by place."""
+    drafts = plots.figures.drafts
+    if drafts is None or not drafts.has_passes or end.speculation is None:
         return None
-    ends_s = iteration_ends_s(records)
-    inside = window.holds(ends_s)
-    iterations = records.iterations[inside]
-    if not iterations["draft_passes"].any():
-        return None
-    edges_s = np.linspace(window.start_s, window.end_s, NUM_BUCKETS + 1)
-    accepted, passes = (
-        rate_over_time(ends_s[inside], iterations[name].to_numpy(), edges_s)
-        for name in ("accepted_tokens", "draft_passes")
-    )
-    decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
-    names = ["decode_seqs", "kept_tokens", "verified_tokens"]
-    sums = decodes[names].groupby(decodes["decode_seqs"].to_numpy()).sum()
-    return drawn_speculation(records, (edges_s[:-1] + edges_s[1:]) / 2, accepted, passes, sums, window)
-
-
-def drawn_speculation(
-    records: RunRecords,
-    middle_s: NDArray[np.float64],
-    accepted: NDArray[Any],
-    passes: NDArray[Any],
-    by_batch: pd.DataFrame,
-    window: Window,
-) -> Chart:
-    """Plots the panels of `speculation`.
-
-    records: for the acceptance by place. accepted, passes: accepted draft tokens and drafts of intervals of
-    equal length, the middles of which are middle_s. by_batch: sums of columns of the table of iterations, by
-    the number of decoding sequences.
-    """
+    middle_s, counts = drafts.by_time.buckets(OVER_TIME, window.end_s, NUM_BUCKETS)
+    accepted, passes = (counts[name] for name in OVER_TIME)
     titles = ("acceptance by place", "mean accepted length", "tokens per pass")
     chart = panels(titles, num_columns=3)
-    _add_places(chart, records)
+    _add_places(chart, end)
     _add_lengths(chart, middle_s, accepted, passes, window)
-    _add_batches(chart, by_batch)
+    _add_batches(chart, drafts.by_batch())
     chart.y_axes(rangemode="tozero")
     chart.y_axes(0, title="% of drafts", range=[0, 101])
     chart.y_axes(1, title="tokens")

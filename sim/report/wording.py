@@ -138,6 +138,19 @@ def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
+def own_table(summary: dict[str, Any]) -> list[list[str]]:
+    """Returns a heading and one row for each metric of the user's own; nothing without any."""
+    own = summary.get("own", {})
+    rows = [[name.replace("_", " "), _own_value(one["value"]), one["unit"]] for name, one in own.items()]
+    return [["own metric", "value", "unit"], *rows] if rows else []
+
+
+def _own_value(value: Any) -> str:
+    if value is None:
+        return MISSING
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
 def energy(summary: dict[str, Any]) -> dict[str, str]:
     """Returns the energy figures: label -> value with its unit; empty if the summary has none."""
     figures = summary.get("energy")

@@ -18,6 +18,8 @@ from sim.settings.errors import ConfigError
 
 OWN_PACKAGES = ("fieldlimits", "policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
 PLUGINS = "windtunnel.plugins"
+IMPORTED = "metrics.own["
+"""Keys that name classes as plain texts begin like this."""
 _REFERENCE = re.compile(r"\$\{\w+(?:\.\w+)*\}")
 """Matches an interpolation of another key of the same config; others may read the environment."""
 
@@ -29,7 +31,7 @@ def check_recorded(config: Mapping[Any, Any], where: str) -> None:
     """
     allowed = (*OWN_PACKAGES, *(found.module for found in entry_points(group=PLUGINS)))
     for key, value in _texts(config, ""):
-        if key.rpartition(".")[2] == TARGET:
+        if key.rpartition(".")[2] == TARGET or key.startswith(IMPORTED):
             try:
                 is_allowed = _is_of(value, allowed) and _is_of(_home(value, key), allowed)
             except ConfigError as error:

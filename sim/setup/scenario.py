@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Annotated, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fieldlimits import Ge, Le, Positive
 from hwmodels.iterations.energy import EnergySettings, PowerModel
@@ -23,15 +21,20 @@ from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
+from sim.metrics.definitions import plain_json
 from sim.metrics.dialects import in_dialects
+from sim.metrics.distributions import Kept
+from sim.metrics.figure import NewSections, own_figures
 from sim.metrics.measured import measure
+from sim.metrics.own_latencies import OwnLatencies, OwnLatency
 from sim.metrics.result import RunResult
+from sim.metrics.sections import SectionFigure
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.summary import plain_json, summarise
+from sim.metrics.summary import summarise
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
-from sim.metrics.workload_records import WorkloadRecords
+from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
 from sim.setup.client import NO_CLIENT, Client
 from sim.setup.combinations import check_run
@@ -45,7 +48,7 @@ from sim.setup.slo_check import check_slo
 from sim.setup.turns import check_turns, taking_turns
 from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.marked import answers_of, branching_key
-from sim.workload.own_figures import own_figures, own_latencies
+from sim.workload.own_figures import own_latencies, own_sections
 from sim.workload.scaled import LongerSource, faster
 
 
@@ -99,6 +102,7 @@ class Scenario(PoolSettings, ClusterSettings):
         self._check_width()
         check_slo(self.slo, self.workload)
         self._check_shards()
+        own_figures(self.metrics.own)
 
     def _resolve(self) -> None:
         """Sets what follows from other settings: the replica of the first token, the task of the drafts."""
@@ -339,7 +343,9 @@ class Scenario(PoolSettings, ClusterSettings):
     def result(self, records: RunRecords, traffic: WorkloadNotes) -> RunResult:
         """Computes the metrics of the records of a run. traffic: the notes of its source."""
         hardware = self.pool_hardware()
-        part = measure(records, self.metrics, self.slo, self._own_latencies(records))
+        own = OwnLatencies(self.new_latencies(in_shards=False), self.own_terms)
+        part = measure(records, self.metrics, self.slo, own.completed(RecordChunk.of(records)).own_s)
+        thinned: Any = self.workload if hasattr(self.workload, "of_the_whole") else None
         summary = summarise(
             records,
             pools=hardware,
@@ -348,18 +354,9 @@ class Scenario(PoolSettings, ClusterSettings):
             tariff=self.tariff,
             metrics=self.metrics,
             part=part,
+            new_sections=self.new_sections(in_shards=False),
+            thinned=thinned,
         )
-        own = WorkloadRecords.of(records, part.window)
-        summary |= plain_json(own_figures(self.workload, own, seed=self.seed))
-        of_the_whole = getattr(self.workload, "of_the_whole", None)
-        if of_the_whole is not None:
-            from sim.metrics.thinned import TableByReplica  # noqa: PLC0415 (few fleets are thinned)
-
-            by_replica = TableByReplica(part.table, part.window, records.num_replicas)
-            has_sessions = bool((records.requests["session_id"] >= 0).any())
-            summary["thinned"] = of_the_whole(
-                summary, by_replica, num_replicas=records.num_replicas, has_sessions=has_sessions
-            )
         summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
         self.add_dialects(summary, records)
         self.describe(summary, traffic, hardware)
@@ -415,14 +412,19 @@ class Scenario(PoolSettings, ClusterSettings):
             *workload_notes(traffic),
         ]
 
-    def _own_latencies(self, records: RunRecords) -> dict[str, NDArray[np.float64]]:
-        """Returns those latencies of the workload that the SLO limits, in seconds."""
-        limited = () if self.slo is None else self.slo.workload_terms
-        if not limited:
-            return {}
-        whole = Window(0.0, records.end_s)
-        found = own_latencies(self.workload, WorkloadRecords.of(records, whole), seed=self.seed)
-        return {term: found[term] for term in limited}
+    @property
+    def own_terms(self) -> tuple[str, ...]:
+        """Latencies that the SLO limits and only the workload knows."""
+        return () if self.slo is None else self.slo.workload_terms
+
+    def new_latencies(self, *, in_shards: bool) -> list[OwnLatency]:
+        """Returns what computes the `own_terms`. in_shards: see `sim.workload.own_figures`."""
+        terms = self.own_terms
+        return own_latencies(self.workload, seed=self.seed, in_shards=in_shards, terms=terms) if terms else []
+
+    def new_sections(self, *, in_shards: bool) -> NewSections:
+        """Returns what makes the accumulators of the sections that the workload adds to the summary."""
+        return partial(_own_sections, self.workload, self.seed, in_shards)
 
     def add_dialects(self, summary: dict[str, Any], records: RunRecords) -> None:
         """Adds the figures in the definitions of other tools to a summary, as `metrics.dialect` says."""
@@ -433,6 +435,10 @@ class Scenario(PoolSettings, ClusterSettings):
         times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
         dialects = in_dialects(self.metrics.dialects, records.requests, times, window, self.slo)
         summary["dialects"] = plain_json(dialects)
+
+
+def _own_sections(workload: Workload, seed: int, in_shards: bool, kept: Kept) -> list[SectionFigure]:
+    return own_sections(workload, seed=seed, in_shards=in_shards, kept=kept)
 
 
 def _described(pool: PoolSettings) -> dict[str, Any]:

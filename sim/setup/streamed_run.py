@@ -8,18 +8,18 @@ from functools import partial
 from typing import Any, Protocol
 
 from sim.cluster.streamed import EARLY_STOPS, StreamedSimulation
-from sim.metrics.folds.clients import APART
-from sim.metrics.folds.latencies import LatencyFold, OwnLatencies
-from sim.metrics.folds.mixed import MixLatencies
-from sim.metrics.folds.run import RunFold
-from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.client_view import APART
+from sim.metrics.figure import FigureSetting, own_figures
+from sim.metrics.mixed import MixLatencies
+from sim.metrics.own_latencies import OwnLatencies
+from sim.metrics.sketched import SKETCHED
+from sim.metrics.summary import RunFigures
 from sim.metrics.utilisation import PoolHardware
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import PoolRecord, RunRecords
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 from sim.workload.chunks import chunks_of
-from sim.workload.own_figures import own_folds, own_latency_folds
 from sim.workload.sessions import OpenSessions
 from sim.workload.thinned import ThinnedWorkload
 
@@ -36,16 +36,17 @@ def check_streamed(scenario: Scenario) -> None:
     for name in ("stop_overloaded", "stop_missed"):
         if getattr(scenario.sim, name):
             raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
-    setting = fold_setting(scenario, [], ())
+    setting = figure_setting(scenario, [], ())
     if setting.own_terms and scenario.sim.shards is not None:
         _check_latencies_in_shards(scenario, setting)
 
 
-def _check_latencies_in_shards(scenario: Scenario, setting: FoldSetting) -> None:
+def _check_latencies_in_shards(scenario: Scenario, setting: FigureSetting) -> None:
     """Raises ValueError for latencies that a shard cannot compute from the records of its own requests."""
-    if not any(fold.numbers_matter for fold in setting.new_latencies()):
+    latencies = setting.new_latencies()
+    if not any(one.numbers_matter for one in latencies):
         return
-    is_mix = any(isinstance(fold, MixLatencies) for fold in setting.new_latencies())
+    is_mix = any(isinstance(one, MixLatencies) for one in latencies)
     if is_mix or _has_sessions(scenario.source()):
         assert scenario.slo is not None
         raise ValueError(f"slo.publish_ms={scenario.slo.publish_ms:g}: {APART}")
@@ -58,47 +59,40 @@ def _has_sessions(source: Source) -> bool:
     )
 
 
-def fold_setting(
+def figure_setting(
     scenario: Scenario,
     hardware: Sequence[PoolHardware],
     pool_records: Sequence[PoolRecord],
     *,
     plots: bool = True,
-) -> FoldSetting:
+) -> FigureSetting:
     """Returns the setting of the accumulators of a scenario's figures.
 
-    hardware: see `Scenario.pool_hardware`. pool_records: those of the run. plots: see `FoldSetting`. Raises
-    ValueError: see `FoldSetting`.
+    hardware: see `Scenario.pool_hardware`. pool_records: those of the run. plots: see `FigureSetting`. Raises
+    ValueError: see `FigureSetting`.
     """
-    return FoldSetting(
+    in_shards = scenario.sim.shards is not None
+    return FigureSetting(
         pools=hardware,
         pool_records=pool_records,
         slo=scenario.slo,
         energy=scenario.energy,
         tariff=scenario.tariff,
         metrics=scenario.metrics,
-        new_sections=partial(
-            own_folds, scenario.workload, seed=scenario.seed, in_shards=scenario.sim.shards is not None
-        ),
-        new_latencies=partial(_latency_folds, scenario),
+        new_sections=scenario.new_sections(in_shards=in_shards),
+        new_latencies=partial(scenario.new_latencies, in_shards=in_shards),
         thinned=scenario.workload if isinstance(scenario.workload, ThinnedWorkload) else None,
         num_replicas=scenario.num_replicas,
         plots=plots,
-    )
-
-
-def _latency_folds(scenario: Scenario) -> list[LatencyFold]:
-    """Returns what computes the latencies that the SLO limits and only the workload knows."""
-    terms = () if scenario.slo is None else scenario.slo.workload_terms
-    return own_latency_folds(
-        scenario.workload, seed=scenario.seed, in_shards=scenario.sim.shards is not None, terms=terms
+        kept=SKETCHED,
+        own=own_figures(scenario.metrics.own),
     )
 
 
 class StreamedRun:
     """One run of a scenario, whose records go to `tables` and to the accumulators of its summary.
 
-    plots: whether the accumulators have what the plots show. fold: the accumulators of its figures.
+    plots: whether the accumulators have what the plots show. figures: the accumulators of its figures.
     error: why the tables could not be written, such as a full disk; the run ends there, and its summary is
     that of the run up to then. None: they are complete. Raises ValueError: see `check_streamed`.
     """
@@ -120,10 +114,9 @@ class StreamedRun:
         self.error: OSError | None = None
         self._scenario, self._source, self._tables = scenario, source, tables
         traffic = OpenSessions(source)
-        has_own = scenario.slo is not None and bool(scenario.slo.workload_terms)
         self._hardware = scenario.pool_hardware()
         self._simulation = simulation = StreamedSimulation(
-            source=traffic if has_own else source,
+            source=traffic if scenario.own_terms else source,
             pools=scenario.replica_pools(),
             cluster=scenario.for_a_run(),
             sim=scenario.sim,
@@ -131,8 +124,8 @@ class StreamedRun:
             group_rows=group_rows,
         )
         pools = simulation.fleet.records(0.0)[0]
-        setting = fold_setting(scenario, self._hardware, pools, plots=plots)
-        self.fold = RunFold(setting)
+        setting = figure_setting(scenario, self._hardware, pools, plots=plots)
+        self.figures = RunFigures(setting)
         self._own = OwnLatencies(setting.new_latencies(), setting.own_terms, traffic.after, group_rows)
 
     end: RunRecords
@@ -141,14 +134,14 @@ class StreamedRun:
     def run(self, report: Callable[[float, int], None] | None = None) -> dict[str, Any]:
         """Runs to the end; returns the summary. report: see `Simulation.run`."""
         self.end = end = self._simulation.run(report)
-        summary = self.fold.summary(end)
+        summary = self.figures.summary(end)
         summary["memory"] = asdict(next(iter(self._scenario.pools_by_name.values())).plan_memory())
         self._scenario.describe(summary, self._source.notes, self._hardware)
         return summary
 
     def _take(self, chunk: RecordChunk) -> None:
         chunk = self._own.completed(chunk)
-        self.fold.add(chunk)
+        self.figures.add(chunk)
         if self.error is not None:
             return
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle  # nosec B403
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from sim.shards.shard_file import DamagedShardError
 
-FOLDS = "sim.metrics.folds."
+METRICS = "sim.metrics."
 ALLOWED = {
-    ("sim.metrics.load_series", "LoadSeries"),
     ("sim.shards.accumulators", "table_of"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -22,7 +21,7 @@ ALLOWED = {
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy._core.multiarray", "scalar"),
 }
-"""Classes of accumulators, and what numpy makes arrays of; beside them only classes of `FOLDS` are read."""
+"""Classes of accumulators, and what numpy makes arrays of; beside them only classes of `METRICS` are read."""
 
 T = TypeVar("T")
 
@@ -45,11 +44,17 @@ class _Writer(pickle.Pickler):
 class _Reader(pickle.Unpickler):
     """Reads an accumulator, and nothing but the classes of which accumulators consist."""
 
+    def __init__(self, content: BytesIO, own: Sequence[type]) -> None:
+        super().__init__(content)
+        self._own = {(one.__module__, one.__qualname__) for one in own}
+
     def find_class(self, module_name: str, global_name: str) -> Any:
         """Returns a class of accumulators or arrays. Raises DamagedShardError for any other."""
         if (module_name, global_name) in ALLOWED:
             return super().find_class(module_name, global_name)
-        if module_name.startswith(FOLDS):
+        if (module_name, global_name) in self._own:
+            return super().find_class(module_name, global_name)
+        if module_name.startswith(METRICS):
             found = super().find_class(module_name, global_name)
             # A module also has what it imports, such as all of numpy under the name `np`.
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (
@@ -61,16 +66,19 @@ class _Reader(pickle.Unpickler):
 
 
 def accumulator_bytes(accumulator: object) -> bytes:
-    """Returns the content of an accumulator; of a fold, without its setting."""
+    """Returns the content of an accumulator; without its setting."""
     content = BytesIO()
     _Writer(content, protocol=5).dump(accumulator)
     return content.getvalue()
 
 
-def read_accumulator(content: bytes, kind: type[T]) -> T:
-    """Returns the accumulator that `accumulator_bytes` was given. Raises DamagedShardError."""
+def read_accumulator(content: bytes, kind: type[T], own: Sequence[type] = ()) -> T:
+    """Returns the accumulator that `accumulator_bytes` was given. Raises DamagedShardError.
+
+    own: classes of the user's own metrics, which are read as well.
+    """
     try:
-        found = _Reader(BytesIO(content)).load()
+        found = _Reader(BytesIO(content), own).load()
     except Exception as error:  # damaged bytes can raise any, such as ImportError or OverflowError
         raise DamagedShardError(str(error)) from error
     if not isinstance(found, kind):

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from sim.metrics.folds.latencies import OwnLatencies, taken_columns, with_columns
-from sim.metrics.folds.run import RunFold
-from sim.metrics.folds.setting import FoldSetting
+from sim.metrics.figure import FigureSetting
 from sim.metrics.load_series import LoadSeries
 from sim.metrics.measured import request_metrics
+from sim.metrics.own_latencies import OwnLatencies, taken_columns, with_columns
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
-from sim.records.chunk import RecordChunk
+from sim.metrics.summary import RunFigures
+from sim.records.chunk import RecordChunk, without_rows
 from sim.records.run import PoolRecord, RunRecords
 from sim.records.timed_rows import SORTED_BY
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
@@ -33,10 +33,10 @@ from sim.shards.shard_file import ShardFile, ShardMember, shard_bytes, table_byt
 from sim.shards.traffic import Bounds
 from sim.workload.base import WorkloadNotes
 
-FOLD, ROWS, SERIES, REPLICAS = "fold", "rows", "series", "replicas"
+FIGURES, ROWS, SERIES, REPLICAS = "figures", "rows", "series", "replicas"
 """Names of the parts of the file of a shard."""
-NewSetting = Callable[[Sequence[PoolRecord]], FoldSetting]
-"""Makes the setting of folds from the records of the pools."""
+NewSetting = Callable[[Sequence[PoolRecord]], FigureSetting]
+"""Makes the setting of figures from the records of the pools."""
 
 
 class StreamedShards(NamedTuple):
@@ -46,7 +46,7 @@ class StreamedShards(NamedTuple):
     `sim.shards.request_windows`. intervals: likewise, of the tables of `sim.records.timed_rows` by name.
     """
 
-    fold: RunFold
+    figures: RunFigures
     end: RunRecords
     notes: WorkloadNotes
     series: LoadSeries
@@ -58,15 +58,15 @@ class StreamedShards(NamedTuple):
 class ShardFigures:
     """The accumulators of the figures of a shard. setting: made from the records of its pools."""
 
-    def __init__(self, setting: FoldSetting) -> None:
-        self._fold, self._series, self._replicas = RunFold(setting), LoadSeries(), ReplicaTable()
+    def __init__(self, setting: FigureSetting) -> None:
+        self._figures, self._series, self._replicas = RunFigures(setting), LoadSeries(), ReplicaTable()
         self._own = OwnLatencies(setting.new_latencies(), setting.own_terms)
 
     def add(self, chunk: RecordChunk) -> pd.DataFrame:
         """Adds a part of the records of the shard; returns its rows of requests, see `measured_rows`."""
         chunk = self._own.completed(chunk)
-        self._fold.add(chunk)
-        table = request_metrics(chunk.requests, self._fold.setting.slo, chunk.own_s)
+        self._figures.add(chunk)
+        table = request_metrics(chunk.requests, self._figures.setting.slo, chunk.own_s)
         self._series.add(table, chunk.iterations)
         self._replicas.add(table, chunk.iterations)
         return with_columns(chunk.requests, chunk.own_s)
@@ -77,7 +77,7 @@ class ShardFigures:
         records: see `ReplicaTable.table`. bounds: the replicas of the shard.
         """
         return {
-            FOLD: accumulator_bytes(self._fold),
+            FIGURES: accumulator_bytes(self._figures),
             SERIES: accumulator_bytes(self._series),
             REPLICAS: table_bytes(self._replicas.table(records).iloc[bounds[0] : bounds[1]]),
         }
@@ -96,7 +96,7 @@ def streamed_shard_bytes(
     """
     records = shard.records
     figures = ShardFigures(new_setting(records.pools))
-    chunk = chunk_of(records)
+    chunk = RecordChunk.of(records, ends=False)
     rows = figures.add(chunk)
     intervals = {} if width_s is None else interval_bytes(chunk, width_s)
     parts = {ROWS: windowed_bytes(rows), **intervals, **figures.parts(records, bounds)}
@@ -107,26 +107,26 @@ def merged_files(
     files: Iterable[ShardFile], new_setting: NewSetting, until_s: float | None
 ) -> StreamedShards:
     """Merges the shards of all files, by replica. Raises DamagedShardError for the file read last."""
-    shards, fold, notes = [], None, WorkloadNotes()
+    shards, found, notes = [], None, WorkloadNotes()
     series, tables, rows = LoadSeries(), [], []
     intervals: dict[str, list[ShardMember]] = {}
     for file in files:
         shard, notes = file.records()
         shards.append(shard)
-        if fold is None:
-            fold = RunFold(new_setting(shard.records.pools))
-        fold.merge(read_accumulator(file.part(FOLD), RunFold))
+        if found is None:
+            found = RunFigures(new_setting(shard.records.pools))
+        found.merge(read_accumulator(file.part(FIGURES), RunFigures, found.setting.own))
         series.merge(read_accumulator(file.part(SERIES), LoadSeries))
         tables.append(pd.read_parquet(BytesIO(file.part(REPLICAS))))
         rows.append(file.member(ROWS))
         for name in SORTED_BY:
             if MEMBERS + name in file.names:
                 intervals.setdefault(name, []).append(file.member(MEMBERS + name))
-    assert fold is not None
+    assert found is not None
     end = merged(shards, until_s)
     replicas = pd.concat(tables, ignore_index=True).assign(end_s=end.end_s)
     replicas["busy_share"] = (replicas["busy_s"] / (replicas["end_s"] - replicas["start_s"])).fillna(0.0)
-    return StreamedShards(fold, end, notes, series, replicas, rows, intervals)
+    return StreamedShards(found, end, notes, series, replicas, rows, intervals)
 
 
 def measured_rows(rows: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
@@ -135,37 +135,3 @@ def measured_rows(rows: pd.DataFrame, slo: Slo | None) -> pd.DataFrame:
     if slo is not None and rows.empty:  # of a run without requests
         own_s = {term: np.zeros(0) for term in slo.workload_terms}
     return request_metrics(requests, slo, own_s)
-
-
-def chunk_of(records: RunRecords) -> RecordChunk:
-    """Returns all records of a shard as one chunk, without the end of the run."""
-    return RecordChunk(
-        requests=records.requests,
-        iterations=records.iterations,
-        gap_s=records.gap_s,
-        gap_count=records.gap_count,
-        gap_end_s=records.gap_end_s,
-        own_gaps=records.own_gaps,
-        events=records.events,
-        bursts=records.bursts,
-        unfilled=records.unfilled,
-        pool_by_replica=records.pool_by_replica,
-        until_s=records.end_s,
-    )
-
-
-def without_rows(records: RunRecords) -> RunRecords:
-    """Returns the records with tables without rows."""
-    speculation = records.speculation
-    return replace(
-        records,
-        requests=records.requests[:0],
-        iterations=records.iterations[:0],
-        gap_s=records.gap_s[:0],
-        gap_count=records.gap_count[:0],
-        gap_end_s=records.gap_end_s[:0],
-        own_gaps=records.own_gaps[:0],
-        events=records.events[:0],
-        unfilled=None if records.unfilled is None else records.unfilled[:0],
-        speculation=None if speculation is None else replace(speculation, bursts=speculation.bursts[:0]),
-    )

@@ -11,18 +11,17 @@ the one before, the output, and all results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
-from sim.metrics.folds.tasks import TaskLatencies, TasksFold
-from sim.metrics.tasks import task_figures, task_times_s
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.distributions import Kept
+from sim.metrics.tasks import TaskLatencies, TasksFigure
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_TOKENS, require_counts, require_positive
@@ -236,23 +235,13 @@ class Agentic(PlanSettings):
         """Returns the latency that these requests have beside those of the engine: that of the whole task."""
         return frozenset({"task"})
 
-    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
-        """Returns the latency of each call's whole task, in seconds; NaN if the task has not finished."""
-        return {"task": task_times_s(records.requests, self._num_calls(seed))}
-
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> TaskLatencies:
-        """Returns what computes the latencies of whole tasks from parts of the records."""
+        """Returns what computes the latency of each call's whole task."""
         return TaskLatencies(partial(self._num_calls, seed))
 
-    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
-        """Returns the section `tasks` of the summary: latency and makespan of whole tasks."""
-        return {
-            "tasks": task_figures(records.requests, self._num_calls(seed), records.window, self.task_slo_s)
-        }
-
-    def new_fold(self, *, seed: int, in_shards: bool) -> TasksFold:
-        """Returns an accumulator of the section `tasks`."""
-        return TasksFold(partial(self._num_calls, seed), self.task_slo_s)
+    def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> TasksFigure:
+        """Returns an accumulator of the section `tasks`: latency and makespan of whole tasks."""
+        return TasksFigure(partial(self._num_calls, seed), self.task_slo_s)
 
     def _num_calls(self, seed: int) -> NDArray[np.int64]:
         """Returns the number of calls of each task."""

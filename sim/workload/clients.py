@@ -10,20 +10,18 @@ The requests themselves are those of another workload and stay as they are; only
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from policies.prediction.draws import uniform
-from sim.metrics.client_view import ClientView, client_figures, publish_times_s
-from sim.metrics.folds.clients import ClientsFold, PublishLatencies
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.client_view import ClientsFigure, ClientView, PublishLatencies
+from sim.metrics.distributions import Kept
 from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
 from sim.workload.distributions import Distribution, Fixed
@@ -60,18 +58,15 @@ class WithClients(OfWorkload):
         return self.of.source(seed=seed, max_model_len=max_model_len)
 
     def hidden_tokens(
-        self, requests: pd.DataFrame, seed: int, number: NDArray[np.int64] | None = None
+        self, requests: pd.DataFrame, seed: int, number: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Draws the hidden tokens of each request, less than its output tokens.
 
         They depend on the request id, or on the session and the number of the request in it, because ids of
-        later requests depend on the engine. number: these numbers; None: from the table of all requests.
+        later requests depend on the engine. number: these numbers, see `SessionNumbers`.
         """
-        session = requests["session_id"]
-        if number is None:
-            of_session = requests.groupby(session).cumcount()
-            number = requests["request_id"].where(session < 0, of_session).to_numpy(np.int64)
-        names = (f"hidden/{one}" if one >= 0 else "hidden" for one in session.tolist())
+        sessions = requests["session_id"].tolist()
+        names = (f"hidden/{one}" if one >= 0 else "hidden" for one in sessions)
         drawn = [uniform(seed, name, i) for name, i in zip(names, number.tolist(), strict=True)]
         scores = np.array([NORMAL.inv_cdf(p) for p in drawn])
         share = np.clip(self.hidden_share.from_normal(scores), 0.0, 1.0)
@@ -86,31 +81,21 @@ class WithClients(OfWorkload):
         """Returns the latency that these requests have beside those of the engine: the time to publish."""
         return frozenset({"publish"})
 
-    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
-        """Returns the time to publish of each request, in seconds."""
-        return {"publish": publish_times_s(records, self._view(records, seed))}
-
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> PublishLatencies:
-        """Returns what computes the time to publish from parts of the records."""
+        """Returns what computes the time to publish of each request."""
         return PublishLatencies(partial(self._view_of, seed), in_shards=in_shards, draws=self._draws)
 
-    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
-        """Returns the sections `publish` and `clients` of the summary."""
-        return client_figures(records, self._view(records, seed))
-
-    def new_fold(self, *, seed: int, in_shards: bool) -> ClientsFold:
+    def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> ClientsFigure:
         """Returns an accumulator of the sections `publish` and `clients`."""
-        return ClientsFold(partial(self._view_of, seed), in_shards=in_shards, draws=self._draws)
+        new_view = partial(self._view_of, seed)
+        return ClientsFigure(new_view, in_shards=in_shards, draws=self._draws, kept=kept)
 
     @property
     def _draws(self) -> bool:
         """Returns whether the hidden tokens of a request depend on its number."""
         return not isinstance(self.hidden_share, Fixed)
 
-    def _view(self, records: WorkloadRecords, seed: int) -> ClientView:
-        return self._view_of(seed, records.requests, None)
-
-    def _view_of(self, seed: int, requests: pd.DataFrame, number: NDArray[np.int64] | None) -> ClientView:
+    def _view_of(self, seed: int, requests: pd.DataFrame, number: NDArray[np.int64]) -> ClientView:
         return ClientView(
             hidden_tokens=self.hidden_tokens(requests, seed, number),
             streams=self.streams,

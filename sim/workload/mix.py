@@ -5,18 +5,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Prompt, Request, Segment
-from sim.metrics.folds.mixed import MixFold, MixLatencies, PartFolds, PartLatencies
+from sim.metrics.distributions import Kept
+from sim.metrics.mixed import MixFigure, MixLatencies, PartFigures, PartLatencies
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.answers import Answers
 from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
 from sim.workload.marked import answers_of
-from sim.workload.own_figures import own_figures, own_folds, own_latencies, own_latency_folds, own_slo_terms
+from sim.workload.own_figures import own_latencies, own_sections, own_slo_terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,45 +70,26 @@ class Mix:
         """Latencies that at least one part knows."""
         return frozenset().union(*(own_slo_terms(part) for part in self.parts.values()))
 
-    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
-        """Returns the section `by_part` of the summary: part -> its own sections; none if no part has any."""
-        found = {}
-        for i, (name, part) in enumerate(self.parts.items()):
-            own = records.part(self._rows_of(name, records), name, i, len(self.parts))
-            sections = own_figures(part, own, seed=self._seed_of(i, seed))
-            if sections:
-                found[name] = sections
-        return {"by_part": found} if found else {}
-
-    def new_fold(self, *, seed: int, in_shards: bool) -> MixFold | None:
-        """Returns an accumulator of the section `by_part`; None if no part adds sections."""
+    def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> MixFigure | None:
+        """Returns an accumulator of the section `by_part`: part -> its own sections; None if none has any."""
         parts = {
-            name: PartFolds(i, own_folds(part, seed=self._seed_of(i, seed), in_shards=in_shards))
+            name: PartFigures(
+                i, own_sections(part, seed=self._seed_of(i, seed), in_shards=in_shards, kept=kept)
+            )
             for i, (name, part) in enumerate(self.parts.items())
         }
-        own = {name: part for name, part in parts.items() if part.folds}
-        return MixFold(own, len(self.parts), self._rows_of) if own else None
-
-    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
-        """Returns the latencies of the parts; requests of other parts have their TTFT or E2E instead.
-
-        Without hidden tokens the first token is the first visible one, and a request that belongs to no task
-        is a task of its own.
-        """
-        plain = records.plain_latencies()
-        found = {term: plain[term].copy() for term in self.slo_terms}
-        for i, (name, part) in enumerate(self.parts.items()):
-            rows = self._rows_of(name, records)
-            own = records.part(rows, name, i, len(self.parts))
-            for term, seconds in own_latencies(part, own, seed=self._seed_of(i, seed)).items():
-                found[term][rows] = seconds
-        return found
+        own = {name: part for name, part in parts.items() if part.own}
+        return MixFigure(own, len(self.parts), self._rows_of) if own else None
 
     def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> MixLatencies:
-        """Returns what computes the latencies of all parts from parts of the records."""
+        """Returns what computes the latencies of the parts.
+
+        Requests of other parts have their TTFT or E2E instead: without hidden tokens the first token is the
+        first visible one, and a request that belongs to no task is a task of its own.
+        """
         parts = {}
         for i, (name, part) in enumerate(self.parts.items()):
-            own = own_latency_folds(part, seed=self._seed_of(i, seed), in_shards=in_shards, terms=terms)
+            own = own_latencies(part, seed=self._seed_of(i, seed), in_shards=in_shards, terms=terms)
             parts[name] = PartLatencies(i, own)
         return MixLatencies(parts, len(self.parts), self._rows_of, sorted(self.slo_terms & set(terms)))
 

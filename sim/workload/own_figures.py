@@ -1,38 +1,28 @@
 """Sections of the summary, and latencies for an SLO, that a workload adds to the figures of a run.
 
-A workload that adds sections has a method `figures`, and `new_fold` for runs without whole tables. One whose
-requests have latencies that the engine does not know, such as that of a whole task, has `latencies`, and
-`new_latencies` for runs without whole tables, and names them in `slo_terms`. All are found in a workload and
-in those inside it: `of` of a workload around another one, and the parts of a mix.
+A workload that adds sections has a method `new_section`. One whose requests have latencies that the engine
+does not know, such as that of a whole task, has `new_latencies`, and names them in `slo_terms`. All are found
+in a workload and in those inside it: `of` of a workload around another one, and the parts of a mix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Collection
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sim.metrics.workload_records import WorkloadRecords
-
-if TYPE_CHECKING:
-    from sim.metrics.folds.latencies import LatencyFold
-    from sim.metrics.folds.sections import SectionFold  # of runs that stream
+from sim.metrics.distributions import Kept
+from sim.metrics.own_latencies import OwnLatency
+from sim.metrics.sections import SectionFigure
 
 
 @runtime_checkable
 class HasFigures(Protocol):
     """A workload that adds sections to the summary."""
 
-    def figures(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, Any]:
-        """Returns the sections by name."""
-        ...
+    def new_section(self, *, seed: int, in_shards: bool, kept: Kept) -> SectionFigure | None:
+        """Returns an accumulator of the sections; None: the workload has none after all.
 
-    def new_fold(self, *, seed: int, in_shards: bool) -> SectionFold | None:
-        """Returns an accumulator of the same sections; None: the workload has none after all.
-
-        in_shards: whether several accumulators have the requests of a run.
+        in_shards: whether several accumulators have the requests of a run. kept: what it is made of.
         """
         ...
 
@@ -46,56 +36,32 @@ class HasLatencies(Protocol):
         """Names of the latencies; see `sim.metrics.slo.WORKLOAD_TERMS`."""
         ...
 
-    def latencies(self, records: WorkloadRecords, *, seed: int) -> Mapping[str, NDArray[np.float64]]:
-        """Returns, by name, the latency of each request in seconds; NaN: it has none."""
-        ...
+    def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> OwnLatency:
+        """Returns what computes the latencies.
 
-    def new_latencies(self, *, seed: int, in_shards: bool, terms: Collection[str]) -> LatencyFold:
-        """Returns what computes the same latencies from parts of the records.
-
-        in_shards: as for `HasFigures.new_fold`. terms: the latencies that are wanted.
+        in_shards: as for `HasFigures.new_section`. terms: the latencies that are wanted.
         """
         ...
 
 
-def own_figures(workload: object, records: WorkloadRecords, *, seed: int) -> dict[str, Any]:
-    """Returns the sections of a workload and of those inside it (`of`); the outer ones take precedence."""
-    if workload is None:
-        return {}
-    found = own_figures(getattr(workload, "of", None), records, seed=seed)
-    if isinstance(workload, HasFigures):
-        found |= workload.figures(records, seed=seed)
-    return found
-
-
-def own_folds(workload: object, *, seed: int, in_shards: bool) -> list[SectionFold]:
-    """Returns accumulators of the sections of `own_figures`, from the innermost to the outermost."""
+def own_sections(workload: object, *, seed: int, in_shards: bool, kept: Kept) -> list[SectionFigure]:
+    """Returns accumulators of the sections that a workload and those inside it add, the innermost first."""
     if workload is None:
         return []
-    found = own_folds(getattr(workload, "of", None), seed=seed, in_shards=in_shards)
+    found = own_sections(getattr(workload, "of", None), seed=seed, in_shards=in_shards, kept=kept)
     if isinstance(workload, HasFigures):
-        fold = workload.new_fold(seed=seed, in_shards=in_shards)
-        found += [] if fold is None else [fold]
+        section = workload.new_section(seed=seed, in_shards=in_shards, kept=kept)
+        found += [] if section is None else [section]
     return found
 
 
-def own_latencies(workload: object, records: WorkloadRecords, *, seed: int) -> dict[str, NDArray[np.float64]]:
-    """Returns the latencies of a workload and of those inside it (`of`); the outer ones take precedence."""
-    if workload is None:
-        return {}
-    found = own_latencies(getattr(workload, "of", None), records, seed=seed)
-    if isinstance(workload, HasLatencies):
-        found |= workload.latencies(records, seed=seed)
-    return found
-
-
-def own_latency_folds(
+def own_latencies(
     workload: object, *, seed: int, in_shards: bool, terms: Collection[str]
-) -> list[LatencyFold]:
-    """Returns what computes the latencies of `own_latencies`, from the innermost to the outermost."""
+) -> list[OwnLatency]:
+    """Returns what computes the latencies that a workload and those inside it know, the innermost first."""
     if workload is None:
         return []
-    found = own_latency_folds(getattr(workload, "of", None), seed=seed, in_shards=in_shards, terms=terms)
+    found = own_latencies(getattr(workload, "of", None), seed=seed, in_shards=in_shards, terms=terms)
     if isinstance(workload, HasLatencies) and not workload.slo_terms.isdisjoint(terms):
         found.append(workload.new_latencies(seed=seed, in_shards=in_shards, terms=terms))
     return found

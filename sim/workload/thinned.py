@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from policies.core.request import Request
-from sim.metrics.summary import plain_json
+from sim.metrics.definitions import plain_json
 from sim.metrics.thinned import ByReplica, thinned_figures
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, Source, SourceAround, Workload

@@ -7,9 +7,8 @@ from math import inf
 
 import numpy as np
 
-from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.chunk import GROUP_ROWS, RecordChunk, without_rows
 from sim.records.run import RunRecords
-from sim.shards.streamed import without_rows
 
 
 def chunks_of(

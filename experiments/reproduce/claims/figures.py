@@ -9,7 +9,8 @@ from experiments.reproduce.claims.built import decode, device, tariff
 from hwmodels.cost import SplitCost, split_cost
 from hwmodels.iterations.energy import EnergySettings
 from sim.metrics.definitions import describe
-from sim.metrics.slo import Slo, goodput
+from sim.metrics.goodput import goodput
+from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 
 TTFT_MS = (100, 102, 100, 100, 99, 104, 110, 90, 3000, 95)

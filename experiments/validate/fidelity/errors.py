@@ -13,9 +13,9 @@ from experiments.validate.fidelity.measured import Measured, of_records
 from experiments.validate.fidelity.metrics import Metric, ScaledSlo, metric_values
 from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.definitions import plain_json
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.summary import plain_json
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but no more than real runs differ; empty: no threshold."""

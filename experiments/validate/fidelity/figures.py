@@ -16,9 +16,10 @@ from experiments.validate.fidelity.curves import Curve
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.fidelity.metrics import LATENCIES
 from sim.metrics.definitions import Counts, Times
+from sim.metrics.distributions import Values
 from sim.metrics.series import cdf_points
 from sim.metrics.utilisation import KINDS, iteration_kind
-from sim.report.latency import MARKED, marked_percentiles
+from sim.report.latency import MARKED
 from sim.report.look import BLUE, KIND_COLOURS, ORANGE, log_axis, styled, time_unit
 
 GANTT_ITERATIONS = 200
@@ -80,8 +81,10 @@ def distributions(simulated: Measured, reals: Sequence[Measured]) -> go.Figure:
 
 def _percentiles(times_s: Times, counts: Counts | None, label: str, line: Mapping[str, object]) -> go.Scatter:
     """Marks the percentiles of a run on its curve; the simulated run's have names."""
+    values = Values()
+    values.add(times_s, counts)
     return go.Scatter(
-        x=1e3 * marked_percentiles(times_s, counts),
+        x=1e3 * values.percentiles(MARKED),
         y=MARKED,
         text=[f"p{q}" for q in MARKED] if label == "simulated" else None,
         textposition=["middle right", "bottom right"],

@@ -32,7 +32,8 @@ OF_OTHER_RUNS = (
     "experiments.simulate.streamed_output",
     "experiments.simulate.sharded_output",
     "sim.cluster.streamed",
-    "sim.metrics.folds",
+    "sim.metrics.sketched",
+    "sim.metrics.plots",
     "sim.setup.streamed_run",
     "sim.report.streamed_tables",
     "sim.report.exact_percentiles",
@@ -43,7 +44,6 @@ OF_OTHER_RUNS = (
     "sim.workload.thinned",
     # pages and files that are not written
     "sim.report.page",
-    "sim.report.streamed_page",
     "sim.report.perfetto",
     "sim.report.vllm_bench",
     "plotly",

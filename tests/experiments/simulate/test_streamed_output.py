@@ -18,7 +18,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.simulate import output
 from sim.cluster import simulation
-from sim.metrics.folds.plots import PlotsFold
+from sim.metrics.plots import PlotFigures
 from sim.report import streamed_tables
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
@@ -74,7 +74,7 @@ def test_a_run_without_a_page_adds_up_nothing_for_its_plots(tmp_path, monkeypatc
     def add(*_):
         raise AssertionError("what the plots show was added up")
 
-    monkeypatch.setattr(PlotsFold, "add", add)
+    monkeypatch.setattr(PlotFigures, "add", add)
     others = (shards, "launcher=local", "launcher.jobs=1") if shards != "sim.shards=null" else ()
     assert simulate(tmp_path / "run", "output.tables=stream", "output.report=false", *others) == 0
     names = {file.name for file in (tmp_path / "run").iterdir()}
@@ -185,7 +185,7 @@ class Reporting(StreamedTables):
 source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 settings = ["workload=poisson", "workload.num_requests=100000", "replicas=4"]
 scenario, traffic = build_run(source.compose(settings))
-tables = Reporting(Path(sys.argv[1]), scenario.slo, iterations=True, group_rows=32)
+tables = Reporting(Path(sys.argv[1]), scenario.slo, width_s=16.0, group_rows=32)
 StreamedRun(scenario, traffic, tables, group_rows=32).run()
 """
 

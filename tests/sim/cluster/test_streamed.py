@@ -14,9 +14,9 @@ from experiments.conformance.draws import draw_worlds
 from sim.cluster import simulation
 from sim.cluster.settings import SimSettings
 from sim.cluster.streamed import StreamedSimulation
+from sim.records.chunk import without_rows
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import EMPTY_ROW
-from sim.shards.streamed import without_rows
 from tests.examples import examples
 from tests.worlds import services
 from tests.worlds.branching import draw_branching_worlds

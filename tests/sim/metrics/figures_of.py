@@ -1,73 +1,92 @@
-"""Figures of whole tables, section by section of the summary."""
+"""Single figures of whole tables."""
 
-import numpy as np
+import pandas as pd
 
-from sim.metrics.definitions import describe
-from sim.metrics.fleet import add_requests_by_pool, add_retry_use, figures_of_pools, retry_figures
-from sim.metrics.pipeline import pipeline_use_by_pool
-from sim.metrics.pressure import (
-    add_cache_use,
-    add_preemption_use,
-    add_waiting_use,
-    cache_figures,
-    knows_waits,
-    preemption_figures,
-    waiting_figures,
-)
-from sim.metrics.sums import TableTotals
-from sim.metrics.transfers import add_cached_tokens, add_transfers, transfer_figures, transferred
-from sim.metrics.utilisation import add_prefill_time, pool_of_rows, prefill_share_of, rented_s
-from sim.metrics.waste import add_kv_waste, kv_waste_figures, never_filled_s
+from sim.metrics.costs import Cost
+from sim.metrics.figure import EndedRun, FigureSetting, Part
+from sim.metrics.fleet import PoolUse, Retries
+from sim.metrics.hardware_use import HardwareUse
+from sim.metrics.kv_use import KvUse
+from sim.metrics.measured import request_metrics
+from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
+from sim.metrics.transfers import KvTransferUse
+from sim.metrics.window import Window
+from sim.records.chunk import RecordChunk
+
+NOTHING = pd.DataFrame()
 
 
-def kv_waste(records, window, inside_s):
-    totals = TableTotals()
-    add_kv_waste(totals, records.iterations, inside_s, records.pools, pool_of_rows(records))
-    never_s = never_filled_s(records, inside_s)
-    internal_s = totals["kv_empty_s"] if never_s is None else never_s
-    return kv_waste_figures(totals, internal_s, records.pools, rented_s(records, window))
+def part_of(window, pools=(), pool_records=(), slo=None, **rows):
+    """Returns a part with some rows; tables that are not given have no columns."""
+    setting = FigureSetting(pools=pools, pool_records=pool_records, slo=slo)
+    given = dict.fromkeys(("requests", "iterations", "events"), NOTHING)
+    given |= {"gap_s": None, "gap_count": None, "gap_end_s": None, "pool_by_replica": None}
+    return Part(setting=setting, window=window, end_s=window.end_s, **given | rows)
+
+
+def part_of_records(records, window, pools=(), slo=None):
+    setting = FigureSetting(pools=pools, pool_records=records.pools, slo=slo)
+    table = request_metrics(records.requests, slo)
+    return Part.of(setting, window, RecordChunk.of(records), table)
+
+
+def figure_of(kind, part, records=None, **others):
+    """Returns the value of a figure. others: figures that it reads, by name."""
+    figure = kind(part.setting)
+    figure.add(part)
+    figures = {**others, kind.name: figure}
+    return figure.value(EndedRun(setting=part.setting, records=records, window=part.window, figures=figures))
+
+
+def kv_waste(records, window):
+    return figure_of(KvUse, part_of_records(records, window), records)
 
 
 def prefill_time_share(iterations, inside_s):
-    totals = TableTotals()
-    add_prefill_time(totals, iterations, inside_s)
-    return prefill_share_of(totals)
+    part = part_of(Window(0.0, 1.0), iterations=iterations)
+    part.__dict__["inside_s"] = inside_s
+    cost = Cost(part.setting)
+    cost.add(part)
+    return cost.prefill_share
+
+
+def of_events(kind, records, window):
+    part = part_of(
+        window,
+        pool_records=records.pools,
+        events=records.events,
+        pool_by_replica=records.pool_by_replica,
+    )
+    return figure_of(kind, part, records)
 
 
 def cache_use(records, window):
-    totals = TableTotals()
-    add_cache_use(totals, records.events, window, records.by_replica("kv_bytes_per_token"))
-    return cache_figures(totals, records.num_evicted_blocks)
+    return of_events(CacheUse, records, window)
 
 
 def preemption_use(records, window):
-    totals = TableTotals()
-    add_preemption_use(totals, records.events, window, records.by_replica("kv_bytes_per_token"))
-    return preemption_figures(totals)
+    return of_events(PreemptionUse, records, window)
 
 
-def waiting_use(requests):
-    totals = TableTotals()
-    add_waiting_use(totals, requests)
-    return waiting_figures(totals, is_known=knows_waits(requests))
+def waiting_use(requests, records):
+    part = part_of(Window(0.0, 1.0), requests=requests)
+    part.__dict__["measured"] = requests
+    return figure_of(Waiting, part, records)
 
 
 def retry_use(records):
-    totals = TableTotals()
-    add_retry_use(totals, records.requests)
-    return retry_figures(totals, records)
+    return figure_of(Retries, part_of(Window(0.0, records.end_s), requests=records.requests), records)
 
 
 def transfer_use(records, measured):
-    totals = TableTotals()
-    add_transfers(totals, measured)
-    add_cached_tokens(totals, records.events)
-    seconds = describe(transferred(measured)["kv_transfer_s"].to_numpy(np.float64))
-    return transfer_figures(totals, totals, seconds, records.links, records.end_s)
+    whole = Window(0.0, records.end_s)
+    part = part_of(whole, requests=records.requests, events=records.events)
+    part.__dict__["measured"] = measured
+    return figure_of(KvTransferUse, part, records)
 
 
-def pool_figures(records, window, inside_s, pools, works):
-    totals = TableTotals()
-    add_requests_by_pool(totals, records.requests, records.pool_by_replica, len(pools))
-    pipelines = pipeline_use_by_pool(records, inside_s, [pool.model for pool in pools])
-    return figures_of_pools(totals, records, rented_s(records, window), pools, works, pipelines)
+def pool_figures(records, window, pools):
+    part = part_of_records(records, window, pools)
+    work = HardwareUse(part.setting)
+    work.add(part)
+    return figure_of(PoolUse, part, records, **{work.name: work})

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.by_class import COUNTS, MAX_CLASSES, figures_by_class
+from sim.metrics.by_class import COUNTS, MAX_CLASSES, ByPriority, ByTenant
 from sim.metrics.measured import request_metrics
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
@@ -27,6 +27,7 @@ from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
+from tests.sim.metrics.figures_of import figure_of, part_of
 
 NAN = float("nan")
 WHOLE = Window(0.0, 10.0)
@@ -50,6 +51,12 @@ def six_requests():
             "preemptions": [0, 2, 0, 0, 1, 0],
         }
     )
+
+
+def figures_by_class(table, window, slo):
+    part = part_of(window, slo=slo, requests=table)
+    found = {kind.name: figure_of(kind, part) for kind in (ByPriority, ByTenant)}
+    return {name: classes for name, classes in found.items() if classes}
 
 
 def by_class(slo=SLO, window=WHOLE, **columns):

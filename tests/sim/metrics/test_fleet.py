@@ -9,7 +9,7 @@ from policies.scaling.scheduled import Scheduled
 from sim.cluster.failures import Failures, Scripted
 from sim.metrics.fleet import failure_use, replicas_over_time, scaling_use
 from sim.metrics.summary import summarise
-from sim.metrics.utilisation import PoolHardware, seconds_inside, work_by_pool
+from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.failure import FailureKind
 from sim.workload.retries import Retries
@@ -161,9 +161,7 @@ def test_each_pool_has_its_part_of_the_figures(make_world, ask):
         for model, usd, num in zip(models, (1.0, 10.0), (1, 2), strict=True)
     ]
     window = Window(0.0, records.end_s)
-    inside_s = seconds_inside(records.iterations, window)
-    works = work_by_pool(records, window, inside_s, hardware)
-    figures = pool_figures(records, window, inside_s, hardware, works)
+    figures = pool_figures(records, window, hardware)
     assert records.requests.replica.tolist() == [0, 1, 0]
     hours = 12 * TICK_S / 3600
     first, second = figures["a"], figures["b"]

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.measured import request_metrics
-from sim.metrics.one_run import find_warm_up, intervals
+from sim.metrics.intervals import Intervals
+from sim.metrics.measured import Latencies, request_metrics
+from sim.metrics.one_run import find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
@@ -13,6 +14,7 @@ from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.evidence import caveats, interval_lines
+from tests.sim.metrics.figures_of import figure_of, part_of
 
 
 def table_of(ttft_s, tpot_s, gap_s=1.0):
@@ -68,8 +70,12 @@ def run_of(ttft_s, e2e_s, gap_s=0.1):
 
 
 def intervals_of(records, slo=None):
+    gaps = {name: getattr(records, name) for name in ("gap_s", "gap_count", "gap_end_s")}
     table = request_metrics(records.requests, slo)
-    return intervals(records, table, table, Window(0.0, records.end_s))
+    part = part_of(Window(0.0, records.end_s), slo=slo, requests=table, **gaps)
+    latencies = Latencies(part.setting)
+    latencies.add(part)
+    return figure_of(Intervals, part, records, latencies=latencies)
 
 
 def test_the_later_of_the_two_series_says_where_the_warm_up_ends():

@@ -13,7 +13,10 @@ from hwmodels.iterations.pipeline import Pipeline
 from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from sim import simulate
 from sim.metrics import pipeline
-from sim.metrics.pipeline import pipeline_use, pipeline_use_by_pool
+from sim.metrics.hardware_use import HardwareUse
+from sim.metrics.pipeline import add_pipeline
+from sim.metrics.window import Window
+from tests.sim.metrics.figures_of import part_of
 
 NAMES = (
     "decode_seqs",
@@ -46,7 +49,17 @@ def fixed_roofline(monkeypatch):
 def use(model, *duration_s):
     """Computes the bubbles of iterations, one batch each, given the times from one end to the next."""
     table = pd.DataFrame(dict.fromkeys(NAMES, np.zeros(len(duration_s))))
-    return pipeline_use(table.assign(duration_s=duration_s), np.array(duration_s), model)
+    return pipelines([model], table.assign(duration_s=duration_s), np.zeros(len(duration_s), np.int64))[0]
+
+
+def pipelines(models, iterations, pool):
+    """Returns the use of the pipelines of pools, whose iterations are wholly in the window."""
+    part = part_of(Window(0.0, 1.0), [SimpleNamespace(model=model) for model in models])
+    use = HardwareUse(part.setting)
+    for totals, model, index in zip(use.pools, models, range(len(models)), strict=True):
+        own = iterations[pool == index]
+        add_pipeline(totals, own, own["duration_s"].to_numpy(), model)
+    return use.pipelines(SimpleNamespace(setting=part.setting))
 
 
 def test_there_are_no_bubbles_without_stages():
@@ -134,8 +147,7 @@ def test_of_several_pools_each_has_the_bubbles_of_its_own_iterations():
     table = pd.DataFrame({"replica": replica, **dict.fromkeys(NAMES, np.zeros(4))}).assign(
         duration_s=duration
     )
-    records = SimpleNamespace(iterations=table, rows_by_pool=lambda: [replica == pool for pool in range(3)])
-    found = pipeline_use_by_pool(records, duration, models)
+    found = pipelines(models, table, replica)
     assert found[0]["bubble_share"] == found[0]["few_micro_batches_share"] == pytest.approx(0.5)
     assert found[1] is None
     assert (found[2]["stages"], found[2]["bubble_share"]) == (4, pytest.approx(0))

@@ -8,6 +8,7 @@ import pytest
 
 from sim.metrics.window import Window
 from sim.records.event_rows import WAIT_COLUMNS, Event, logged_events
+from sim.records.run import PoolRecord
 from tests.sim.metrics.figures_of import cache_use, preemption_use, waiting_use
 
 WHOLE = Window(0.0, 10.0)
@@ -20,8 +21,15 @@ def records(*rows, num_evicted_blocks=0):
     ).astype({"time_s": np.float64})
     events["event"] = events["event"].astype(np.int64)
     events["replica"] = 0
+    return of_events(events, num_evicted_blocks, 100.0)
+
+
+def of_events(events, num_evicted_blocks, kv_bytes_per_token):
     return SimpleNamespace(
-        events=events, num_evicted_blocks=num_evicted_blocks, by_replica=lambda name: np.array([100.0])
+        events=events,
+        num_evicted_blocks=num_evicted_blocks,
+        pools=(PoolRecord(10, 16, kv_bytes_per_token),),
+        pool_by_replica=np.zeros(1, np.int64),
     )
 
 
@@ -72,9 +80,7 @@ def test_only_what_happened_in_the_window_counts():
 
 
 def test_nothing_happened_nothing_found():
-    nothing = SimpleNamespace(
-        events=logged_events([]), num_evicted_blocks=0, by_replica=lambda name: np.zeros(1)
-    )
+    nothing = of_events(logged_events([]), 0, 0.0)
     use = cache_use(nothing, WHOLE)
     assert use["found_tokens"] == 0
     assert np.isnan(use["hit_share"])
@@ -85,7 +91,7 @@ def test_mean_waits_leave_out_the_rejected():
     table = pd.DataFrame({name: [0.0, 0.0, 0.0] for name in ("wait_gateway_s", *WAIT_COLUMNS)})
     table["wait_slot_s"], table["wait_memory_s"] = [1.0, 3.0, 0.0], [0.0, 2.0, 0.0]
     table["status"] = ["finished", "aborted", "rejected"]
-    use = waiting_use(table)
+    use = waiting_use(table, SimpleNamespace(requests=table))
     assert use["mean_s"] == 3.0
     assert (use["by_cause_s"]["slot"], use["by_cause_s"]["memory"]) == (2.0, 1.0)
 
@@ -95,4 +101,4 @@ def test_requests_held_back_are_those_that_waited_for_a_slot_or_memory():
     table["wait_slot_s"], table["wait_memory_s"] = [0.1, 0.0, 0.2, 0.0, 0.3], [0.0, 0.4, 0.5, 0.0, 0.0]
     table["wait_iteration_s"], table["wait_budget_s"] = 0.01, 0.02
     table["status"] = ["finished", "finished", "finished", "finished", "rejected"]
-    assert waiting_use(table)["held_back_share"] == 0.75
+    assert waiting_use(table, SimpleNamespace(requests=table))["held_back_share"] == 0.75

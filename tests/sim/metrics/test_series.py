@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.series import cdf_points, mean_and_max_over_time, octaves, rate_over_time, thinned
+from sim.metrics.bins import Bins
+from sim.metrics.series import cdf_points, mean_and_max_over_time, octaves
 from sim.metrics.window import Window, measured_window
 
 # busy times of a replica: (idle before, duration, value)
@@ -43,8 +44,11 @@ def test_a_replica_that_never_ran_is_a_line_at_zero():
 
 
 def test_rates_count_each_event_as_often_as_it_happened():
-    rate = rate_over_time(np.array([0.5, 3.0, np.nan]), np.array([4, 1, 7]), np.array([0.0, 2.0, 4.0]))
-    assert rate.tolist() == [2.0, 0.5]
+    bins = Bins()
+    bins.count("events", np.array([0.5, 3.0, np.nan]), np.array([4, 1, 7]))
+    middle_s, counts = bins.buckets(["events"], 4.0, 2)
+    assert counts["events"].tolist() == [4, 1, 0]  # the last begins with the end
+    assert middle_s.tolist() == [1.0, 3.0, 5.0]
 
 
 def test_few_values_are_drawn_without_loss():
@@ -65,14 +69,6 @@ def test_many_values_keep_their_shape_and_the_far_tail():
 def test_nothing_has_no_distribution():
     x, share = cdf_points(np.array([np.nan]))
     assert len(x) == len(share) == 0
-
-
-def test_thinning_keeps_the_largest():
-    values = np.random.default_rng(0).permutation(10_000).astype(float)
-    kept = thinned(values, max_points=500)
-    assert len(kept) <= 500
-    assert set(values[kept]) >= set(range(9_950, 10_000))
-    assert thinned(values[:5], max_points=500).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_octaves_of_lengths():

@@ -19,10 +19,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.metrics.conservation import check_conservation
 from sim.metrics.measured import request_metrics
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.summary import check_conservation, summarise
+from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import replicas_throughout
 from tests.sim.metrics.small_runs import run_of_three_iterations

@@ -1,12 +1,13 @@
 """Use of the time: kinds of iteration, components, the share of prompts."""
 
-from types import SimpleNamespace
+from math import inf
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.utilisation import iteration_kind, iteration_shape, seconds_by_kind
+from sim.metrics.kind_times import KindTimes
+from sim.metrics.utilisation import iteration_kind, iteration_shape
 from tests.sim.metrics.figures_of import prefill_time_share
 
 NAMES = ("decode_context_tokens", "prefill_seqs", "prefill_pairs", "prefill_context_tokens", "sampled_seqs")
@@ -27,8 +28,12 @@ class HalfAttention:
         return {"gemm": 0.5 * tokens, "attention": 0.5 * tokens}
 
 
-def of_one_pool(table):
-    return SimpleNamespace(iterations=table, rows_by_pool=lambda: [slice(None)])
+def seconds_by_kind(iterations, inside_s):
+    """Returns the seconds of all iterations of one pool, of which none is left out."""
+    times = KindTimes(1, inf)
+    number = np.arange(len(iterations))
+    times.add(0, iterations.assign(iteration=number, replica=0), inside_s, HalfAttention())
+    return times.seconds()
 
 
 TABLE = iterations((0.010, 10, 0), (0.030, 10, 90), (0.020, 0, 50))
@@ -43,26 +48,26 @@ def test_a_mixed_iterations_time_is_split_by_its_tokens():
 
 
 def test_components_are_scaled_to_the_time_that_each_kind_really_took():
-    seconds = seconds_by_kind(of_one_pool(TABLE), TABLE["duration_s"].to_numpy(), [HalfAttention()])
+    seconds = seconds_by_kind(TABLE, TABLE["duration_s"].to_numpy())
     assert {kind: sum(parts.values()) for kind, parts in seconds.items()} == pytest.approx(
-        {"decode": 0.010, "mixed": 0.030, "prefill": 0.020}
+        {"decode": 0.010, "mixed": 0.030, "prefill": 0.020}, rel=1e-6
     )
-    assert seconds["mixed"] == pytest.approx({"gemm": 0.015, "attention": 0.015})
+    assert seconds["mixed"] == pytest.approx({"gemm": 0.015, "attention": 0.015}, rel=1e-6)
 
 
 def test_time_outside_the_window_does_not_count():
-    seconds = seconds_by_kind(of_one_pool(TABLE), np.array([0.010, 0.0, 0.005]), [HalfAttention()])
+    seconds = seconds_by_kind(TABLE, np.array([0.010, 0.0, 0.005]))
     assert seconds == {
-        "decode": pytest.approx({"gemm": 0.005, "attention": 0.005}),
+        "decode": pytest.approx({"gemm": 0.005, "attention": 0.005}, rel=1e-6),
         "mixed": {"gemm": 0.0, "attention": 0.0},
-        "prefill": pytest.approx({"gemm": 0.0025, "attention": 0.0025}),
+        "prefill": pytest.approx({"gemm": 0.0025, "attention": 0.0025}, rel=1e-6),
     }
 
 
 def test_pieces_of_a_long_table_add_up():
     many = pd.concat([TABLE] * 30_000, ignore_index=True)  # more rows than are priced at once
-    seconds = seconds_by_kind(of_one_pool(many), many["duration_s"].to_numpy(), [HalfAttention()])
-    assert seconds["prefill"]["gemm"] == pytest.approx(30_000 * 0.010)
+    seconds = seconds_by_kind(many, many["duration_s"].to_numpy())
+    assert seconds["prefill"]["gemm"] == pytest.approx(30_000 * 0.010, rel=1e-6)
 
 
 def test_shapes_come_from_columns_of_the_same_name():

@@ -7,8 +7,8 @@ from policies.core.request import Branching
 from policies.migration import Move
 from policies.user_code.decisions import WrongDecisionError
 from sim.engine.links import Links
+from sim.metrics.conservation import check_conservation
 from sim.metrics.migrations import migration_figures
-from sim.metrics.summary import check_conservation
 from sim.metrics.token_times import token_times
 from sim.records.migrations import Outcome
 from sim.workload.retries import Retries

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from sim.cluster import simulation
+from sim.records.chunk import RecordChunk
 from sim.records.timed_rows import TimedRows, interval_s
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.streamed_run import StreamedRun
-from sim.shards.streamed import chunk_of
 
 SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 WIDTH_S = 1.0
@@ -46,7 +46,7 @@ def test_intervals_are_those_of_the_whole_run(world, monkeypatch):
     records = scenario.run(source).records
     tables = Intervals()
     StreamedRun(scenario, scenario.source(), tables, group_rows=16).run()
-    expected = list(TimedRows(WIDTH_S).add(chunk_of(records), is_last=True))
+    expected = list(TimedRows(WIDTH_S).add(RecordChunk.of(records, ends=False), is_last=True))
     assert tables.num_early > 0.4 * len(expected)
     found = {(one.name, one.number): one.rows for one in tables.found}
     assert len(found) == len(tables.found)

@@ -9,6 +9,7 @@ import pytest
 
 from hwmodels.iterations.iteration import COMPONENTS
 from sim.metrics.measured import request_metrics
+from sim.metrics.plots import plots_of
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
@@ -71,6 +72,7 @@ def run_of(num_requests, *, iterations_per_replica=50, num_replicas=1, seed=0):
     iterations = pd.DataFrame(
         {
             "replica": np.repeat(np.arange(num_replicas), iterations_per_replica),
+            "iteration": np.tile(np.arange(iterations_per_replica), num_replicas),
             "start_s": starts_s,
             "duration_s": rng.uniform(0.1, 1, n) * end_s / max(iterations_per_replica, 1),
             "decode_seqs": decodes,
@@ -109,15 +111,9 @@ def report_of(records, path, *, slo=CHAT, config=None, **trim):
         slo=slo,
         metrics=MetricsSettings(**trim),
     )
-    write_report(
-        path,
-        records=records,
-        request_table=request_metrics(records.requests, slo),
-        summary=summary,
-        models=[model],
-        config=config or {"seed": 1},
-        slo=slo,
-    )
+    window = Window(summary["trimmed"]["start_s"], summary["trimmed"]["end_s"])
+    plots = plots_of(records, request_metrics(records.requests, slo), window, [model], slo)
+    write_report(path, plots, records, summary, config or {"seed": 1}, slo)
     text = path.read_text(encoding="utf-8")
     head, body = text.split("</head>", 1)
     return re.sub(r"<script>.*</script>", "", head, flags=re.DOTALL) + body
@@ -164,7 +160,9 @@ def test_each_of_two_replicas_has_its_lines_and_more_share_them(tmp_path):
 
 def test_output_and_input_tokens_have_axes_of_their_own():
     records = run_of(50)
-    chart = timeline(records, Window(0.0, records.end_s))
+    window = Window(0.0, records.end_s)
+    plots = plots_of(records, request_metrics(records.requests, None), window, [EvenSplit()], None)
+    chart = timeline(plots, records, window)
     axis_of = {trace["name"]: trace["yaxis"] for trace in chart.traces}
     panels = [axis_of[name] for name in ("output tokens", "input tokens", "arrivals")]
     assert len(set(panels)) == 3

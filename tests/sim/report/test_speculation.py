@@ -10,7 +10,10 @@ from numpy.testing import assert_allclose
 
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import Ask
+from hwmodels.iterations.unknown import UnknownMachine
 from sim import simulate
+from sim.metrics.measured import request_metrics
+from sim.metrics.plots import plots_of
 from sim.metrics.window import Window
 from sim.report.page import report_sections
 from sim.report.perfetto import write_timeline
@@ -31,8 +34,14 @@ def run():
     return simulate(workload="poisson", workload__num_requests=20, speculation="eagle3")
 
 
+def drawn(records, window):
+    """Returns the section of a run of one pool."""
+    plots = plots_of(records, request_metrics(records.requests, None), window, [UnknownMachine()], None)
+    return speculation(plots, records, window)
+
+
 def test_the_section_draws_places_lengths_and_batches(ten_tokens):
-    chart = speculation(ten_tokens, Window(0.0, ten_tokens.end_s))
+    chart = drawn(ten_tokens, Window(0.0, ten_tokens.end_s))
     bars, conditional, length, tokens, rows = chart.traces
     assert list(bars["x"]) == [1, 2, 3]
     assert list(bars["y"]) == list(conditional["y"]) == [100, 100, 100]
@@ -42,7 +51,7 @@ def test_the_section_draws_places_lengths_and_batches(ten_tokens):
 
 
 def test_a_run_in_which_nothing_was_verified_has_no_section(ten_tokens):
-    assert speculation(ten_tokens, Window(0.0, 0.125)) is None
+    assert drawn(ten_tokens, Window(0.0, 0.125)) is None
 
 
 def test_the_page_has_the_section_and_the_terms(run, tmp_path):
@@ -78,8 +87,8 @@ def test_a_saved_run_is_opened_again(run, tmp_path):
         acceptance[before.speculation.acceptance.columns], before.speculation.acceptance
     )
     assert_allclose(acceptance["rate"], acceptance["accepted"] / acceptance["drafted"])
-    drawn = {"request_table": run.requests, "summary": run.summary, "models": run.run.models, "slo": None}
-    titles = [section.title for section in report_sections(records=records, **drawn)]
+    plots = plots_of(records, run.requests, run.run.window, run.run.models, None)
+    titles = [section.title for section in report_sections(plots, records, run.summary, None)]
     assert "Speculation" in titles
 
 

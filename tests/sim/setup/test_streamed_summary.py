@@ -12,7 +12,7 @@ from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.streamed_run import StreamedRun
-from tests.sim.metrics.folds.test_run_fold import compare
+from tests.sim.metrics.test_run_figures import compare
 from tests.sim.workload.test_configs import GENERATED, TRACES
 
 SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))

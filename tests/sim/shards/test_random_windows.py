@@ -10,11 +10,12 @@ from random import Random, SystemRandom
 import pandas as pd
 import pytest
 
-from sim.metrics.folds.run import RunFold
+from sim.metrics.summary import RunFigures
+from sim.records.chunk import RecordChunk, without_rows
 from sim.settings.errors import ConfigError
 from sim.settings.resolve import resolved
 from sim.shards.request_windows import merged_groups
-from sim.shards.streamed import chunk_of, merged_files, without_rows
+from sim.shards.streamed import merged_files
 from sim.workload.base import is_open_loop
 from tests.sim.shards.test_shards import assert_equal
 from tests.sim.shards.test_streamed_shards import new_setting_of
@@ -115,14 +116,16 @@ def count(tally, scenario, records):
 def check_streamed(scenario, num_parts, records):
     """Asserts that the figures and requests of parts that stream are those of the records."""
     try:
-        fold = RunFold(new_setting_of(scenario)(records.pools))
+        figures = RunFigures(new_setting_of(scenario)(records.pools))
     except ValueError:
         return  # it cannot stream in one process either
-    fold.add(chunk_of(records))
+    figures.add(RecordChunk.of(records, ends=False))
     with tempfile.TemporaryDirectory() as folder:
         files = part_files(scenario, num_parts, Path(folder))
         found = merged_files(files, new_setting_of(scenario), scenario.sim.until_s)
-        assert json.dumps(found.fold.summary(found.end)) == json.dumps(fold.summary(without_rows(records)))
+        assert json.dumps(found.figures.summary(found.end)) == json.dumps(
+            figures.summary(without_rows(records))
+        )
         rows = [*merged_groups(found.rows, GROUP_ROWS), records.requests[:0]]
         pd.testing.assert_frame_equal(pd.concat(rows, ignore_index=True), records.requests, check_exact=True)
 

@@ -11,34 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.routing.round_robin import RoundRobin
-from sim.metrics.folds.drafts import OVER_TIME
-from sim.metrics.folds.latencies import OwnLatencies
-from sim.metrics.folds.run import RunFold
 from sim.metrics.load_series import LoadSeries
+from sim.metrics.own_latencies import OwnLatencies
+from sim.metrics.plots import OVER_TIME
+from sim.metrics.summary import RunFigures
+from sim.records.chunk import RecordChunk, without_rows
 from sim.records.timed_rows import TimedRows
-from sim.setup.streamed_run import check_streamed, fold_setting
+from sim.setup.streamed_run import check_streamed, figure_setting
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
 from sim.shards.intervals import merged_intervals
 from sim.shards.request_windows import merged_groups
 from sim.shards.shard_file import DamagedShardError, ShardFile
-from sim.shards.streamed import (
-    chunk_of,
-    measured_rows,
-    merged_files,
-    streamed_shard_bytes,
-    without_rows,
-)
+from sim.shards.streamed import measured_rows, merged_files, streamed_shard_bytes
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
-from tests.sim.metrics.folds.test_run_fold import compare
+from tests.sim.metrics.test_run_figures import compare
 from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
 
 WIDTH_S = 16.0
 
 
 def new_setting_of(scenario):
-    return partial(fold_setting, scenario, scenario.pool_hardware())
+    return partial(figure_setting, scenario, scenario.pool_hardware())
 
 
 def shard_files(scenario, num_shards):
@@ -53,26 +48,27 @@ def shard_files(scenario, num_shards):
         yield ShardFile(BytesIO(content))
 
 
-def summary_of(fold, end):
-    return json.dumps(fold.summary(end))
+def summary_of(figures, end):
+    return json.dumps(figures.summary(end))
 
 
 def assert_same_plots(found, whole):
     """Asserts that the sums of two runs that only their page shows are equal bit for bit."""
+    found, whole = found.figures, whole.figures
     assert found.times.seconds() == whole.times.seconds()
     assert found.times.busy_s == whole.times.busy_s
-    assert (found.more.drafts is None) == (whole.more.drafts is None)
-    if whole.more.drafts is not None:
-        drafts = found.more.drafts, whole.more.drafts
+    assert (found.drafts is None) == (whole.drafts is None)
+    if whole.drafts is not None:
+        drafts = found.drafts, whole.drafts
         pd.testing.assert_frame_equal(*(one.by_batch() for one in drafts), check_exact=True)
         for name in OVER_TIME:
-            one, other = (fold.by_time.of(name, 1024) for fold in drafts)
+            one, other = (of.by_time.of(name, 1024) for of in drafts)
             assert (one == other).all()
 
 
 def assert_same_intervals(found, records):
     """Asserts that a divided run has the iterations and gaps of one process, interval after interval."""
-    whole = list(TimedRows(WIDTH_S).add(chunk_of(records), is_last=True))
+    whole = list(TimedRows(WIDTH_S).add(RecordChunk.of(records, ends=False), is_last=True))
     assert {one.name for one in whole} == found.intervals.keys()
     for name, shards in found.intervals.items():
         expected = [one.rows for one in whole if one.name == name]
@@ -91,12 +87,12 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     scenario = replace(scenario_of(*WORLDS[world]), routing=ROUTERS[router], seed=seed)
     result = scenario.run()
     records = result.records
-    whole = RunFold(new_setting_of(scenario)(records.pools))
-    whole.add(chunk_of(records))
+    whole = RunFigures(new_setting_of(scenario)(records.pools))
+    whole.add(RecordChunk.of(records, ends=False))
     files = shard_files(scenario, shards)
     found = merged_files(files, new_setting_of(scenario), scenario.sim.until_s)
-    assert summary_of(found.fold, found.end) == summary_of(whole, without_rows(records))
-    assert_same_plots(found.fold.plots(found.end), whole.plots(without_rows(records)))
+    assert summary_of(found.figures, found.end) == summary_of(whole, without_rows(records))
+    assert_same_plots(found.figures.plots(found.end), whole.plots(without_rows(records)))
     pd.testing.assert_frame_equal(found.replicas, result.replicas, check_exact=True)
     series = LoadSeries()
     series.add(result.requests, records.iterations)
@@ -121,9 +117,13 @@ def assert_publishing_is_that_of_one_process(scenario, found, group_rows):
     new_setting = new_setting_of(scenario)
     result = scenario.run()
     records, setting = result.records, new_setting(result.records.pools)
-    whole = RunFold(setting)
-    whole.add(OwnLatencies(setting.new_latencies(), setting.own_terms).completed(chunk_of(records)))
-    assert summary_of(found.fold, found.end) == summary_of(whole, without_rows(records))
+    whole = RunFigures(setting)
+    whole.add(
+        OwnLatencies(setting.new_latencies(), setting.own_terms).completed(
+            RecordChunk.of(records, ends=False)
+        )
+    )
+    assert summary_of(found.figures, found.end) == summary_of(whole, without_rows(records))
     assert list(compare(whole.summary(records)["goodput"], result.summary["goodput"])) == []
     assert 0.2 < result.summary["goodput"]["share"] < 0.9
     parts = [measured_rows(rows, scenario.slo) for rows in merged_groups(found.rows, group_rows)]
@@ -167,32 +167,32 @@ def test_times_to_publish_that_depend_on_other_shards_are_refused():
 def test_a_file_with_foreign_classes_is_not_read():
     scenario = scenario_of(*WORLDS["plain"])
     records = scenario.simulate(scenario.source())
-    fold, copy = (RunFold(new_setting_of(scenario)(records.pools)) for _ in range(2))
-    fold.add(chunk_of(records))
-    content = accumulator_bytes(fold)
-    copy.merge(read_accumulator(content, RunFold))
-    assert summary_of(copy, records) == summary_of(fold, records)
+    figures, copy = (RunFigures(new_setting_of(scenario)(records.pools)) for _ in range(2))
+    figures.add(RecordChunk.of(records, ends=False))
+    content = accumulator_bytes(figures)
+    copy.merge(read_accumulator(content, RunFigures))
+    assert summary_of(copy, records) == summary_of(figures, records)
     with pytest.raises(DamagedShardError):
-        read_accumulator(content[:100], RunFold)
+        read_accumulator(content[:100], RunFigures)
     with pytest.raises(DamagedShardError, match=r"posix\.system is no part of an accumulator"):
-        read_accumulator(b"cposix\nsystem\n(S'true'\ntR.", RunFold)
+        read_accumulator(b"cposix\nsystem\n(S'true'\ntR.", RunFigures)
 
 
 @pytest.mark.parametrize("name", ["np.load", "np.ctypeslib.ctypes.CDLL", "isin", "Protocol"])
 def test_what_a_module_of_accumulators_imports_is_not_read(name):
-    module = "sim.metrics.folds.batches"
+    module = "sim.metrics.batches"
     texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
     with pytest.raises(DamagedShardError):
-        read_accumulator(b"\x80\x04" + texts + b"\x93\x8c\x04true\x85R.", RunFold)
+        read_accumulator(b"\x80\x04" + texts + b"\x93\x8c\x04true\x85R.", RunFigures)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"csim.metrics.folds.of_another_version\nFold\n.",  # no such module
+        b"csim.metrics.of_another_version\nFold\n.",  # no such module
         b"\x80\x05\x96" + b"\xff" * 8,  # a length that no memory has
     ],
 )
 def test_damage_that_is_no_error_of_pickle_is_reported_as_damage(content):
     with pytest.raises(DamagedShardError):
-        read_accumulator(content, RunFold)
+        read_accumulator(content, RunFigures)

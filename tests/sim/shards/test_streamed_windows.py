@@ -9,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.engine.interrupt import Interrupt
-from sim.metrics.folds.run import RunFold
 from sim.metrics.load_series import LoadSeries
+from sim.metrics.summary import RunFigures
+from sim.records.chunk import RecordChunk, without_rows
 from sim.shards.request_windows import merged_groups
-from sim.shards.streamed import chunk_of, merged_files, without_rows
+from sim.shards.streamed import merged_files
 from sim.shards.streamed_part import PartFile, StreamedPart
 from sim.shards.windows import WindowGateway, part_bounds
 from tests.sim.shards.test_streamed_shards import (
@@ -69,11 +70,11 @@ def test_figures_and_requests_are_those_of_one_process(tmp_path_factory, world, 
     scenario = replace(scenario_of(*WORLDS[world], f"signal_age_s={age_s}"), seed=seed)
     result = scenario.run()
     records, new_setting = result.records, new_setting_of(scenario)
-    whole = RunFold(new_setting(records.pools))
-    whole.add(chunk_of(records))
+    whole = RunFigures(new_setting(records.pools))
+    whole.add(RecordChunk.of(records, ends=False))
     files = part_files(scenario, parts, tmp_path_factory.mktemp("parts"))
     found = merged_files(files, new_setting, scenario.sim.until_s)
-    assert json.dumps(found.fold.summary(found.end)) == json.dumps(whole.summary(without_rows(records)))
+    assert json.dumps(found.figures.summary(found.end)) == json.dumps(whole.summary(without_rows(records)))
     pd.testing.assert_frame_equal(found.replicas, result.replicas, rtol=1e-12)
     series = LoadSeries()
     series.add(result.requests, records.iterations)

@@ -13,7 +13,7 @@ from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from sim.metrics.summary import check_conservation
+from sim.metrics.conservation import check_conservation
 from sim.metrics.transfers import transferred
 from sim.records.event_table import events_table
 from sim.transfer.kv_transfers import KvTransferSettings

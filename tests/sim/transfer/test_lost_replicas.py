@@ -9,7 +9,7 @@ from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from sim.cluster.failures import Failures, Scripted
-from sim.metrics.summary import check_conservation
+from sim.metrics.conservation import check_conservation
 from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.retries import Retries

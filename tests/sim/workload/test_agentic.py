@@ -1,5 +1,7 @@
 """Agents: the graph of calls of a task, worked out on paper, and what fails a task."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
-from sim.metrics.tasks import task_figures
+from sim.metrics.tasks import TasksFigure
 from sim.metrics.window import Window
 from sim.workload.agentic import Agentic
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant
@@ -144,7 +146,9 @@ def test_task_latency_makespan_and_slo():
             "status": ["finished"] * 5,
         }
     )
-    found = task_figures(requests, np.array([2, 1, 2, 1]), Window(0.0, 50.0), 5.0)
+    tasks = TasksFigure(lambda: np.array([2, 1, 2, 1]), 5.0)
+    tasks.add(SimpleNamespace(requests=requests))
+    found = tasks.value(Window(0.0, 50.0))["tasks"]
     assert (found["count"], found["finished"], found["not_finished"]) == (3, 2, 1)
     assert (found["latency"]["mean_s"], found["latency"]["max_s"]) == (5.0, 6.0)
     assert found["makespan_s"] == 6.0

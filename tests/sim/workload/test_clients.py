@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from sim import simulate
+from sim.metrics.client_view import SessionNumbers
 from sim.workload.arrivals import Constant
 from sim.workload.clients import WithClients
 from sim.workload.distributions import Fixed, Uniform
@@ -21,6 +22,12 @@ def plain(num=20):
 
 def run(**settings):
     return simulate(workload=WithClients(of=plain(), **settings), slo=None, **SMALL).summary
+
+
+def hidden_tokens(clients, requests):
+    """Returns the hidden tokens of the requests of a whole run."""
+    session, ids = (requests[name].to_numpy(np.int64) for name in ("session_id", "request_id"))
+    return clients.hidden_tokens(requests, 0, SessionNumbers().of(session, ids))
 
 
 def test_clients_change_what_is_seen_and_nothing_else():
@@ -53,16 +60,16 @@ def test_hidden_tokens_are_a_share_of_the_output_and_delay_publication():
 def test_hidden_tokens_of_a_session_do_not_depend_on_the_order_of_other_requests():
     clients = WithClients(of=plain(), hidden_share=Uniform(low=0, high=1))
     requests = {"session_id": [-1, 4, 7, 4], "request_id": [0, 1, 2, 3], "output_tokens": [1000] * 4}
-    hidden = clients.hidden_tokens(pd.DataFrame(requests), 0)
+    hidden = hidden_tokens(clients, pd.DataFrame(requests))
     requests |= {"session_id": [-1, 7, 4, 4], "request_id": [0, 1, 2, 3]}
-    swapped = clients.hidden_tokens(pd.DataFrame(requests), 0)
+    swapped = hidden_tokens(clients, pd.DataFrame(requests))
     assert hidden[[0, 2, 1, 3]].tolist() == swapped.tolist()
 
 
 def test_one_token_is_always_visible():
     clients = WithClients(of=plain(), hidden_share=Fixed(value=1.0))
     requests = pd.DataFrame({"session_id": [-1, -1, -1], "request_id": [0, 1, 2], "output_tokens": [0, 1, 9]})
-    assert clients.hidden_tokens(requests, 0).tolist() == [0, 0, 8]
+    assert hidden_tokens(clients, requests).tolist() == [0, 0, 8]
 
 
 def test_agents_have_figures_of_whole_tasks():

@@ -1,4 +1,4 @@
-"""Sections and latencies that the parts of a mix add, from parts of the records of a run."""
+"""Sections and latencies that the parts of a mix add."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.folds.sections import SectionFold
+from sim.metrics.sections import SectionFigure
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 
 if TYPE_CHECKING:
-    from sim.metrics.folds.latencies import LatencyFold
+    from sim.metrics.own_latencies import OwnLatency
 
 
-class PartFolds(NamedTuple):
+class PartFigures(NamedTuple):
     """The accumulators of a part of a mix. place: its number among the parts."""
 
     place: int
-    folds: list[SectionFold]
+    own: list[SectionFigure]
 
 
-class MixFold:
+class MixFigure:
     """The section `by_part`. rows_of: returns which requests belong to a part."""
 
     def __init__(
         self,
-        parts: Mapping[str, PartFolds],
+        parts: Mapping[str, PartFigures],
         num_parts: int,
         rows_of: Callable[[str, WorkloadRecords], NDArray[np.bool_]],
     ) -> None:
@@ -40,36 +40,36 @@ class MixFold:
     @property
     def needs_tokens(self) -> bool:
         """Returns whether a part reads iterations and gaps."""
-        return any(fold.needs_tokens for part in self._parts.values() for fold in part.folds)
+        return any(one.needs_tokens for part in self._parts.values() for one in part.own)
 
     @property
     def lack(self) -> str | None:
         """Returns why the sections of a part cannot be computed; None: they can."""
-        lacks = (fold.lack for part in self._parts.values() for fold in part.folds)
+        lacks = (one.lack for part in self._parts.values() for one in part.own)
         return next((lack for lack in lacks if lack is not None), None)
 
     def add(self, records: WorkloadRecords) -> None:
         """Adds the requests of all parts, in the order of their ids."""
-        for name, (place, folds) in self._parts.items():
+        for name, (place, every) in self._parts.items():
             first = self._num_added[name]
             own = records.part(self._rows_of(name, records), name, place, self._num_parts, first)
             self._num_added[name] += len(own.requests)
-            for fold in folds:
-                fold.add(own)
+            for one in every:
+                one.add(own)
 
-    def merge(self, other: MixFold) -> None:
+    def merge(self, other: MixFigure) -> None:
         """Adds the requests of other, which is not changed."""
         for name, part in self._parts.items():
-            for mine, theirs in zip(part.folds, other._parts[name].folds, strict=True):
+            for mine, theirs in zip(part.own, other._parts[name].own, strict=True):
                 mine.merge(theirs)
 
-    def figures(self, window: Window) -> Mapping[str, Any]:
+    def value(self, window: Window) -> Mapping[str, Any]:
         """Returns the section; none if no part has any."""
         found: dict[str, dict[str, Any]] = {}
         for name, part in self._parts.items():
             sections: dict[str, Any] = {}
-            for fold in part.folds:
-                sections |= fold.figures(window)
+            for one in part.own:
+                sections |= one.value(window)
             if sections:
                 found[name] = sections
         return {"by_part": found} if found else {}
@@ -83,11 +83,11 @@ class PartLatencies(NamedTuple):
     """The latencies of a part of a mix. place: its number among the parts."""
 
     place: int
-    folds: list[LatencyFold]
+    own: list[OwnLatency]
 
 
 class MixLatencies:
-    """The latencies of the parts: see `sim.metrics.folds.latencies.LatencyFold`.
+    """The latencies of the parts: see `sim.metrics.own_latencies.OwnLatency`.
 
     Requests of parts that do not know a latency have that of `WorkloadRecords.plain_latencies`. terms: names
     of the latencies. rows_of: returns which requests belong to a part.
@@ -109,43 +109,43 @@ class MixLatencies:
     @property
     def needs_tokens(self) -> bool:
         """Returns whether a part reads iterations and gaps."""
-        return any(fold.needs_tokens for part in self._parts.values() for fold in part.folds)
+        return any(one.needs_tokens for part in self._parts.values() for one in part.own)
 
     @property
     def numbers_matter(self) -> bool:
         """Returns whether a part needs the numbers of its requests."""
-        return any(fold.numbers_matter for part in self._parts.values() for fold in part.folds)
+        return any(one.numbers_matter for part in self._parts.values() for one in part.own)
 
     def see(self, records: WorkloadRecords) -> None:
         """Notes requests of all parts."""
-        for name, (_, folds) in self._parts.items():
+        for name, (_, every) in self._parts.items():
             own = self._of_part(name, records, self._rows_of(name, records))
-            for fold in folds:
-                fold.see(own)
+            for one in every:
+                one.see(own)
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
         """Returns the requests of which the part knows the latencies, or has none of its own."""
         known = np.ones(len(records.requests), np.bool_)
-        for name, (place, folds) in self._parts.items():
+        for name, (place, every) in self._parts.items():
             rows = self._rows_of(name, records)
             own = self._of_part(name, records, rows)
             opened = {
                 session // self._num_parts for session in open_sessions if session % self._num_parts == place
             }
-            for fold in folds:
-                known[rows] &= fold.known(own, opened)
+            for one in every:
+                known[rows] &= one.known(own, opened)
         return known
 
     def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
         """Returns, by name, the latency of each request in seconds; NaN: it has none."""
         plain = records.plain_latencies()
         found = {term: plain[term].copy() for term in self._terms}
-        for name, (_, folds) in self._parts.items():
+        for name, (_, every) in self._parts.items():
             rows = self._rows_of(name, records)
             own = self._of_part(name, records, rows)
             self._num_added[name] += len(own.requests)
-            for fold in folds:
-                for term, seconds in fold.latencies(own).items():
+            for one in every:
+                for term, seconds in one.latencies(own).items():
                     found[term][rows] = seconds
         return found
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.folds.batches import (
+from sim.metrics.batches import (
     MAX_GROUPS,
     Distributions,
     GroupedSeries,
@@ -14,9 +14,9 @@ from sim.metrics.folds.batches import (
     MetSeries,
     means_of_batches,
 )
-from sim.metrics.folds.bins import MAX_BINS, Bins
-from sim.metrics.folds.sketch import Sketch
+from sim.metrics.bins import MAX_BINS, Bins
 from sim.metrics.one_run import share_interval
+from sim.metrics.sketch import Sketch
 from sim.metrics.steady import MEAN, Lack, Series, interval_of, percentile
 
 parts_of_ids = st.lists(st.lists(st.integers(0, 60_000), unique=True, max_size=30), min_size=1, max_size=5)

@@ -1,7 +1,7 @@
-"""Latencies of requests that only the workload knows, from parts of the records of a run.
+"""Latencies of requests that only the workload knows: see `sim.workload.own_figures`.
 
-See `sim.workload.own_figures.own_latencies`, which computes them from whole tables. The latency of a task is
-known when the last of its calls has ended, so the rows of earlier calls are held back until then.
+The latency of a task is known when the last of its calls has ended, so the rows of earlier calls are held
+back until then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from sim.metrics.folds.sections import EarlierTokens
+from sim.metrics.sections import EarlierTokens
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.chunk import GROUP_ROWS, RecordChunk
@@ -22,7 +22,7 @@ from sim.records.chunk import GROUP_ROWS, RecordChunk
 WHOLE_RUN = Window(0.0, np.inf)
 
 
-class LatencyFold(Protocol):
+class OwnLatency(Protocol):
     """Computes latencies of the requests of a workload."""
 
     @property
@@ -62,21 +62,21 @@ def no_sessions(request_id: int) -> Collection[int]:
 class OwnLatencies:
     """Completes the chunks of a run by the latencies that its workload knows.
 
-    folds: of the workload and of those inside it, from the innermost to the outermost. terms: the latencies
+    computed: of the workload and of those inside it, from the innermost to the outermost. terms: those
     that are wanted, in the order of the columns. sessions_after: returns the sessions with requests behind an
     id. group_rows: see `sim.records.chunk`.
     """
 
     def __init__(
         self,
-        folds: Sequence[LatencyFold],
+        computed: Sequence[OwnLatency],
         terms: Sequence[str],
         sessions_after: Callable[[int], Collection[int]] = no_sessions,
         group_rows: int = GROUP_ROWS,
     ) -> None:
-        self._folds, self._terms, self._group_rows = folds, terms, group_rows
+        self._computed, self._terms, self._group_rows = computed, terms, group_rows
         self._sessions_after = sessions_after
-        self._earlier = EarlierTokens() if any(fold.needs_tokens for fold in folds) else None
+        self._earlier = EarlierTokens() if any(one.needs_tokens for one in computed) else None
         self._held: pd.DataFrame | None = None
 
     def completed(self, chunk: RecordChunk) -> RecordChunk:
@@ -86,8 +86,8 @@ class OwnLatencies:
         """
         if not self._terms:  # as in most runs
             return chunk
-        for fold in self._folds:
-            fold.see(_records(chunk, chunk.requests))
+        for one in self._computed:
+            one.see(_records(chunk, chunk.requests))
         requests, held = self._ready(chunk)
         later_since_s = chunk.later_since_s
         if held is not None:
@@ -98,8 +98,8 @@ class OwnLatencies:
         if self._earlier is not None:
             records = self._earlier.joined(completed, records)
         found: dict[str, NDArray[np.float64]] = {}
-        for fold in self._folds:
-            found |= fold.latencies(records)
+        for one in self._computed:
+            found |= one.latencies(records)
         if self._earlier is not None:
             self._earlier.keep(completed, records)
         return replace(completed, own_s={term: found[term] for term in self._terms})
@@ -114,8 +114,8 @@ class OwnLatencies:
         records = _records(chunk, rows)
         open_sessions = self._sessions_after(int(rows["request_id"].iloc[-1]))
         known = np.ones(len(rows), np.bool_)
-        for fold in self._folds:
-            known &= fold.known(records, open_sessions)
+        for one in self._computed:
+            known &= one.known(records, open_sessions)
         if known.all():
             return rows, None
         group = rows["request_id"].to_numpy() // self._group_rows

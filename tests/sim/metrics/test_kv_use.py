@@ -18,7 +18,7 @@ SHARES = ("filled", "reserved", "internal", "external", "free")
 
 def waste_of(records, **trim):
     window = measured_window(records.end_s, **trim)
-    return kv_waste(records, window, seconds_inside(records.iterations, window))
+    return kv_waste(records, window)
 
 
 def in_places(waste, num_places):
@@ -85,7 +85,9 @@ def test_what_is_dropped_is_no_longer_held(run_world, ask):
 
 
 def test_an_empty_run_has_no_shares(run_world):
-    assert np.isnan(list(waste_of(run_world()).values())).all()
+    use = waste_of(run_world())
+    assert use.pop("peak_use_share") == 0
+    assert np.isnan(list(use.values())).all()
 
 
 def place_seconds_one_by_one(records, inside_s):
@@ -106,7 +108,7 @@ def test_shares_add_up_and_none_is_negative(worlds, data):
     trim = {"warmup_s": data.draw(st.sampled_from([0.0, 0.3])) * records.end_s}
     window = measured_window(records.end_s, **trim)
     inside_s = seconds_inside(records.iterations, window)
-    waste = kv_waste(records, window, inside_s)
+    waste = kv_waste(records, window)
     if not len(records.iterations) or not window.duration_s:
         return
     shares = [waste[f"{name}_share"] for name in SHARES]

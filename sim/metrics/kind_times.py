@@ -1,9 +1,10 @@
-"""Seconds of the replicas by kind of iteration and component, from parts of the table of iterations.
+"""Seconds of the replicas by kind of iteration and component of the hardware model.
 
 To compute the components of an iteration takes several times as long as to add up all its other figures, so
-those of a sample stand for all. Half of the iterations have level 0, a quarter level 1, and so on, by their
-numbers; the sample is all iterations from the lowest level on with which it is small enough. Each part of a
-run takes at least the sample of the whole run, as this level rises with the number of iterations.
+in runs that stream those of a sample stand for all. Half of the iterations have level 0, a quarter level 1,
+and so on, by their numbers; the sample is all iterations from the lowest level on with which it is small
+enough. Each part of a run takes at least the sample of the whole run, as this level rises with the number of
+iterations.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
-from sim.metrics.folds.batches import Ints
-from sim.metrics.folds.points import place_of
+from sim.metrics.batches import Ints
+from sim.metrics.points import place_of
 from sim.metrics.utilisation import KINDS, component_seconds, iteration_kind, pieces
 
 MAX_SAMPLE: Final = 8192
-"""Iterations of a kind of which the components are computed, at most, for each pool."""
+"""Size of the sample in runs that stream."""
 _LOG_PLACES: Final = 20
 _NUM_LEVELS: Final = _LOG_PLACES + 1
 """Enough for 10^10 iterations of a kind; then the sample grows."""
@@ -31,7 +32,8 @@ _PER_S: Final = 2.0**30
 class _PoolTimes:
     """Iterations and seconds of a pool; all arrays are [kinds, levels]."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_sample: float) -> None:
+        self._max_sample = max_sample
         self.counts = _zeros()
         self.busy = _zeros()
         self.components: dict[str, Ints] = {}
@@ -41,20 +43,21 @@ class _PoolTimes:
     def in_sample(self) -> NDArray[np.bool_]:
         """Returns, for each kind, which levels are in the sample, [kinds, levels]."""
         upwards = np.cumsum(self.counts[:, ::-1], axis=1)[:, ::-1]
-        found: NDArray[np.bool_] = upwards <= MAX_SAMPLE
+        found: NDArray[np.bool_] = upwards <= self._max_sample
         found[:, -1] = True
         return found
 
 
-class TimesFold:
-    """Estimates the seconds of `sim.metrics.utilisation.seconds_by_kind`, and adds up all busy seconds.
+class KindTimes:
+    """Adds up the busy seconds by kind of iteration (`KINDS`), and within it by component.
 
-    They are exact with at most `MAX_SAMPLE` iterations of a kind and pool. With more, the seconds of a kind
-    are exact, and those of its components are divided as in the sample.
+    The components are scaled to the recorded duration, so that the seconds of a kind sum to its recorded
+    time. max_sample: iterations of a kind of which the components are computed, at most, for each pool. With
+    more, the seconds of a kind are exact, and those of its components are divided as in the sample.
     """
 
-    def __init__(self, num_pools: int) -> None:
-        self._pools = [_PoolTimes() for _ in range(num_pools)]
+    def __init__(self, num_pools: int, max_sample: float) -> None:
+        self._pools = [_PoolTimes(max_sample) for _ in range(num_pools)]
 
     def add(
         self, index: int, iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
@@ -75,7 +78,7 @@ class TimesFold:
                 sums = pool.components.setdefault(component, _zeros())
                 sums += _sums(place[chosen[piece]], part_s)
 
-    def merge(self, other: TimesFold) -> None:
+    def merge(self, other: KindTimes) -> None:
         """Adds the iterations of other, which is not changed."""
         for mine, theirs in zip(self._pools, other._pools, strict=True):
             mine.counts += theirs.counts

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.metrics.folds import times
-from sim.metrics.folds.times import TimesFold
-from sim.metrics.utilisation import KINDS, iteration_kind, seconds_by_kind
+from sim.metrics.kind_times import KindTimes
+from sim.metrics.utilisation import KINDS, component_seconds, iteration_kind
 
 NUM_PARTS = 7
 
@@ -16,38 +15,47 @@ def run():
     return simulate(workload="azure_conv_like", workload__num_requests=400, replicas=2).run
 
 
-def fold_of(run, *parts):
-    fold, durations_s = TimesFold(1), run.records.iterations["duration_s"].to_numpy()
+def times_of(run, max_sample, *parts):
+    times, durations_s = KindTimes(1, max_sample), run.records.iterations["duration_s"].to_numpy()
     for rows in parts:
-        fold.add(0, run.records.iterations.iloc[rows], durations_s[rows], run.models[0])
-    return fold
+        times.add(0, run.records.iterations.iloc[rows], durations_s[rows], run.models[0])
+    return times
 
 
-def test_iterations_of_a_small_run_have_their_seconds(run, monkeypatch):
-    monkeypatch.setattr(times, "MAX_SAMPLE", len(run.records.iterations))
+def one_by_one(run):
+    """Returns the seconds by kind and component of all iterations."""
     iterations = run.records.iterations
-    expected = seconds_by_kind(run.records, iterations["duration_s"].to_numpy(), run.models)
-    fold = fold_of(run, np.arange(len(iterations)))
-    assert fold.busy_s == pytest.approx(iterations["duration_s"].sum(), rel=1e-6)
-    found = fold.seconds()
+    kind, durations_s = iteration_kind(iterations), iterations["duration_s"].to_numpy()
+    every = dict(component_seconds(iterations, durations_s, run.models[0]))
+    return {
+        name: {component: part_s[kind == index].sum() for component, part_s in every.items()}
+        for index, name in enumerate(KINDS)
+    }
+
+
+def test_iterations_of_a_small_run_have_their_seconds(run):
+    iterations = run.records.iterations
+    expected = one_by_one(run)
+    times = times_of(run, len(iterations), np.arange(len(iterations)))
+    assert times.busy_s == pytest.approx(iterations["duration_s"].sum(), rel=1e-6)
+    found = times.seconds()
     for kind in KINDS:
         assert found[kind].keys() == expected[kind].keys()
         for component, seconds in expected[kind].items():
             assert found[kind][component] == pytest.approx(seconds, rel=1e-4, abs=1e-5)
 
 
-def test_samples_of_parts_are_those_of_the_whole(run, monkeypatch):
-    monkeypatch.setattr(times, "MAX_SAMPLE", 400)
+def test_samples_of_parts_are_those_of_the_whole(run):
     iterations = run.records.iterations
     rng = np.random.default_rng(3)
-    whole = fold_of(run, np.arange(len(iterations)))
+    whole = times_of(run, 400, np.arange(len(iterations)))
     parts = np.array_split(rng.permutation(len(iterations)), NUM_PARTS)
-    one, other = fold_of(run, *parts[:3]), fold_of(run, *parts[3:])
+    one, other = times_of(run, 400, *parts[:3]), times_of(run, 400, *parts[3:])
     one.merge(other)
     assert one.seconds() == whole.seconds()
     assert one.busy_s == whole.busy_s
     assert whole.is_sample
-    expected = seconds_by_kind(run.records, iterations["duration_s"].to_numpy(), run.models)
+    expected = one_by_one(run)
     for kind in range(len(KINDS)):
         found, exact = whole.seconds()[KINDS[kind]], expected[KINDS[kind]]
         assert sum(found.values()) == pytest.approx(sum(exact.values()), rel=1e-6)

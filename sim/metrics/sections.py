@@ -18,7 +18,7 @@ COLUMNS = ["replica", "iteration", "start_s", "duration_s", "decode_seqs"]
 """Columns of the table of iterations that the times of tokens follow from."""
 
 
-class SectionFold(Protocol):
+class SectionFigure(Protocol):
     """An accumulator of sections of the summary."""
 
     @property
@@ -39,20 +39,20 @@ class SectionFold(Protocol):
         """Adds the requests of another accumulator of this kind, which is not changed."""
         ...
 
-    def figures(self, window: Window) -> Mapping[str, Any]:
+    def value(self, window: Window) -> Mapping[str, Any]:
         """Returns the sections by name."""
         ...
 
 
-class SectionFolds:
+class Sections:
     """The accumulators of a workload and of those inside it, from the innermost to the outermost.
 
     The chunks of a replica go to one object, in order of time; objects with different replicas can be merged.
     """
 
-    def __init__(self, folds: Sequence[SectionFold]) -> None:
-        self._folds = folds
-        self._earlier = EarlierTokens() if any(fold.needs_tokens for fold in folds) else None
+    def __init__(self, figures: Sequence[SectionFigure]) -> None:
+        self._figures = figures
+        self._earlier = EarlierTokens() if any(one.needs_tokens for one in figures) else None
 
     def add(self, chunk: RecordChunk, window: Window) -> None:
         """Adds the requests of a chunk."""
@@ -65,31 +65,31 @@ class SectionFolds:
         )
         if self._earlier is not None:
             records = self._earlier.joined(chunk, records)
-        for fold in self._folds:
-            fold.add(records)
+        for one in self._figures:
+            one.add(records)
         if self._earlier is not None:
             self._earlier.keep(chunk, records)
 
-    def merge(self, other: SectionFolds) -> None:
+    def merge(self, other: Sections) -> None:
         """Adds the requests of other, which is not changed."""
-        for mine, theirs in zip(self._folds, other._folds, strict=True):
+        for mine, theirs in zip(self._figures, other._figures, strict=True):
             mine.merge(theirs)
 
-    def figures(self, window: Window) -> dict[str, Any]:
+    def value(self, window: Window) -> dict[str, Any]:
         """Returns the sections by name; those of outer workloads take precedence."""
         found: dict[str, Any] = {}
-        for fold in self._folds:
-            found |= fold.figures(window)
+        for one in self._figures:
+            found |= one.value(window)
         return found
 
     @property
     def lack(self) -> str | None:
         """Returns why sections cannot be computed; None: they can."""
-        return next((fold.lack for fold in self._folds if fold.lack is not None), None)
+        return next((one.lack for one in self._figures if one.lack is not None), None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the records of earlier chunks: the copy can be merged only."""
-        return {"_folds": self._folds, "_earlier": None}
+        return {"_figures": self._figures, "_earlier": None}
 
 
 class EarlierTokens:
@@ -102,6 +102,8 @@ class EarlierTokens:
 
     def joined(self, chunk: RecordChunk, records: WorkloadRecords) -> WorkloadRecords:
         """Returns the records of a chunk with those of earlier ones."""
+        if chunk.end is not None and self._iterations is None:
+            return records
         iterations = _joined(self._iterations, chunk.iterations[COLUMNS])
         if self._iterations is not None:
             iterations = iterations.sort_values(["replica", "iteration"], kind="stable", ignore_index=True)
@@ -115,6 +117,8 @@ class EarlierTokens:
 
     def keep(self, chunk: RecordChunk, records: WorkloadRecords) -> None:
         """Keeps what requests that come later may need. records: result of `joined`."""
+        if chunk.end is not None:
+            return
         # A later request gets its tokens at the ends of later iterations.
         ends_s = decode_ends_s(records.iterations)
         last_id = int(chunk.requests["request_id"].max()) if len(chunk.requests) else -1

@@ -23,12 +23,12 @@ from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.core.engine import EngineCore
 from sim import simulate
-from sim.metrics.folds.run import RunFold
-from sim.metrics.folds.setting import FoldSetting
-from sim.metrics.folds.sketch import PERCENTILE_ERROR
+from sim.metrics.figure import FigureSetting
 from sim.metrics.settings import MetricsSettings
+from sim.metrics.sketch import PERCENTILE_ERROR
+from sim.metrics.sketched import SKETCHED
 from sim.metrics.slo import Slo
-from sim.metrics.summary import summarise
+from sim.metrics.summary import RunFigures, summarise
 from sim.metrics.utilisation import PoolHardware
 from tests.worlds.chunks import chunks_of
 from tests.worlds.clusters import draw_clusters, draw_crashes
@@ -67,21 +67,21 @@ def setting_of(records, **given):
     return {"pools": pools, **given}
 
 
-def folds_of(records, chunks, setting):
-    folds = []
+def figures_of(records, chunks, setting):
+    found = []
     for chunk in chunks:
-        folds.append(RunFold(FoldSetting(pool_records=records.pools, **setting)))
-        folds[-1].add(chunk)
-    return folds
+        found.append(RunFigures(FigureSetting(pool_records=records.pools, kept=SKETCHED, **setting)))
+        found[-1].add(chunk)
+    return found
 
 
-def merged(folds, rng):
-    """Merges folds in a random tree; a part of them goes through a pickle, as between processes."""
-    while len(folds) > 1:
-        one, other = (folds.pop(rng.randrange(len(folds))) for _ in range(2))
+def merged(every, rng):
+    """Merges figures in a random tree; a part of them goes through a pickle, as between processes."""
+    while len(every) > 1:
+        one, other = (every.pop(rng.randrange(len(every))) for _ in range(2))
         one.merge(pickle.loads(pickle.dumps(other)) if rng.random() < 0.5 else other)
-        folds.append(one)
-    return folds[0]
+        every.append(one)
+    return every[0]
 
 
 def is_percentile(path):
@@ -127,9 +127,9 @@ def test_cuts_and_order_of_merging_do_not_matter(kind):
         for num_cuts in (0, 3, 9):
             cuts = sorted(rng.uniform(0, records.end_s) for _ in range(num_cuts))
             chunks = chunks_of(records, cuts, group_rows=rng.choice([2, 5]))
-            fold = merged(folds_of(records, chunks, setting), rng)
-            summary = fold.summary(chunks[-1].end)
-            found.add(json.dumps([summary, fold.plots(chunks[-1].end).times.seconds()]))
+            figures = merged(figures_of(records, chunks, setting), rng)
+            summary = figures.summary(chunks[-1].end)
+            found.add(json.dumps([summary, figures.plots(chunks[-1].end).figures.times.seconds()]))
         assert len(found) == 1
         whole = summarise(records, **setting)
         assert list(compare(whole, summary)) == []
@@ -147,13 +147,13 @@ def run():
 def test_intervals_of_groups_are_about_those_of_whole_tables(run):
     records = run.run.records
     setting = setting_of(records, slo=run.run.slo, metrics=MetricsSettings(warmup_s=60))
-    (fold,) = folds_of(records, chunks_of(records, []), setting)
-    whole, folded = summarise(records, **setting)["intervals"], fold.summary(records)["intervals"]
+    (figures,) = figures_of(records, chunks_of(records, []), setting)
+    whole, streamed = summarise(records, **setting)["intervals"], figures.summary(records)["intervals"]
     known = 0
     for section in ("ttft", "tpot", "e2e", "goodput"):
-        assert whole[section].keys() == folded[section].keys()
+        assert whole[section].keys() == streamed[section].keys()
         for key, one in whole[section].items():
-            other = folded[section][key]
+            other = streamed[section][key]
             if one["lack"] is None and other["lack"] is None and one["batches"] == other["batches"]:
                 known += 1
                 width = one["high"] - one["low"]
@@ -172,8 +172,8 @@ def test_all_sections_with_prices_and_energy(run):
         tariff=Tariff(),
     )
     setting["pools"] = [PoolHardware(model=run.run.models[0], power=PowerModel(idle_w=70.0, tdp_w=700.0))]
-    (fold,) = folds_of(records, chunks_of(records, []), setting)
-    summary = fold.summary(records)
+    (figures,) = figures_of(records, chunks_of(records, []), setting)
+    summary = figures.summary(records)
     assert list(compare(summarise(records, **setting), summary)) == []
     assert summary["percentile_error"] == PERCENTILE_ERROR < 0.0005
     assert summary["not_computed"] == {}
@@ -185,7 +185,7 @@ def test_more_classes_than_are_kept_are_named(run):
     many = replace(records, requests=records.requests.assign(tenant=tenants))
     setting = setting_of(many)
     chunks = chunks_of(many, [many.end_s / 2], group_rows=200)
-    one, other = folds_of(many, chunks, setting)
+    one, other = figures_of(many, chunks, setting)
     one.merge(other)
     summary = one.summary(many)
     assert "by_tenant" not in summary
@@ -202,4 +202,4 @@ def test_more_classes_than_are_kept_are_named(run):
 )
 def test_settings_that_need_whole_tables_are_refused(metrics, message):
     with pytest.raises(ValueError, match=message):
-        FoldSetting(pools=[], pool_records=[], metrics=MetricsSettings(**metrics))
+        FigureSetting(pools=[], pool_records=[], metrics=MetricsSettings(**metrics), kept=SKETCHED)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sim.metrics.folds.points import Points
-from sim.metrics.folds.states import States
+from sim.metrics.points import Points
 from sim.metrics.series import mean_and_max_over_time
+from sim.metrics.states import States
 
 
 def parts_of(rng, size, num_parts):

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES, Counts, Times, description
-from sim.metrics.folds.exact import ExactTotals
+from sim.metrics.exact import ExactTotals
 
 OCTAVE_BITS: Final = 10
 """Binary logarithm of the number of buckets of an octave."""
@@ -92,10 +92,15 @@ class Sketch:
         return int(self.counts.sum())
 
     @property
+    def total(self) -> float:
+        """Sum of the values."""
+        return self.totals["sum"]
+
+    @property
     def mean(self) -> float:
         """Mean of the values; NaN without values."""
         count = self.count
-        return self.totals["sum"] / count if count else float("nan")
+        return self.total / count if count else float("nan")
 
     def percentiles(self, q: Sequence[float]) -> Times:
         """Computes the percentiles q (0 to 100), see `weighted_percentile`; NaN without values."""
@@ -116,10 +121,10 @@ class Sketch:
         found: Times = low + (high - low) * (position - below)
         return found
 
-    def share_upto(self, value: float) -> float:
-        """Returns the share of the values in buckets up to the one of a value >= 0; NaN without values."""
-        count, end = self.count, int(bucket_of(np.array([value]))[0]) - self.first + 1
-        return int(self.counts[: max(end, 0)].sum()) / count if count else float("nan")
+    def count_upto(self, value: float) -> int:
+        """Returns the number of values in buckets up to the one of a value >= 0."""
+        end = int(bucket_of(np.array([value]))[0]) - self.first + 1
+        return int(self.counts[: max(end, 0)].sum())
 
     def describe(self) -> dict[str, float | int]:
         """Returns the statistics that `sim.metrics.definitions.describe` computes."""
@@ -131,7 +136,7 @@ class Sketch:
             self.largest if self.count else float("nan"),
         )
 
-    def estimates(self) -> tuple[Times, Counts]:
+    def points(self) -> tuple[Times, Counts]:
         """Returns a value for each bucket that is not empty, in ascending order, and its count."""
         at = np.flatnonzero(self.counts)
         return self._estimates(at), self.counts[at]

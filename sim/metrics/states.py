@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.folds.batches import log_width_for
-from sim.metrics.folds.bins import TICKS_PER_S
+from sim.metrics.batches import log_width_for
+from sim.metrics.bins import TICKS_PER_S
 
 Floats = NDArray[np.float64]
 MAX_BINS: Final = 512
@@ -28,6 +28,11 @@ class States:
         self.log_width = _LOG_WIDTH
         self.integrals: Floats = np.zeros((num_quantities, num_groups, 0))
         self.maxima: Floats = np.zeros((num_quantities, num_groups, 0))
+
+    @property
+    def num_bins(self) -> int:
+        """Returns the number of bins."""
+        return int(self.integrals.shape[2])
 
     @property
     def width_s(self) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import Times
-from sim.metrics.folds.sketch import OCTAVE_BITS, Sketch, bucket_of
+from sim.metrics.sketch import OCTAVE_BITS, Sketch, bucket_of
 from sim.metrics.steady import MEAN, Figure, Values, integrated_time
 
 Ints = NDArray[np.int64]

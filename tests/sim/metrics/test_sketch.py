@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.metrics.definitions import describe, weighted_percentile
-from sim.metrics.folds.sketch import PERCENTILE_ERROR, Sketch, bucket_of, middle_of
+from sim.metrics.sketch import PERCENTILE_ERROR, Sketch, bucket_of, middle_of
 
 Q = (0, 1, 10, 50, 90, 95, 99, 99.9, 100)
 SMALL = 2.0**-40
@@ -50,7 +50,7 @@ def test_merging_in_any_order_gives_the_same_sketch(parts, data):
         merged.merge(pickle.loads(pickle.dumps(sketch_of(part))))
     assert np.array_equal(merged.percentiles(Q), whole.percentiles(Q), equal_nan=True)
     assert str(merged.describe()) == str(whole.describe())
-    assert [part.tolist() for part in merged.estimates()] == [part.tolist() for part in whole.estimates()]
+    assert [part.tolist() for part in merged.points()] == [part.tolist() for part in whole.points()]
 
 
 def test_a_bucket_is_as_wide_as_twice_the_error_allows():
@@ -66,8 +66,8 @@ def test_nan_is_left_out_and_counts_are_counted():
     sketch.add(np.array([2.0, 5.0]), np.array([2, 0]))
     assert sketch.count == 4
     assert sketch.mean == 2.0
-    assert sketch.share_upto(2.0) == 0.75
-    assert sketch.share_upto(0.5) == 0
+    assert sketch.count_upto(2.0) == 0.75 * sketch.count
+    assert sketch.count_upto(0.5) == 0
 
 
 def test_a_negative_value_is_an_error():

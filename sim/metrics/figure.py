@@ -1,0 +1,288 @@
+"""A figure of a run is an accumulator: rows of its records are added, in any number of parts, and then read.
+
+    add(part)      adds rows of the records; every row of a run comes once
+    merge(other)   adds what another accumulator of the same kind has been given
+    value(run)     the figure as plain data, once the run has ended
+
+A run whose tables are at hand is one part. One that streams comes in many, and in shards they go to several
+accumulators, which are merged. What a figure is made of (`Kept`) decides whether percentiles are exact.
+docs/own_metric.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwmodels.iterations.energy import EnergySettings
+from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.tariff import Tariff
+from sim.metrics.definitions import times
+from sim.metrics.distributions import EXACT, Kept
+from sim.metrics.own_latencies import OwnLatency
+from sim.metrics.sections import SectionFigure
+from sim.metrics.settings import MetricsSettings
+from sim.metrics.slo import Slo
+from sim.metrics.utilisation import PoolHardware, of_pools, rented_s
+from sim.metrics.window import Window
+from sim.records.chunk import RecordChunk
+from sim.records.run import PoolRecord, RunRecords
+
+if TYPE_CHECKING:
+    from sim.metrics.thinned import Thinned
+
+Floats = NDArray[np.float64]
+NewSections = Callable[[Kept], list[SectionFigure]]
+"""Makes accumulators of sections of the summary."""
+
+
+def no_sections(kept: Kept) -> list[SectionFigure]:
+    """Returns that there are no further sections."""
+    return []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FigureSetting:
+    """Settings that figures depend on: hardware and KV memory of the pools, SLO, prices, measured part.
+
+    pools, pool_records: in the order of the records. Raises ValueError for a measured part that is known only
+    from whole tables, unless these are `kept`.
+    """
+
+    pools: Sequence[PoolHardware]
+    pool_records: Sequence[PoolRecord]
+    slo: Slo | None = None
+    energy: EnergySettings | None = None
+    tariff: Tariff | None = None
+    metrics: MetricsSettings = MetricsSettings()
+    thinned: Thinned | None = None
+    """The workload of a thinned fleet; None: the fleet is whole."""
+    new_sections: NewSections = no_sections
+    """Makes the accumulators of the sections that the workload adds."""
+    num_replicas: int = 0
+    """Replicas of a thinned fleet."""
+    new_latencies: Callable[[], list[OwnLatency]] = list
+    """Makes what computes the latencies of `own_terms`."""
+    plots: bool = True
+    """Whether what the plots show is added up as well."""
+    kept: Kept = EXACT
+    own: tuple[type[Figure], ...] = ()
+    """Metrics of the user's own."""
+
+    def __post_init__(self) -> None:
+        metrics, way = self.metrics, "streamed tables"
+        if self.kept.is_exact:
+            return
+        if metrics.warmup_s == "auto":
+            raise ValueError(
+                "metrics.warmup_s=auto: the end of the warm-up is found from the latencies of all requests, "
+                f"which a run with {way} does not keep; give it in seconds, such as metrics.warmup_s=600"
+            )
+        if metrics.cooldown_s:
+            raise ValueError(
+                f"metrics.cooldown_s={metrics.cooldown_s:g}: must be 0 with {way}, as the end of the run is "
+                "known only when the figures have been added up; stop the arrivals later instead"
+            )
+        if metrics.dialect != "ours":
+            raise ValueError(
+                f"metrics.dialect={metrics.dialect}: needs the time of every token, which a run with {way} "
+                "does not keep; choose metrics.dialect=ours, or windtunnel dialects on a shorter run"
+            )
+
+    @property
+    def start_s(self) -> float:
+        """Returns the start of the measured part, s, if it is known before the run."""
+        return 0.0 if self.kept.is_exact else self.metrics.known_warmup_s
+
+    @property
+    def speculates(self) -> bool:
+        """Returns whether a pool may speculate."""
+        return any(isinstance(pool.model, SpeculativeModel) for pool in self.pools)
+
+    @property
+    def own_terms(self) -> tuple[str, ...]:
+        """Returns the latencies that only the workload knows and the SLO limits."""
+        return () if self.slo is None else self.slo.workload_terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Rows of the records of a run, and what most figures read of them.
+
+    requests: of requests that have ended or come to no end, with the columns of `request_metrics`.
+    iterations, events, gap_s, gap_count, gap_end_s: see `RunRecords`.
+    window: the measured part of the run, as far as it is known: see `holds`. end_s: likewise, of the run.
+    unfilled: rows of `RunRecords.unfilled`; None: no KV is reserved ahead. unfilled_upto: for each replica,
+      the first iteration that rows of later parts may begin with, [R]; None: it is not known.
+    """
+
+    setting: FigureSetting
+    window: Window
+    end_s: float
+    requests: pd.DataFrame
+    iterations: pd.DataFrame
+    events: pd.DataFrame
+    gap_s: Floats
+    gap_count: NDArray[np.int64]
+    gap_end_s: Floats
+    pool_by_replica: NDArray[np.int64]
+    unfilled: NDArray[np.int64] | None = None
+    unfilled_upto: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, setting: FigureSetting, window: Window, chunk: RecordChunk, requests: pd.DataFrame) -> Part:
+        """Returns all rows of a chunk. requests: with the columns of `request_metrics`."""
+        return cls(
+            setting=setting,
+            window=window,
+            end_s=chunk.until_s if setting.kept.is_exact else np.inf,
+            requests=requests,
+            iterations=chunk.iterations,
+            events=chunk.events,
+            gap_s=chunk.gap_s,
+            gap_count=chunk.gap_count,
+            gap_end_s=chunk.gap_end_s,
+            pool_by_replica=chunk.pool_by_replica,
+            unfilled=chunk.unfilled,
+        )
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """The requests that arrived in the window."""
+        return self.requests[self.window.holds(times(self.requests, "arrival_s"))]
+
+    @cached_property
+    def gaps_inside(self) -> NDArray[np.int64]:
+        """`gap_count` with 0 for gaps that end outside the window, which avoids a copy of the gaps."""
+        return self.gap_count * self.window.holds(self.gap_end_s)
+
+    @cached_property
+    def inside_s(self) -> Floats:
+        """Seconds of each iteration inside the window."""
+        return self.window.overlap_s(times(self.iterations, "start_s"), times(self.iterations, "duration_s"))
+
+    @cached_property
+    def ends_s(self) -> Floats:
+        """Ends of the iterations, s. A rounded sum does not exceed the end of the run."""
+        found: Floats = np.minimum(
+            times(self.iterations, "start_s") + times(self.iterations, "duration_s"), self.end_s
+        )
+        return found
+
+    @cached_property
+    def ends_inside(self) -> NDArray[np.bool_]:
+        """True for the iterations that ended in the window."""
+        return self.window.holds(self.ends_s)
+
+    @cached_property
+    def pool(self) -> NDArray[np.int64]:
+        """Index of the pool of each iteration."""
+        found: NDArray[np.int64] = self.pool_by_replica[self.iterations["replica"].to_numpy()]
+        return found
+
+    @cached_property
+    def rows_by_pool(self) -> list[NDArray[np.bool_] | slice]:
+        """The iterations of each pool."""
+        if len(self.setting.pools) == 1:
+            return [slice(None)]
+        return [self.pool == index for index in range(len(self.setting.pools))]
+
+    def by_replica(self, name: str) -> Floats:
+        """Returns a figure of `PoolRecord` for each replica, [R]."""
+        return of_pools(self.setting.pool_records, name, self.pool_by_replica)
+
+    def without_requests(self) -> Part:
+        """Returns a part without the rows that are not iterations or events."""
+        return replace(
+            self,
+            requests=self.requests[:0],
+            gap_s=self.gap_s[:0],
+            gap_count=self.gap_count[:0],
+            gap_end_s=self.gap_end_s[:0],
+            unfilled=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that has ended, for the values of its figures. records: their tables may have no rows."""
+
+    setting: FigureSetting
+    records: RunRecords
+    window: Window
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """All accumulators of the run by name, as some figures follow from several."""
+
+    @cached_property
+    def replica_s(self) -> Floats:
+        """Paid replica-seconds of each pool inside the window."""
+        return rented_s(self.records, self.window)
+
+
+class Figure:
+    """A section of the summary, or one number. Subclasses add to `whole` and `inside`, and compute `value`.
+
+    A subclass that needs more than sums makes it in `__init__` of what is `kept`, and extends `merge`, and
+    `forget_measured` for what covers the measured part only. It does not keep the setting.
+    """
+
+    name: ClassVar[str]
+    """Key in the summary, in snake_case."""
+    unit: ClassVar[str] = ""
+    """Unit of the value, such as s; of figures of your own."""
+    definition: ClassVar[str] = ""
+    """What it is, for the glossary of the page; of figures of your own."""
+
+    def __init__(self, setting: FigureSetting) -> None:
+        self.kept = setting.kept
+        self.whole = self.kept.totals()
+        """Sums over the whole run."""
+        self.inside = self.kept.totals()
+        """Sums over the measured part."""
+
+    def add(self, part: Part) -> None:
+        """Adds rows of the records."""
+
+    def merge(self, other: Any) -> None:
+        """Adds the rows of another accumulator of this kind, which is not changed."""
+        self.whole.merge(other.whole)
+        self.inside.merge(other.inside)
+
+    def forget_measured(self) -> None:
+        """Forgets what is inside the window, which turned out to be empty."""
+        self.inside = self.kept.totals()
+
+    def value(self, run: EndedRun) -> Any:
+        """Returns the figure as plain data."""
+        raise NotImplementedError
+
+
+def own_figures(paths: Sequence[str]) -> tuple[type[Figure], ...]:
+    """Imports the metrics with dotted paths. Raises ValueError for one that is no metric."""
+    found: dict[str, type[Figure]] = {}
+    for place, path in enumerate(paths):
+        module, _, name = path.rpartition(".")
+        where = f"metrics.own[{place}]={path}"
+        try:
+            kind = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{where}: must be the dotted path of a class in a module that can be imported, such as "
+                f"my_metrics.SlowStarts; {error}"
+            ) from error
+        if not (isinstance(kind, type) and issubclass(kind, Figure) and hasattr(kind, "name")):
+            raise ValueError(
+                f"{where}: must be a subclass of sim.metrics.figure.Figure with a `name`, see "
+                "docs/own_metric.md"
+            )
+        if kind.name in found:
+            raise ValueError(f"{where}: must have another name than {kind.name}, which an earlier one has")
+        found[kind.name] = kind
+    return tuple(found.values())

@@ -1,0 +1,252 @@
+"""Accumulators of what the plots of report.html show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.batches import Ints, added
+from sim.metrics.bins import Bins
+from sim.metrics.definitions import times
+from sim.metrics.distributions import Distribution, Kept
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.kind_times import MAX_SAMPLE, KindTimes
+from sim.metrics.measured import Latencies
+from sim.metrics.points import Block, Points, PointsByKind, place_of
+from sim.metrics.series import octave_of
+from sim.metrics.slo import Slo
+from sim.metrics.states import States
+from sim.metrics.utilisation import KINDS, PoolHardware, batch_tokens, iteration_kind
+from sim.metrics.window import Window
+from sim.records.chunk import RecordChunk
+from sim.records.run import RunRecords
+
+MAX_REPLICAS_APART: Final = 2
+"""With more replicas, their mean and their maximum are drawn instead of two lines for each."""
+MAX_REQUEST_POINTS: Final = 3000
+MAX_POINTS_PER_KIND: Final = 1200
+ALL: Final = "all limits"
+_BLOCK: Final = 1 << 15
+"""Iterations that are added together: their columns stay in the CPU cache."""
+OVER_TIME: Final = ("accepted_tokens", "draft_passes")
+BY_BATCH: Final = ("decode_seqs", "kept_tokens", "verified_tokens")
+
+
+class Octave:
+    """Requests with prompt lengths of one octave: their TTFT, and how many met the SLO and each limit."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.num = 0
+        self.met: dict[str, int] = {}
+        self.ttft = kept.values()
+
+    def merge(self, other: Octave) -> None:
+        """Adds the requests of other, which is not changed."""
+        self.num += other.num
+        for name, count in other.met.items():
+            self.met[name] = self.met.get(name, 0) + count
+        self.ttft.merge(other.ttft)
+
+
+class Drafts:
+    """Sums of the plot of speculation beside the acceptance by place; start_s: of the measured part."""
+
+    def __init__(self, start_s: float) -> None:
+        self.by_time = Bins(start_s)
+        """Sums of the columns `OVER_TIME`."""
+        self._by_batch: dict[str, Ints] = {name: np.zeros(0, np.int64) for name in BY_BATCH}
+
+    def add(self, part: Part) -> None:
+        """Adds iterations. Those of replicas that do not speculate may lack the columns of drafts."""
+        iterations, times_s, measured = part.iterations, part.ends_s, part.ends_inside
+        if "draft_passes" in iterations:
+            drafting = measured & (iterations["draft_passes"].to_numpy() > 0)
+            for name in OVER_TIME:
+                self.by_time.count(name, times_s[drafting], iterations[name].to_numpy()[drafting])
+        seqs = iterations["decode_seqs"].to_numpy()
+        decodes = np.flatnonzero(measured & (seqs > 0))
+        for name in BY_BATCH if len(decodes) else ():
+            values: NDArray[Any] = iterations[name].to_numpy()[decodes] if name in iterations else seqs[:0]
+            if len(values):
+                sums = np.bincount(seqs[decodes], weights=values).astype(np.int64)
+                self._by_batch[name] = added(self._by_batch[name], sums)
+
+    def merge(self, other: Drafts) -> None:
+        """Adds the iterations of other, which is not changed."""
+        self.by_time.merge(other.by_time)
+        for name, sums in other._by_batch.items():
+            self._by_batch[name] = added(self._by_batch[name], sums)
+
+    @property
+    def has_passes(self) -> bool:
+        """Returns whether draft tokens were verified."""
+        return bool(self.by_time.sums)
+
+    def by_batch(self) -> pd.DataFrame:
+        """Returns the sums of the columns `BY_BATCH`, by the number of sequences in the batch."""
+        sums = self._by_batch
+        seqs = np.flatnonzero(sums["decode_seqs"])
+        every = {name: added(sums[name], np.zeros_like(sums["decode_seqs"]))[seqs] for name in BY_BATCH}
+        return pd.DataFrame(every, index=seqs)
+
+
+class PlotFigures(Figure):
+    """Sums over time and by prompt length, and samples of points."""
+
+    name = "plots"
+
+    def __init__(self, setting: FigureSetting) -> None:
+        super().__init__(setting)
+        self._start_s, self._num_pools = setting.start_s, len(setting.pools)
+        self._speculates = setting.speculates
+        self.whole_run = Bins()
+        """Arrivals, requests that finished, input and output tokens over time."""
+        self.states = States(4, MAX_REPLICAS_APART + 1)
+        """Of all iterations of the run."""
+        self.forget_measured()
+
+    def forget_measured(self) -> None:
+        super().forget_measured()
+        self.by_time = Bins(self._start_s)
+        """Requests that arrived, and those of them that met the SLO and its limits."""
+        self.octaves: dict[int, Octave] = {}
+        """By the shortest prompt of the octave."""
+        self.requests = Points(MAX_REQUEST_POINTS)
+        self.iterations = PointsByKind(len(KINDS), MAX_POINTS_PER_KIND)
+        self.times = KindTimes(self._num_pools, inf if self.kept.is_exact else MAX_SAMPLE)
+        self.drafts = Drafts(self._start_s) if self._speculates else None
+
+    def merge(self, other: PlotFigures) -> None:
+        self.by_time.merge(other.by_time)
+        self.whole_run.merge(other.whole_run)
+        self.requests.merge(other.requests)
+        self.states.merge(other.states)
+        self.iterations.merge(other.iterations)
+        self.times.merge(other.times)
+        if other.drafts is not None:
+            self.drafts = self.drafts or Drafts(self._start_s)
+            self.drafts.merge(other.drafts)
+        for lower, octave in other.octaves.items():
+            self.octaves.setdefault(lower, Octave(self.kept)).merge(octave)
+
+    def add(self, part: Part) -> None:
+        table, rates = part.requests, self.whole_run
+        first_s, finished = times(table, "first_token_s"), (table["status"] == "finished").to_numpy(np.bool_)
+        samples = table["samples"].to_numpy(np.int64) if "samples" in table else None
+        rates.count("arrivals", times(table, "arrival_s"))
+        rates.count("input_tokens", first_s, table["prompt_tokens"].to_numpy())
+        rates.count("finished", times(table, "finished_s")[finished])
+        rates.count("tokens", first_s, samples)
+        rates.count("tokens", part.gap_end_s, part.gap_count)
+        if "kept_tokens" in part.iterations:
+            rates.count("tokens", part.ends_s, part.iterations["kept_tokens"].to_numpy())
+        self._add_requests(part.measured, part.setting.slo)
+        if not part.iterations.empty:
+            self._add_iterations(part)
+
+    def value(self, run: EndedRun) -> None:
+        """Returns None: the summary does not have what plots show."""
+
+    def _add_requests(self, table: pd.DataFrame, slo: Slo | None) -> None:
+        if table.empty:
+            return
+        arrival_s, ttft_s = times(table, "arrival_s"), times(table, "ttft_s")
+        held: dict[str, NDArray[np.bool_]] = {}
+        if slo is not None:
+            held = {ALL: table["slo_met"].to_numpy(np.bool_), **slo.terms_met(table)}
+        self.by_time.count("requests", arrival_s)
+        for name, met in held.items():
+            self.by_time.count(name, arrival_s[met])
+        lengths = table["prompt_tokens"].to_numpy(np.int64)
+        exponent = octave_of(lengths)
+        order = np.argsort(exponent, kind="stable")
+        num = np.bincount(exponent)
+        sorted_s = ttft_s[order]
+        held = {name: met[order] for name, met in held.items()}
+        for place in np.flatnonzero(num).tolist():
+            end = int(num[: place + 1].sum())
+            own = slice(end - int(num[place]), end)
+            octave = self.octaves.setdefault(1 << place, Octave(self.kept))
+            octave.num += int(num[place])
+            octave.ttft.add(sorted_s[own])
+            for name, met in held.items():
+                octave.met[name] = octave.met.get(name, 0) + int(met[own].sum())
+        ids = table["request_id"].to_numpy(np.int64)
+        began = np.flatnonzero(
+            (place_of(ids) <= self.requests.limits[0]) | (ttft_s >= self.requests.limits[1])
+        )
+        began = began[~np.isnan(ttft_s[began])]
+        self.requests.add(ids[began], lengths[began].astype(np.float64), ttft_s[began])
+
+    def _add_iterations(self, part: Part) -> None:
+        if self.drafts is None and OVER_TIME[0] in part.iterations:
+            self.drafts = Drafts(self._start_s)
+        if self.drafts is not None:
+            self.drafts.add(part)
+        for index, (pool, rows) in enumerate(zip(part.setting.pools, part.rows_by_pool, strict=True)):
+            self.times.add(index, part.iterations[rows], part.inside_s[rows], pool.model)
+        percent_per_block = 100 / part.by_replica("num_kv_blocks")
+        self.iterations.add(
+            self._block(
+                part.iterations[begin : begin + _BLOCK],
+                percent_per_block,
+                part.inside_s[begin : begin + _BLOCK] > 0,
+            )
+            for begin in range(0, len(part.iterations), _BLOCK)
+        )
+
+    def _block(
+        self, iterations: pd.DataFrame, percent_per_block: NDArray[np.float64], inside: NDArray[np.bool_]
+    ) -> Block:
+        """Adds the states of iterations; returns their points. percent_per_block: of the KV, by replica."""
+        start_s, duration_s = times(iterations, "start_s"), times(iterations, "duration_s")
+        replica, tokens = iterations["replica"].to_numpy(np.int64), batch_tokens(iterations)
+        share = iterations["kv_blocks_used"].to_numpy() * percent_per_block[replica]
+        running, waiting = (iterations[name].to_numpy() for name in ("running", "waiting"))
+        group = np.minimum(replica, MAX_REPLICAS_APART)
+        self.states.add(group, start_s, duration_s, [running, waiting, share, tokens])
+        number = (replica << 40) + iterations["iteration"].to_numpy(np.int64)
+        points = iteration_kind(iterations), number, tokens, duration_s
+        if inside.all():
+            return points
+        measured = np.flatnonzero(inside)
+        return points[0][measured], number[measured], tokens[measured], duration_s[measured]
+
+
+class Plots(NamedTuple):
+    """All that the plots need beside the summary; saved as plots.bin."""
+
+    latencies: dict[str, Distribution]
+    """See `sim.metrics.measured.Latencies.shown`."""
+    figures: PlotFigures
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Figure]) -> Plots:
+        """Returns the plots of the figures of a run, by name."""
+        latencies, plots = figures[Latencies.name], figures[PlotFigures.name]
+        assert isinstance(latencies, Latencies)
+        assert isinstance(plots, PlotFigures)
+        return cls(latencies.shown, plots)
+
+
+def plots_of(
+    records: RunRecords,
+    requests: pd.DataFrame,
+    window: Window,
+    models: Sequence[IterationModel],
+    slo: Slo | None,
+) -> Plots:
+    """Returns the plots of whole tables. requests: with `request_metrics`. models: one per pool."""
+    pools = [PoolHardware(model=model) for model in models]
+    setting = FigureSetting(pools=pools, pool_records=records.pools, slo=slo)
+    part = Part.of(setting, window, RecordChunk.of(records), requests)
+    figures: dict[str, Figure] = {kind.name: kind(setting) for kind in (Latencies, PlotFigures)}
+    for figure in figures.values():
+        figure.add(part)
+    return Plots.of(figures)
