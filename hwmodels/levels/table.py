@@ -142,13 +142,14 @@ class MeasuredTable:
         tokens, prefill_tokens, num_seqs, sampled = flat.counts
         replays = self._host.replays(tokens, prefill_tokens)
         computed = self._host.computed_tokens(tokens, replays)
-        gpu_s: Any = self._tokens_s.of_many(computed) + self._rows_s.of_many(sampled.astype(np.intp))
+        gpu_s: Any = self._tokens_s.of(computed) + self._rows_s.of(sampled.astype(np.intp))
         gpu_s = gpu_s + self._attention_many(flat)
         return self._host.wall_seconds(gpu_s, replays, num_seqs).reshape(flat.answer_shape)[()]
 
     def _counted(self, tokens: int, replays: bool, sampled: int) -> float:
         """Returns GPU seconds that depend only on the numbers of tokens and of sampled rows."""
-        return self._tokens_s.of(self._host.computed_tokens(tokens, replays)) + self._rows_s.of(sampled)
+        tokens_s: float = self._tokens_s.of(self._host.computed_tokens(tokens, replays))
+        return tokens_s + float(self._rows_s.of(sampled))
 
     def _tokens_seconds(self, num_tokens: Floats) -> Floats:
         return sum(

@@ -20,19 +20,15 @@ from fractions import Fraction
 from functools import singledispatch
 from typing import Any, Protocol
 
-import numpy as np
-from numpy import ndarray
-
 from hwmodels.assembly import Inputs, head_operators
 from hwmodels.assembly.counted import CountedTimes
-from hwmodels.assembly.roofline import Roofline
+from hwmodels.assembly.roofline import Roofline, whole
 from hwmodels.assembly.site import Site
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.critical_path import bound_of
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
-from hwmodels.iterations.ops import Operator, Per
+from hwmodels.iterations.ops import Operator, Per, bound_of
 from hwmodels.levels.rooflines import Replica
 from hwmodels.model.matrices import Matrix, Ranks
 from hwmodels.model.model_spec import ModelSpec
@@ -150,8 +146,7 @@ class Heads:
         return self._launches_s * smaller(rows, 1)
 
     def _gpu_seconds(self, rows: Any) -> Any:
-        is_many = isinstance(rows, ndarray)
-        seconds = self._rows_s.of_many(rows.astype(np.intp)) if is_many else self._rows_s.of(int(rows))
+        seconds = self._rows_s.of(whole(rows))
         if self._target is None:
             return seconds
         some = larger(rows, 1)

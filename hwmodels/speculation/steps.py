@@ -11,7 +11,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.equal_passes import EqualPasses
+from hwmodels.iterations.decodes import ByContext
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.speculation.relative import RelativeStep, StepModel, TargetScale
 
@@ -45,14 +45,14 @@ class EqualSteps:
     num_later: steps after the first. ahead: context tokens that each of these has more than the pass.
     """
 
-    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few_passes")
+    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few")
 
     def __init__(
-        self, start_s: float, first: EqualPasses, later: EqualPasses, num_later: int, ahead: float
+        self, start_s: float, first: ByContext, later: ByContext, num_later: int, ahead: float
     ) -> None:
         self._start_s, self._first, self._later = start_s, first, later
         self._num_later, self._ahead = num_later, ahead
-        self.few_passes = first.few_passes
+        self.few = first.few
 
     def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
