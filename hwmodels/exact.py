@@ -41,8 +41,8 @@ def divided_up(a: Any, parts: int) -> Any:
 
 def highest(lines: Lines, keys: Any, pairs: Any, rows: Any) -> Any:
     """Returns the maximum of the lines in seconds, at so many KV tokens, query-key pairs and rows."""
-    (fixed_s, key_s, pair_s, row_s), *others = lines
-    seconds = fixed_s + key_s * keys + pair_s * pairs + row_s * rows
-    for fixed_s, key_s, pair_s, row_s in others:
-        seconds = larger(seconds, fixed_s + key_s * keys + pair_s * pairs + row_s * rows)
+    seconds: Any = None
+    for fixed_s, key_s, pair_s, row_s in lines:
+        line_s = fixed_s + key_s * keys + pair_s * pairs + row_s * rows
+        seconds = line_s if seconds is None else larger(seconds, line_s)
     return seconds

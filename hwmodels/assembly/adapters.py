@@ -23,7 +23,7 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import NO_ADAPTERS, RankBatch
 from hwmodels.iterations.ops import Operator, Per, total_seconds
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix, Role
@@ -92,7 +92,7 @@ class AddedByAdapters:
             return shape
         lora = self._lora
         if lora is None:
-            return shape._replace(adapters=AdapterBatch(0, 0, 0, 0))
+            return shape._replace(adapters=NO_ADAPTERS)
         tokens = shape.decode_seqs + shape.prefill_tokens
         if shape.drafts is not None:
             tokens = tokens + shape.drafts.tokens

@@ -169,7 +169,7 @@ class Roofline:
             if type(decodes) is type(tokens) is type(sampled) is int:
                 return self._decode_batch(decodes, tokens, sampled).seconds(context, pairs)
         work = self._computed(shape, self.layout)
-        gpu_s, totals = work.gpu_s, shape.totals
+        gpu_s, totals = work.gpu_s, shape if ranks is None else ranks
         if self.stages is not None:
             gpu_s = self.stages.seconds(*self._micro_batches(shape, work))
         more_kernels = self._host.mixed_kernels(decodes, chunks) + work.adapter_kernels
@@ -254,7 +254,9 @@ class Roofline:
         """Returns a device's batch, whether a CUDA graph replays, and the tokens that are computed."""
         own = layout.rank_batch(shape)
         tokens = whole(own.tokens)
-        replays = self._replays(tokens, shape)
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        if shape.adapters is not None and not self._adapters.captured:
+            replays = replays & (shape.adapters.adapters == 0)
         each = rows_each(own.decode_seqs, own.draft_tokens)
         return own, replays, self._host.computed_tokens(tokens, replays, each)
 
@@ -367,13 +369,6 @@ class Roofline:
         shape = self._adapters.of(shape)
         return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
 
-    def _replays(self, tokens: Any, shape: IterationShape) -> Any:
-        """Returns whether a CUDA graph runs the whole iteration, adapters included."""
-        replays = self._host.replays(tokens, shape.prefill_tokens)
-        if shape.adapters is None or self._adapters.captured:
-            return replays
-        return replays & (shape.adapters.adapters == 0)
-
     def _operators_of(self, shape: IterationShape) -> list[Operator]:
         """Returns the operators of an iteration on one device, those of its adapters included."""
         return self.operators if shape.adapters is None else [*self.operators, *self._adapters.operators]
@@ -431,4 +426,6 @@ def whole_total(operators: list[Operator], quantity: str, shape: IterationShape)
 
 def whole(count: Any) -> Any:
     """Returns counts as whole numbers."""
+    if type(count) is int:
+        return count
     return np.asarray(count, dtype=np.intp) if isinstance(count, ndarray) else int(count)

@@ -64,19 +64,24 @@ class Decodes:
 def seconds_of(parts: Parts, num_seqs: Any, context_tokens: Any, tokens: Any, pairs: Any) -> Any:
     """Returns the seconds of decodes with draft tokens; contexts and pairs of these may be arrays."""
     rows, total_s = num_seqs + tokens, 0.0
+    all_keys, all_pairs = context_tokens + tokens, context_tokens + pairs
     for calls, window, lines in parts:
-        keys, seen_pairs = seen(num_seqs, context_tokens, tokens, pairs, window)
+        if window is None:
+            keys, seen_pairs = all_keys, all_pairs
+        else:
+            keys, seen_pairs = seen(num_seqs, context_tokens, tokens, pairs, window)
         total_s = total_s + calls * highest(lines, keys, seen_pairs, rows)
     return total_s
 
 
 def _undominated(lines: Lines) -> Lines:
-    """Removes lines that are nowhere above one of the others."""
-    kept: list[tuple[Any, ...]] = []
-    for line in sorted(set(lines), reverse=True):
+    """Returns the lines as Python's numbers, without those that are nowhere above one of the others."""
+    kept: list[tuple[float, float, float, float]] = []
+    for fixed_s, key_s, pair_s, row_s in sorted(set(lines), reverse=True):
+        line = float(fixed_s), float(key_s), float(pair_s), float(row_s)
         if not any(all(own <= other for own, other in zip(line, above, strict=True)) for above in kept):
             kept.append(line)
-    return tuple((fixed_s, key_s, pair_s, row_s) for fixed_s, key_s, pair_s, row_s in kept)
+    return tuple(kept)
 
 
 class DecodeBatch(NamedTuple):
@@ -111,9 +116,7 @@ class DecodeBatch(NamedTuple):
             if any(pair_s or row_s for _, _, pair_s, row_s in kept):
                 return None
             most_keys = inf if window is None else window * self.num_seqs + self.tokens
-            operators.append(
-                (calls, most_keys, [(float(fixed_s), float(key_s)) for fixed_s, key_s, _, _ in kept])
-            )
+            operators.append((calls, most_keys, [(fixed_s, key_s) for fixed_s, key_s, _, _ in kept]))
         return ByContext(self.counted_s, self.floor_s, self.added_s, self.tokens, operators)
 
 
@@ -157,7 +160,10 @@ class OneByOne:
 def ends_of(prices: Prices, start_s: float, contexts: Sequence[int]) -> list[float]:
     """Returns the end times of consecutive iterations with these contexts, the first of which starts then."""
     if len(contexts) > prices.few:
-        times_s = prices.many(np.array(contexts))
+        if isinstance(contexts, range):  # np.array(range) would take longer than the prices
+            times_s = prices.many(np.arange(contexts.start, contexts.stop, contexts.step))
+        else:
+            times_s = prices.many(np.array(contexts))
         if type(times_s) is not ndarray:
             times_s = np.full(len(contexts), times_s)
         times_s[0] += start_s
@@ -170,6 +176,10 @@ def ends_of(prices: Prices, start_s: float, contexts: Sequence[int]) -> list[flo
 
 KeyLines = tuple[float, float, list[tuple[float, float]]]
 """Of an operator: calls per iteration, most keys that are read, lines (seconds, seconds per key)."""
+
+
+Straight = tuple[float, float, float]
+"""Of an operator: calls per iteration, fixed seconds, seconds per key."""
 
 
 class ByContext:
@@ -190,24 +200,33 @@ class ByContext:
         self._counted_s, self._floor_s, self._added_s = counted_s, floor_s, added_s
         self._tokens, self._operators = tokens, operators
         self.few = FEW_CONTEXTS
-        self._straight: list[tuple[float, float, float]] = []
-        """Highest line per operator at the contexts looked up last: calls, fixed seconds, those per key."""
+        self._straight: list[Straight] = []
+        """Highest line per operator at the contexts looked up last."""
         self._from, self._to = inf, -inf  # the contexts at which they are the highest
 
     def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
         tokens, counted_s, added_s = self._tokens, self._counted_s, self._added_s
-        if self._is_straight(contexts[0], contexts[-1]) and len(self._straight) == 1:  # as nearly always
-            [(calls, fixed_s, key_s)] = self._straight
-            if counted_s + calls * (fixed_s + key_s * (contexts[0] + tokens)) > self._floor_s:
+        floor_s, straight = self._floor_s, self._straight_at(contexts[0], contexts[-1])
+        if len(straight) == 1:  # as nearly always
+            [(calls, fixed_s, key_s)] = straight
+            if counted_s + calls * (fixed_s + key_s * (contexts[0] + tokens)) > floor_s:
                 return [
                     counted_s + calls * (fixed_s + key_s * (context + tokens)) + added_s
                     for context in contexts
                 ]
-        longest_s = self._seconds(contexts[-1])
-        if longest_s == self._floor_s + added_s:
-            return [longest_s] * len(contexts)
-        return [self._seconds(context) for context in contexts]
+        last_s = self._seconds(contexts[-1])
+        if last_s == floor_s + added_s:  # and no iteration takes longer than the last
+            return [last_s] * len(contexts)
+        if not straight:
+            return [self._seconds(context) for context in contexts]
+        times_s = []
+        for context in contexts:
+            decodes_s, keys = 0.0, context + tokens
+            for calls, fixed_s, key_s in straight:
+                decodes_s += calls * (fixed_s + key_s * keys)
+            times_s.append(max(counted_s + decodes_s, floor_s) + added_s)
+        return times_s
 
     def _seconds(self, context: float) -> float:
         decodes_s, all_keys = 0.0, context + self._tokens
@@ -218,11 +237,12 @@ class ByContext:
 
     def many(self, contexts: NDArray[Any]) -> NDArray[np.float64]:
         """Computes `each` for an array of contexts."""
-        if not self._is_straight(contexts[0], contexts[-1]):
+        straight = self._straight_at(contexts[0], contexts[-1])
+        if not straight:
             return np.array(self.each(contexts.tolist()))
         keys = contexts + self._tokens
         times_s: NDArray[np.float64] = np.zeros(len(contexts))
-        for calls, fixed_s, key_s in self._straight:
+        for calls, fixed_s, key_s in straight:
             decodes_s = key_s * keys
             decodes_s += fixed_s
             decodes_s *= calls
@@ -233,12 +253,11 @@ class ByContext:
         times_s += self._added_s
         return times_s
 
-    def _is_straight(self, first: float, last: float) -> bool:
-        """Returns whether each operator has a line that is the highest at all contexts, and notes it."""
-        if self._from <= first and last <= self._to:
-            return True
-        self._look_up(first + self._tokens)
-        return self._from <= first and last <= self._to
+    def _straight_at(self, first: float, last: float) -> list[Straight]:
+        """Returns the line of each operator that is the highest at all contexts; none if there is no such."""
+        if not (self._from <= first and last <= self._to):
+            self._look_up(first + self._tokens)
+        return self._straight if self._from <= first and last <= self._to else []
 
     def _look_up(self, keys: float) -> None:
         """Notes the highest lines at a number of keys, and where they are above the others by rounding."""
