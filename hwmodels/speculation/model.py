@@ -22,10 +22,20 @@ from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
-from hwmodels.speculation.host import DraftHost, Hosted
+from hwmodels.speculation.host import DraftHost
 from hwmodels.speculation.leaps import EqualPrices, Leaps, one_by_one, pass_of_equal
 from hwmodels.speculation.relative import TargetScale
-from hwmodels.speculation.steps import CHAIN, DraftShape, Steps, drafts_of, merged, waiting
+from hwmodels.speculation.steps import (
+    CHAIN,
+    Drafting,
+    DraftShape,
+    InTurn,
+    OnHost,
+    Steps,
+    drafts_of,
+    merged,
+    waiting,
+)
 
 PREFIX = "draft "
 """Start of the names of a draft's operators."""
@@ -84,7 +94,7 @@ class SpeculativeModel:
         self._base = base
         self.pass_tokens = draft.pass_tokens
         """Rows of each decoding sequence that refine guesses, in every pass."""
-        self._drafting = drafting_of(draft, replica, shape)
+        self._drafting: Drafting = drafting_of(draft, replica, shape)
         if isinstance(base, MeasuredTable):
             modelled = replica.roofline(replica.calibration)
             # The engine puts a level of a tree together as it does a pass; a step of a chain takes little.
@@ -95,7 +105,7 @@ class SpeculativeModel:
         if replica.host.overlapped and isinstance(draft, Stepwise):
             self._ahead = HostAhead(replica.host, draft, host or DraftHost())
         elif host is not None:
-            self._drafting = Hosted(self._drafting, host)
+            self._drafting = InTurn([self._drafting, OnHost(host.seconds)])
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
         self._leaps = Leaps(self.seconds, self._prices_of_equal)
