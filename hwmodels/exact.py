@@ -46,3 +46,10 @@ def highest(lines: Lines, keys: Any, pairs: Any, rows: Any) -> Any:
         line_s = fixed_s + key_s * keys + pair_s * pairs + row_s * rows
         seconds = line_s if seconds is None else larger(seconds, line_s)
     return seconds
+
+
+def whole(count: Any) -> Any:
+    """Returns counts as whole numbers."""
+    if type(count) is int:
+        return count
+    return np.asarray(count, dtype=np.intp) if isinstance(count, ndarray) else int(count)

@@ -30,7 +30,7 @@ from hwmodels.assembly.offloaded import offloaded
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.exact import Num, larger
+from hwmodels.exact import Num, larger, whole
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
@@ -422,10 +422,3 @@ def whole_total(operators: list[Operator], quantity: str, shape: IterationShape)
     batch = ParallelLayout().rank_batch(shape)
     total: Num = sum(op.calls * getattr(op, quantity)(batch) for op in operators)
     return total
-
-
-def whole(count: Any) -> Any:
-    """Returns counts as whole numbers."""
-    if type(count) is int:
-        return count
-    return np.asarray(count, dtype=np.intp) if isinstance(count, ndarray) else int(count)

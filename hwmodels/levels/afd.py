@@ -35,7 +35,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.checks import check_whole
 from hwmodels.devices.host import HostShare
 from hwmodels.devices.interconnect import Link
-from hwmodels.exact import Num, larger
+from hwmodels.exact import larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape, counted
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
@@ -185,10 +185,6 @@ class PingPong(InProportions):
         gpu_s = layers_s + num_micro_batches * total_seconds(self._outer_ops, own)
         replays = self._host.replays(own.tokens, shape.prefill_tokens)
         return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of weights and KV read by the undivided replica."""
-        return self._other.bytes_moved(shape)
 
 
 def _mlp_names(roofline: Roofline) -> set[str]:

@@ -22,10 +22,10 @@ from typing import Any
 
 from hwmodels.assembly import Inputs, head_operators
 from hwmodels.assembly.counted import CountedTimes
-from hwmodels.assembly.roofline import Roofline, whole
+from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Site
 from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.exact import Num, divided_up, larger, smaller
+from hwmodels.exact import Num, divided_up, larger, smaller, whole
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, bound_of
