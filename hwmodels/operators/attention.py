@@ -32,14 +32,14 @@ Numbers and arrays give the same bits (`hwmodels.exact`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.checks import check_finite
+from hwmodels.checks import check_curve, check_finite
 from hwmodels.devices.device import Device
 from hwmodels.exact import Lines, highest, larger, smaller
 from hwmodels.operators.attention_kernels import CHOICES, KERNELS, Kernels
@@ -125,15 +125,8 @@ class AttentionCurve:
     """Seconds of one tile of 128 queries, of one head 128 wide, on one SM, besides its useful pairs."""
 
     def __post_init__(self) -> None:
-        known = {capability for _, capability in KERNELS}
-        if self.compute_capability not in known:
-            raise ValueError(
-                f"compute_capability={self.compute_capability}: must be one of {', '.join(sorted(known))}; "
-                "choose that of the most similar device"
-            )
-        for field in fields(self):
-            if field.name != "compute_capability":
-                check_finite(field.name, getattr(self, field.name))
+        known = sorted({capability for _, capability in KERNELS})
+        check_curve(self, capabilities=known, most_share=inf)
 
 
 def kernels_of(library: str, curve: AttentionCurve) -> Kernels:

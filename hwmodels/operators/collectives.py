@@ -34,13 +34,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from hwmodels.checks import check_finite, check_whole
+from hwmodels.checks import check_curve, check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.interconnect import Link
 from hwmodels.exact import Num
@@ -126,10 +126,7 @@ class CollectiveCurve:
     """Start of vLLM's one-shot kernel: launch and one barrier. 4.1 us to 7.1 us (B200)."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            check_finite(entry.name, getattr(self, entry.name))
-        if self.bandwidth_share > 1:
-            raise ValueError(f"bandwidth_share={self.bandwidth_share}: must be a share, > 0 and <= 1")
+        check_curve(self)
 
 
 def collective_seconds(

@@ -32,10 +32,10 @@ Measured: TensorRT-LLM 1.0 and 1.3, vLLM 0.14 and 0.24, A100 to B200 (NVIDIA aic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from hwmodels.checks import check_finite, check_whole
+from hwmodels.checks import check_curve, check_finite, check_whole
 from hwmodels.devices.device import Device
 from hwmodels.exact import Lines, highest, larger, smaller
 
@@ -89,17 +89,7 @@ class MlaCurve:
     """Share of the data sheet in decode, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
 
     def __post_init__(self) -> None:
-        if self.compute_capability not in FAMILIES:
-            raise ValueError(
-                f"compute_capability={self.compute_capability}: must be one of {', '.join(FAMILIES)}; "
-                "choose that of the most similar device"
-            )
-        for entry in fields(self):
-            if entry.name == "compute_capability":
-                continue
-            check_finite(entry.name, getattr(self, entry.name))
-            if entry.name.endswith("_share") and getattr(self, entry.name) > 1:
-                raise ValueError(f"{entry.name}={getattr(self, entry.name)}: must be a share, > 0 and <= 1")
+        check_curve(self, capabilities=FAMILIES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
