@@ -3,13 +3,14 @@
 The next token of a sequence is due at arrival + ttft_s + tpot_s x output tokens so far. Its slack is the time
 until then minus the time to compute the uncomputed tokens at prefill_tokens_per_s, an estimate of the user,
 because a policy knows no durations. `now` is the same for all sequences, so they are ordered by their latest
-start, due time - computation time: it is fixed for a waiting sequence and increases by tpot_s with every
-token of a running one. When the slack of the first waiting sequence is used up and there is no room for it,
-decoding sequences with a latest start more than margin_s after its own are preempted for it, the largest
-slack first. Sequences in prefill are not. No request starves: a waiting sequence keeps its latest start, and
-later arrivals have later ones, within the range of ttft_s and of prompt lengths. Memory pressure: the
-sequence of largest slack is preempted. Horizon: until the slack of the first waiting sequence is used up;
-from then on, until a running one is margin_s ahead of it.
+start, due time - computation time: it is fixed for a waiting sequence, stays the same while its prompt is
+computed, and increases by tpot_s with every token after that. (If each chunk of a prompt increased it, two
+prompts that do not fit together would preempt each other for ever.) When the slack of the first waiting
+sequence is used up and there is no room for it, decoding sequences with a latest start more than margin_s
+after its own are preempted for it, the largest slack first. Sequences in prefill are not. No request starves:
+a waiting sequence keeps its latest start, and later arrivals have later ones, within the range of ttft_s and
+of prompt lengths. Memory pressure: the sequence of largest slack is preempted. Horizon: until the slack of
+the first waiting sequence is used up; from then on, until a running one is margin_s ahead of it.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class LeastSlack(Scheduling):
         return (due_s + seq.num_output_tokens * tpot_s - num_tokens / self.prefill_tokens_per_s, arrival_s)
 
     def before_step(self, view: StepView, step: StepBuilder, now: float) -> None:
-        """Updates the slack of running sequences and preempts for a waiting one with no slack left."""
-        for seq in view.running:
+        """Updates the slack of decoding sequences and preempts for a waiting one with no slack left."""
+        for seq in view.decoding:
             step.rerank(seq)
         head = next(iter(view.waiting), None)
         if head is None:

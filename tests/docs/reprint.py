@@ -45,10 +45,9 @@ def masked(line: str) -> str:
 def renewed(block: Block, printed: str) -> tuple[str, list[str]]:
     """Returns the block's new text, and its lines that have no counterpart in what is printed."""
     if block.kind == "printed by":
-        lines = shown_lines(printed)
-        return (
-            "".join(f"{line}\n" for line in lines) if lines != shown_lines(block.text) else block.text
-        ), []
+        is_equal = shown_lines(printed) == shown_lines(block.text)
+        text = "".join(f"{line.rstrip()}\n" for line in printed.strip("\n").splitlines())
+        return (block.text if is_equal else text), []
     rest, new, lost = shown_lines(printed), [], []
     for line in block.text.splitlines():
         text = line.rstrip()

@@ -134,3 +134,24 @@ def test_all_preempting_policies_and_all_adapters_policies_are_tested():
     assert targets == {
         policy and f"{type(policy).__module__}.{type(policy).__name__}" for policy in ADAPTERS.values()
     }
+
+
+@pytest.mark.parametrize("chunk", [4, 9, 13])
+def test_least_slack_does_not_alternate_between_two_prompts_that_do_not_fit_together(chunk):
+    """Three requests compete for 48 tokens of KV; a chunk takes longer than their arrivals are apart."""
+    world = World(
+        asks=(Ask(0.0, 36, 5), Ask(0.0, 35, 5), Ask(0.1, 30, 20)),
+        batching=Chunked(
+            max_num_batched_tokens=2 * chunk,
+            long_prefill_token_threshold=chunk,
+            scheduler_reserve_full_isl=False,
+        ),
+        scheduling=LeastSlack(ttft_s=(1.5,), tpot_s=(2.5,), prefill_tokens_per_s=4.0, margin_s=0.7),
+        caching=Paged(block_size=8),
+        num_blocks=6,
+    )
+    requests = world.simulate().records.requests
+    assert requests.status.tolist() == ["finished"] * 3
+    assert requests.preemptions.sum() <= requests.output_tokens.sum(), (
+        "each preemption is paid for by a token"
+    )
