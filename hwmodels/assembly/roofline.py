@@ -53,7 +53,7 @@ NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 
 
 class Computed(NamedTuple):
-    """What one device computes in an iteration, or in each of its micro-batches. Numbers or arrays."""
+    """The work and the GPU time of one device in an iteration, or in each micro-batch. Numbers or arrays."""
 
     own: RankBatch
     replays: Any

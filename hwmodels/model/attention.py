@@ -35,7 +35,7 @@ class Attention(ABC):
     @property
     @abstractmethod
     def num_query_heads(self) -> int:
-        """Number of heads; their outputs are concatenated."""
+        """Returns the number of heads; their outputs are concatenated."""
 
     @property
     def max_tensor_parallel_size(self) -> int:

@@ -1,4 +1,4 @@
-"""What drafting after a pass consists of: work of the host, and passes of models on the devices.
+"""The parts of drafting after a pass: work of the host, and passes of models on the devices.
 
 `Steps` are those of a draft, each over one row per sequence, as engines run them after sampling.
 """
