@@ -31,7 +31,7 @@ from hwmodels.assembly.site import Kernels, Site
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num, larger, whole
-from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of
+from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.offload import Offload
@@ -143,6 +143,7 @@ class Roofline:
         self._is_whole = not (is_shared or self._adapters.in_every_batch)
         """False if several devices, or micro-batches, share each batch, or if all batches have adapters."""
         self._decode_batches: dict[tuple[Any, Any, Any], DecodeBatch] = {}
+        self._prompt_bounds: dict[tuple[Any, bool], tuple[float, float]] = {}
         self._leaps: dict[int, Prices] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
         """None if an iteration is one batch that passes all stages once."""
@@ -164,10 +165,13 @@ class Roofline:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
         shape = self._adapters.of(shape)
         decodes, context, chunks, new, _, _, sampled, adapters, drafts, ranks = shape
-        if adapters is None and ranks is None and self._is_whole and type(new) is int and not new:
+        if adapters is None and ranks is None and self._is_whole:
             tokens, pairs = (0, 0) if drafts is None else drafts[:2]
-            if type(decodes) is type(tokens) is type(sampled) is int:
-                return self._decode_batch(decodes, tokens, sampled).seconds(context, pairs)
+            if type(decodes) is type(new) is type(tokens) is type(sampled) is int:
+                if not new:
+                    return self._decode_batch(decodes, tokens, sampled).seconds(context, pairs)
+                if type(pairs) is not ndarray and ndarray not in map(type, shape):
+                    return self._prompt_seconds(shape, tokens, pairs)
         work = self._computed(shape, self.layout)
         gpu_s, totals = work.gpu_s, shape if ranks is None else ranks
         if self.stages is not None:
@@ -250,6 +254,24 @@ class Roofline:
             gpu_s = gpu_s + adapters_s
         return Computed(own, replays, tokens, rows, gpu_s, decodes_s, adapter_kernels)
 
+    def _prompt_seconds(self, shape: Any, draft_tokens: int, draft_pairs: Any) -> float:
+        """Computes `seconds` of chunks and decodes that one device holds; no graph replays, none is padded.
+
+        It takes half the time of `_computed`. A device's share of a whole batch is the batch.
+        """
+        decodes, context, chunks, new, _, _, sampled, *_ = shape
+        gpu_s: float = self._counted.of(decodes + draft_tokens + new, 0, sampled)
+        if decodes:
+            parts = self._decodes.parts(decodes, rows_each(decodes, draft_tokens))
+            gpu_s += seconds_of(parts, decodes, context, draft_tokens, draft_pairs)
+        gpu_s += total_seconds(self._prefill_ops, shape)
+        key = decodes + chunks, decodes > 0
+        if key not in self._prompt_bounds:
+            more_kernels = self._host.mixed_kernels(int(key[1]), 1)
+            self._prompt_bounds[key] = self._host.bounds(False, key[0], more_kernels)
+        floor_s, added_s = self._prompt_bounds[key]
+        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+
     def _padded(self, shape: IterationShape, layout: ParallelLayout) -> tuple[RankBatch, Any, Any]:
         """Returns a device's batch, whether a CUDA graph replays, and the tokens that are computed."""
         own = layout.rank_batch(shape)
@@ -307,7 +329,7 @@ class Roofline:
         """
         shape = self._adapters.of(shape)
         parts = self._critical_path(shape)
-        return [(op, total_of(op, parts, partial(seconds_of, op))) for op in self._operators_of(shape)]
+        return [(op, total_of(op, parts, partial(call_seconds, op))) for op in self._operators_of(shape)]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
@@ -337,7 +359,7 @@ class Roofline:
         total_s = float(self.seconds(shape))
         lines: dict[str, Explained] = {}
         for op in self._operators_of(shape):
-            seconds = float(total_of(op, path, partial(seconds_of, op)))
+            seconds = float(total_of(op, path, partial(call_seconds, op)))
             if seconds == 0:
                 continue
             calls = op.calls * sum(float(passing.times[op.part]) for passing in path)
@@ -405,7 +427,7 @@ class Roofline:
         return [Passing(batch, times[0]), Passing(decoding, times[1])]
 
 
-def seconds_of(op: Operator, batch: RankBatch) -> Any:
+def call_seconds(op: Operator, batch: RankBatch) -> Any:
     """Returns seconds of one call; 0 for the LM head and what follows it if no row is sampled."""
     seconds = op.seconds(batch)
     return seconds * np.minimum(batch.rows, 1) if op.per is Per.row else seconds

@@ -25,8 +25,8 @@ from hwmodels.iterations.windows import seen
 BEYOND_ROUNDING = 1 + 1e-9
 """A line that is above another one by this factor is also above it in rounded arithmetic."""
 
-FEW_CONTEXTS: Final = 40
-"""Largest number of contexts priced one by one: an array takes as long as 40 numbers."""
+FEW_CONTEXTS: Final = 48
+"""Largest number of contexts priced one by one: an array takes as long as 50 numbers."""
 
 Parts = list[tuple[float, int | None, Lines]]
 """Per operator: calls per iteration, most tokens of a sequence that are seen, lines."""
@@ -46,9 +46,12 @@ class Decodes:
     def seconds(self, batch: RankBatch) -> Any:
         """Returns the seconds of a batch's decodes, or of each of many batches."""
         num_seqs, context, tokens = batch.decode_seqs, batch.decode_context_tokens, batch.draft_tokens
-        if isinstance(num_seqs, ndarray) or isinstance(tokens, ndarray):
+        if type(num_seqs) is ndarray or type(tokens) is ndarray:
             return total_seconds(self._operators, batch)
-        parts = self.parts(num_seqs, rows_each(num_seqs, tokens))
+        if not num_seqs:
+            return 0.0
+        rows = rows_each(num_seqs, tokens)
+        parts = self._known.get((num_seqs, rows)) or self.parts(num_seqs, rows)
         return seconds_of(parts, num_seqs, context, tokens, batch.draft_pairs)
 
     def parts(self, num_seqs: Any, rows: int) -> Parts:
@@ -207,15 +210,17 @@ class ByContext:
     def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
         tokens, counted_s, added_s = self._tokens, self._counted_s, self._added_s
-        floor_s, straight = self._floor_s, self._straight_at(contexts[0], contexts[-1])
+        first, last, floor_s, straight = contexts[0], contexts[-1], self._floor_s, self._straight
+        if not (self._from <= first and last <= self._to):
+            straight = self._straight_at(first, last)
         if len(straight) == 1:  # as nearly always
             [(calls, fixed_s, key_s)] = straight
-            if counted_s + calls * (fixed_s + key_s * (contexts[0] + tokens)) > floor_s:
+            if counted_s + calls * (fixed_s + key_s * (first + tokens)) > floor_s:
                 return [
                     counted_s + calls * (fixed_s + key_s * (context + tokens)) + added_s
                     for context in contexts
                 ]
-        last_s = self._seconds(contexts[-1])
+        last_s = self._seconds(last)
         if last_s == floor_s + added_s:  # and no iteration takes longer than the last
             return [last_s] * len(contexts)
         if not straight:

@@ -218,7 +218,8 @@ class ParallelLayout:
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
-        if self.num_batch_shares == 1 and self.context_parallel_size == 1:
+        shares = self.attention_data_parallel_size * self.context_parallel_size
+        if shares * (self.num_micro_batches or self.pipeline_parallel_size) == 1:
             decodes, context, chunks, new, pairs, prefill_context, rows, adapters, drafts, _ = shape
             drafted, draft_pairs = (0, 0) if drafts is None else drafts[:2]
             tokens = decodes + new + drafted
