@@ -48,8 +48,6 @@ class Decodes:
         num_seqs, context, tokens = batch.decode_seqs, batch.decode_context_tokens, batch.draft_tokens
         if type(num_seqs) is ndarray or type(tokens) is ndarray:
             return total_seconds(self._operators, batch)
-        if not num_seqs:
-            return 0.0
         rows = rows_each(num_seqs, tokens)
         parts = self._known.get((num_seqs, rows)) or self.parts(num_seqs, rows)
         return seconds_of(parts, num_seqs, context, tokens, batch.draft_pairs)
