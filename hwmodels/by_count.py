@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,17 @@ class ByCount:
         self._array = np.empty(0)
         self._list: list[float | None] = []
 
-    def of(self, count: int) -> float:
+    def of(self, counts: Any) -> Any:
+        """Returns the value at a count, or those at an array of counts."""
+        if type(counts) is np.ndarray:
+            return self._of_many(counts)
         try:
-            known = self._list[count]
+            known = self._list[counts]
         except IndexError:
             known = None
-        return self._computed(count) if known is None else known
+        return self._computed(counts) if known is None else known
 
-    def of_many(self, counts: NDArray[np.intp]) -> Seconds:
+    def _of_many(self, counts: NDArray[np.intp]) -> Seconds:
         try:
             values = self._array.take(counts)
         except IndexError:
@@ -62,24 +65,3 @@ class ByCount:
         values = self._formula(np.arange(start, start + PIECE, dtype=np.float64))
         self._array[start : start + PIECE] = values
         self._list[start : start + PIECE] = values.tolist()
-
-
-class RowsByCount:
-    """Several cheap functions of a count, looked up together: 3 us for six of them at 1,000 counts.
-
-    formula: returns one array (or number) per function; it must compute each count independently.
-    """
-
-    def __init__(self, formula: Callable[[Counts], Sequence[Any]]) -> None:
-        self._formula = formula
-        self._rows = np.empty((1, 0))  # empty: every count is beyond the table
-
-    def of_many(self, counts: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Returns the values, shape [functions, *counts.shape]."""
-        try:
-            return self._rows.take(counts, axis=1)
-        except IndexError:
-            size = (int(counts.max(initial=0)) // PIECE + 1) * PIECE
-            all_counts = np.arange(size, dtype=np.float64)
-            self._rows = np.stack([np.broadcast_to(row, size) for row in self._formula(all_counts)])
-            return self._rows.take(counts, axis=1)

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 Num = float | int | NDArray[Any]
 """A number, or one value per iteration."""
 
+Lines = tuple[tuple[Any, Any, Any, Any], ...]
+"""Straight lines over decodes: (seconds, per KV token read, per query-key pair, per query row) each."""
+
 
 def larger(a: Any, b: Any) -> Any:
     """Returns max(a, b), elementwise if one is an array; np.maximum of two floats would take 0.5 us."""
@@ -34,3 +37,19 @@ def smaller(a: Any, b: Any) -> Any:
 def divided_up(a: Any, parts: int) -> Any:
     """Returns a / parts rounded up to a whole number: the largest share of `a` items in `parts` parts."""
     return -(-a // parts)
+
+
+def highest(lines: Lines, keys: Any, pairs: Any, rows: Any) -> Any:
+    """Returns the maximum of the lines in seconds, at so many KV tokens, query-key pairs and rows."""
+    seconds: Any = None
+    for fixed_s, key_s, pair_s, row_s in lines:
+        line_s = fixed_s + key_s * keys + pair_s * pairs + row_s * rows
+        seconds = line_s if seconds is None else larger(seconds, line_s)
+    return seconds
+
+
+def whole(count: Any) -> Any:
+    """Returns counts as whole numbers."""
+    if type(count) is int:
+        return count
+    return np.asarray(count, dtype=np.intp) if isinstance(count, ndarray) else int(count)

@@ -12,13 +12,12 @@ A prompt of 2,000 tokens of OPT-66B takes 653 ms on four GPUs with vLLM, 365 ms 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape
+from hwmodels.iterations.iteration import IterationModel, IterationShape, ends_of_decodes
 from hwmodels.levels.rooflines import Calibrated, Replica
 
 LARGE_BATCH = 95
@@ -89,9 +88,7 @@ class ProfiledModel:
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
         """Returns the end times of consecutive decode-only iterations; each sequence grows by a token."""
-        context = num_context_tokens + num_seqs * np.arange(num_iterations)
-        durations_s = np.asarray(self.seconds(IterationShape(num_seqs, context, 0, 0, 0, 0, num_seqs)))
-        return list(accumulate(durations_s.tolist(), initial=start_s))[1:]
+        return ends_of_decodes(self.seconds, start_s, num_seqs, num_context_tokens, num_iterations)
 
 
 def _fit(fit: Fit, first: Any, second: Any) -> Any:

@@ -23,8 +23,8 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape
-from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import Operator, Per
+from hwmodels.iterations.layout import NO_ADAPTERS, RankBatch
+from hwmodels.iterations.ops import Operator, Per, total_seconds
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Matrix, Role
 from hwmodels.operators.lora_kernels import (
@@ -92,7 +92,7 @@ class AddedByAdapters:
             return shape
         lora = self._lora
         if lora is None:
-            return shape._replace(adapters=AdapterBatch(0, 0, 0, 0))
+            return shape._replace(adapters=NO_ADAPTERS)
         tokens = shape.decode_seqs + shape.prefill_tokens
         if shape.drafts is not None:
             tokens = tokens + shape.drafts.tokens
@@ -101,9 +101,7 @@ class AddedByAdapters:
 
     def seconds(self, batch: RankBatch) -> tuple[Any, Any]:
         """Returns GPU seconds, and launches in those of other kernels that take the host as long."""
-        gpu_s: Any = 0.0
-        for op in self.operators:
-            gpu_s = gpu_s + op.calls * op.seconds(batch)
+        gpu_s = total_seconds(self.operators, batch)
         if _runs_idle(self._site):
             return gpu_s, self._launches
         return gpu_s, self._launches * smaller(batch.adapter_ranks, 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from hwmodels.assembly.compressed import compressed
@@ -14,9 +15,9 @@ from hwmodels.assembly.latent import indexer, latent
 from hwmodels.assembly.linear import linear
 from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
-from hwmodels.exact import smaller
+from hwmodels.exact import Lines, smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Operator, PassLines, Per, independent_of_context, per_token
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, per_token
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
 from hwmodels.model.compressed_attention import CompressedAttention
@@ -31,7 +32,7 @@ from hwmodels.model.state_space import (
     Mamba2,
     ShortConvolution,
 )
-from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention, VerifyAttention
+from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.systolic import SystolicDecode, SystolicPrefill
 
 
@@ -93,24 +94,22 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
     """Yields decode and prefill attention; one variable-length kernel runs both, each has its own price."""
     curve, dtype = site.calibration.attention, site.dtype
     library = site.kernels.attention_kernels or site.kernels.library
-    decode: DecodeAttention | SystolicDecode
-    prefill: PrefillAttention | SystolicPrefill
     if site.device.systolic is not None and site.kernels.attention_kernels is not None:
         raise ValueError(
             f"attention_kernels={site.kernels.attention_kernels}: has no price on the systolic arrays of "
             f"{site.device.name}; set engine.kernels.attention_kernels=null, or choose a GPU"
         )
+    prefill: PrefillAttention | SystolicPrefill
     if site.device.systolic is None:
-        decode = DecodeAttention(heads, site.device, curve, library)
         prefill = PrefillAttention(heads, site.device, curve, library, dtype)
     else:
-        decode = SystolicDecode(heads, site.device, curve, dtype)
         prefill = SystolicPrefill(heads, site.device, curve, dtype)
 
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
-        if site.device.systolic is not None:
-            return SystolicDecode(heads, site.device, curve, dtype, rows).pass_lines
-        return VerifyAttention(heads, site.device, curve, library, dtype, rows).lines
+    @cache
+    def decode(rows: int) -> DecodeAttention | SystolicDecode:
+        if site.device.systolic is None:
+            return DecodeAttention(heads, site.device, curve, library, rows, dtype)
+        return SystolicDecode(heads, site.device, curve, dtype, rows)
 
     suffix = "" if window is None else f"_window_{window}"
 
@@ -124,7 +123,7 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
         site,
         suffix,
         calls,
-        (DecodeSeconds(decode.lines, window, of_rows), prefill_seconds),
+        (DecodeSeconds(lambda rows, seqs: decode(rows).lines(seqs), window), prefill_seconds),
         (
             lambda b: heads.flops_per_pair * decode_pairs(b, window),
             lambda b: heads.flops_per_pair * within_window(b, window).prefill_pairs,
@@ -134,8 +133,9 @@ def softmax_attention(site: Site, heads: HeadLayout, window: int | None, calls: 
             lambda b: heads.kv_bytes_per_token * within_window(b, window).prefill_context_tokens,
         ),
     )
-    if isinstance(decode, DecodeAttention) and decode.beside_prefill > 1:
-        yield delay_beside_prefill(site, decode, window, calls)
+    alone = decode(1)
+    if isinstance(alone, DecodeAttention) and alone.beside_prefill > 1:
+        yield delay_beside_prefill(site, alone, window, calls)
 
 
 def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -> Iterator[Operator]:
@@ -160,13 +160,11 @@ def around_the_ring(site: Site, kv_bytes: float, q_bytes: float, calls: float) -
     summed = site.message(
         "all_reduce", "context_all_reduce", calls, decode_bytes, ring, Per.decode, nodes=nodes
     )
-    per_batch = summed.seconds
 
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
-        return lambda seqs: ((per_batch(_decodes(rows * seqs)), 0.0, 0.0, 0.0),)
+    def lines(rows: int, seqs: Any) -> Lines:
+        return ((summed.seconds(_decodes(rows * seqs)), 0.0, 0.0, 0.0),)
 
-    per_seqs = independent_of_context(lambda seqs: per_batch(_decodes(seqs)), of_rows)
-    yield replace(summed, seconds=per_seqs)
+    yield replace(summed, seconds=DecodeSeconds(lines))
 
 
 def _decodes(seqs: Any) -> RankBatch:

@@ -19,14 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from hwmodels.assembly.site import Site
 from hwmodels.exact import Num, larger, smaller
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
+from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape, ends_of_decodes
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import GroupedQueryAttention, NoAttention
 from hwmodels.model.linear_attention import RecurrentLayer
@@ -100,9 +97,7 @@ class WithAttentionWeights:
         """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
         if not self._decode_share:
             return self._base.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
-        contexts = num_context_tokens + num_seqs * np.arange(num_iterations)
-        durations_s = self.seconds(IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs))
-        return list(accumulate(durations_s.tolist(), initial=start_s))[1:]
+        return ends_of_decodes(self.seconds, start_s, num_seqs, num_context_tokens, num_iterations)
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; reading weights is a part of attention."""

@@ -20,9 +20,9 @@ from typing import Any
 
 from hwmodels.assembly.site import Site
 from hwmodels.devices.chain import Chain
-from hwmodels.exact import divided_up, larger, smaller
+from hwmodels.exact import Lines, divided_up, larger, smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, PassLines, Per, Quantity, per_token
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_token
 
 
 def over_chips(operators: list[Operator], site: Site, chain: Chain) -> list[Operator]:
@@ -76,13 +76,11 @@ def _decode_seconds(token_s: float, window: int | None, chain: Chain) -> DecodeS
     token_s: seconds of a context token on one chip.
     """
 
-    def lines(num_seqs: Any) -> Lines:
-        return ((0.0, token_s / smaller(larger(num_seqs, 1.0), float(chain.num_chips))),)
+    def lines(rows: int, num_seqs: Any) -> Lines:
+        at_once = smaller(larger(num_seqs, 1.0), float(chain.num_chips))
+        return ((0.0, token_s / at_once, 0.0, 0.0),)
 
-    def pass_lines(num_seqs: Any) -> PassLines:
-        return tuple((fixed_s, key_s, 0.0, 0.0) for fixed_s, key_s in lines(num_seqs))
-
-    return DecodeSeconds(lines, window, lambda rows: pass_lines)
+    return DecodeSeconds(lines, window)
 
 
 def _links(site: Site, chain: Chain) -> Operator:

@@ -8,14 +8,15 @@ the window, and min(c / r, k) compressed ones. Never measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from hwmodels.assembly.latent import indexer
+from hwmodels.assembly.latent import each_its_own, indexer
 from hwmodels.assembly.phases import both_phases
 from hwmodels.assembly.site import Site
+from hwmodels.exact import Lines
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, PassLines
+from hwmodels.iterations.ops import DecodeSeconds, Operator
 from hwmodels.iterations.windows import decode_pairs, within_window
 from hwmodels.model.compressed_attention import CompressedAttention
 from hwmodels.model.matrices import share_of
@@ -78,12 +79,9 @@ def attended(
     decode = MlaDecode(heads, site.device, curve, library)
     prefill = MlaPrefill(heads, site.device, curve, library, site.dtype)
 
-    def lines(seqs: Any) -> Lines:
-        return tuple((fixed_s, token_s / ratio) for fixed_s, token_s in decode.lines(seqs))
-
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
-        # Rows choose different entries, so each reads its own, as if it were a sequence.
-        return lambda seqs: tuple((fixed_s, 0.0, each_s, 0.0) for fixed_s, each_s in lines(rows * seqs))
+    def lines(rows: int, seqs: Any) -> Lines:
+        own = each_its_own(decode.lines(rows * seqs))
+        return tuple((fixed_s, 0.0, token_s / ratio, 0.0) for fixed_s, _, token_s, _ in own)
 
     def entries(batch: RankBatch) -> Any:
         return decode_pairs(batch, reach) / ratio
@@ -97,7 +95,7 @@ def attended(
         site,
         suffix,
         calls,
-        (DecodeSeconds(lines, reach, of_rows), prefill_seconds),
+        (DecodeSeconds(lines, reach), prefill_seconds),
         (
             lambda b: heads.decode_flops_per_token * entries(b),
             lambda b: heads.prefill_flops_per_pair * within_window(b, reach).prefill_pairs / ratio,

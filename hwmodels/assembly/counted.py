@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from hwmodels.by_count import ByCount, Counts, Seconds
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
@@ -29,23 +28,15 @@ class CountedTimes:
         ends = (Part.first, Part.between, Part.last)
         self._ends_s = [ByCount(partial(self._sum, [Per.token], part=part)) for part in ends]
 
-    def of(self, computed: int, all_tokens: int, rows: int) -> float:
-        """Returns the seconds of one batch; computed: tokens of this device with padding."""
+    def of(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
+        """Returns the seconds of a batch, or of each; computed: tokens of this device with padding."""
         gpu_s = self.tokens_s.of(computed) + self.rows_s.of(rows)
         return gpu_s if self.any_tokens_s is None else gpu_s + self.any_tokens_s.of(all_tokens)
 
-    def of_many(self, computed: Any, all_tokens: Any, rows: Any) -> Any:
-        """Computes `of` for arrays."""
-        gpu_s = self.tokens_s.of_many(computed) + self.rows_s.of_many(rows)
-        return gpu_s if self.any_tokens_s is None else gpu_s + self.any_tokens_s.of_many(all_tokens)
-
     def ends(self, computed: Any, rows: Any) -> tuple[Any, Any, Any]:
         """Returns seconds of a micro-batch before, between and after the layers; numbers or arrays."""
-        if isinstance(computed, ndarray):
-            many = [table.of_many(computed) for table in self._ends_s]
-            return many[0], many[1], many[2] + self.rows_s.of_many(rows)
-        one = [table.of(int(computed)) for table in self._ends_s]
-        return one[0], one[1], one[2] + self.rows_s.of(int(rows))
+        first_s, between_s, last_s = (table.of(computed) for table in self._ends_s)
+        return first_s, between_s, last_s + self.rows_s.of(rows)
 
     def _sum(self, kinds: Iterable[Per], counts: Counts, part: Part | None = None) -> Seconds:
         """Sums seconds of operators of these kinds (and part) by count of tokens or rows; 0 takes 0 s."""

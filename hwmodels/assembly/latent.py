@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from hwmodels.assembly.phases import both_phases, delay_beside_prefill
 from hwmodels.assembly.site import Site
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import Lines, larger, smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, PassLines, Per, Quantity, zero
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, zero
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import LatentAttention
 from hwmodels.model.matrices import Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.operators.attention import DecodeAttention, HeadLayout, VerifyAttention
+from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 
 EXPANSION_PEAK_SHARE = 0.7
@@ -100,22 +101,21 @@ def latent_attention(
     """
     curve, library = site.calibration.mla, site.kernels.library
     absorbed = site.kernels.absorbed_latent_decode
-    naive = DecodeAttention(expanded, site.device, site.calibration.attention, library)
-    decode = MlaDecode(heads, site.device, curve, library) if absorbed else naive
+
+    @cache
+    def decode(rows: int) -> DecodeAttention | MlaDecode:
+        if absorbed:
+            return MlaDecode(heads, site.device, curve, library, rows)
+        return DecodeAttention(expanded, site.device, site.calibration.attention, library, rows, site.dtype)
+
+    def lines(rows: int, seqs: Any) -> Lines:
+        if not absorbed or top_k is None:
+            return decode(rows).lines(seqs)
+        return each_its_own(decode(1).lines(rows * seqs))
+
     prefill = MlaPrefill(heads, site.device, curve, library, site.dtype)
     token_flops = heads.decode_flops_per_token if absorbed else expanded.flops_per_pair
     token_bytes = heads.latent_bytes_per_token if absorbed else expanded.kv_bytes_per_token
-
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
-        if not absorbed:
-            curve_s = site.calibration.attention
-            return VerifyAttention(expanded, site.device, curve_s, library, site.dtype, rows).lines
-        if top_k is None:
-            return MlaDecode(heads, site.device, curve, library, rows).pass_lines
-        # Rows choose different tokens, so each reads its own, as if it were a sequence.
-        return lambda seqs: tuple(
-            (fixed_s, 0.0, each_s, 0.0) for fixed_s, each_s in decode.lines(rows * seqs)
-        )
 
     def decode_bytes(batch: RankBatch) -> Any:
         read = decode_keys(batch) if top_k is None else decode_pairs(batch, top_k)
@@ -134,7 +134,7 @@ def latent_attention(
         site,
         "" if top_k is None else f"_top_{top_k}",
         calls,
-        (DecodeSeconds(decode.lines, top_k, of_rows), prefill_seconds),
+        (DecodeSeconds(lines, top_k), prefill_seconds),
         (
             lambda b: token_flops * decode_pairs(b, top_k),
             lambda b: heads.prefill_flops_per_pair * within_window(b, top_k).prefill_pairs,
@@ -143,8 +143,14 @@ def latent_attention(
         (decode_bytes, prefill_bytes),
         mixed_kernels=mixed_launches(site),
     )
-    if not absorbed and naive.beside_prefill > 1:
-        yield delay_beside_prefill(site, naive, top_k, calls)
+    alone = decode(1)
+    if isinstance(alone, DecodeAttention) and alone.beside_prefill > 1:
+        yield delay_beside_prefill(site, alone, top_k, calls)
+
+
+def each_its_own(lines: Lines) -> Lines:
+    """Returns the lines of rows that choose different keys: each reads its own, as if it were a sequence."""
+    return tuple((fixed_s, 0.0, key_s, 0.0) for fixed_s, key_s, _, _ in lines)
 
 
 def expansion(
@@ -190,17 +196,14 @@ def expansion(
     def context(batch: RankBatch) -> Any:
         return decode_keys(batch, top_k)
 
-    def lines(seqs: Any) -> Lines:
-        return ((stream.start_s * smaller(seqs, 1), token_s),)
-
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
-        return lambda seqs: ((stream.start_s * smaller(seqs, 1), token_s, 0.0, 0.0),)
+    def lines(rows: int, seqs: Any) -> Lines:
+        return ((stream.start_s * smaller(seqs, 1), token_s, 0.0, 0.0),)
 
     yield made(
         "latent_expansion_decode",
         Per.decode,
         context,
-        DecodeSeconds(lines, top_k, of_rows),
+        DecodeSeconds(lines, top_k),
         lambda batch: read_bytes * context(batch),
     )
 
@@ -220,16 +223,9 @@ def indexer(
     start_s = 2 * site.calibration.stream.start_s
     pair_s, key_s = pair_flops / peak, key_bytes / bandwidth
 
-    def decode_lines(seqs: Any) -> Lines:
+    def lines(rows: int, seqs: Any) -> Lines:
         started_s = start_s * smaller(seqs, 1)
-        return (started_s, pair_s), (started_s, key_s)
-
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
-        def lines(seqs: Any) -> PassLines:
-            started_s = start_s * smaller(seqs, 1)
-            return (started_s, 0.0, pair_s, 0.0), (started_s, key_s, 0.0, 0.0)
-
-        return lines
+        return (started_s, 0.0, pair_s, 0.0), (started_s, key_s, 0.0, 0.0)
 
     def prefill_seconds(batch: RankBatch) -> Any:
         busy_s = larger(pair_s * batch.prefill_pairs, key_s * batch.prefill_context_tokens)
@@ -249,6 +245,5 @@ def indexer(
             kernels=2 if per is Per.decode else 0,
         )
 
-    decode_seconds = DecodeSeconds(decode_lines, of_rows=of_rows)
-    yield scored(Per.decode, decode_seconds, decode_pairs, decode_keys)
+    yield scored(Per.decode, DecodeSeconds(lines), decode_pairs, decode_keys)
     yield scored(Per.prefill, prefill_seconds, lambda b: b.prefill_pairs, lambda b: b.prefill_context_tokens)

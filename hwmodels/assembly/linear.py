@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hwmodels.assembly.site import Site
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import Lines, larger, smaller
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import Operator, PassLines, Per, Quantity, independent_of_context
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity
 from hwmodels.model.linear_attention import RecurrentLayer
 
 
@@ -37,14 +37,13 @@ def recurrence(site: Site, spec: RecurrentLayer, calls: float) -> Iterator[Opera
         busy_s = larger(tokens_flops / peak, 2.0 * state_bytes * seqs / bandwidth)
         return start_s * smaller(seqs, 1) + busy_s
 
-    def of_rows(rows: int) -> Callable[[Any], PassLines]:
+    def lines(rows: int, seqs: Any) -> Lines:
+        if rows == 1:
+            return ((busy_seconds(token_flops * seqs, seqs), 0.0, 0.0, 0.0),)
         # The state is stored after each row, as any of them may be the last that is accepted.
-        def lines(seqs: Any) -> PassLines:
-            started_s = start_s * smaller(seqs, 1)
-            read_s, row_s = state_bytes * seqs / bandwidth, state_bytes / bandwidth
-            return (started_s, 0.0, 0.0, token_flops / peak), (started_s + read_s, 0.0, 0.0, row_s)
-
-        return lines
+        started_s = start_s * smaller(seqs, 1)
+        read_s, row_s = state_bytes * seqs / bandwidth, state_bytes / bandwidth
+        return (started_s, 0.0, 0.0, token_flops / peak), (started_s + read_s, 0.0, 0.0, row_s)
 
     def rows_of(batch: RankBatch) -> Any:
         return batch.decode_seqs + batch.draft_tokens
@@ -65,7 +64,7 @@ def recurrence(site: Site, spec: RecurrentLayer, calls: float) -> Iterator[Opera
 
     yield advanced(
         Per.decode,
-        independent_of_context(lambda seqs: busy_seconds(token_flops * seqs, seqs), of_rows),
+        DecodeSeconds(lines),
         lambda b: token_flops * rows_of(b),
         lambda b: b.decode_seqs,
         rows_of,

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from hwmodels.assembly.site import Site
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import Lines, larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.memory import weight_bytes
 from hwmodels.iterations.offload import Offload
-from hwmodels.iterations.ops import DecodeSeconds, Lines, Operator, Part, PassLines, Per, per_token
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Part, Per, per_token
 
 
 def offloaded(operators: list[Operator], site: Site, offload: Offload) -> list[Operator]:
@@ -86,10 +86,7 @@ def _on_cpu(op: Operator, calls: float, offload: Offload) -> Operator:
     assert isinstance(op.seconds, DecodeSeconds)
     token_s = float(seconds(RankBatch(1, 1, 1, 1, 1, 0, 0, 0, 0)))
 
-    def lines(num_seqs: Any) -> Lines:
-        return ((0.0 * num_seqs, token_s),)
-
-    def pass_lines(num_seqs: Any) -> PassLines:
+    def lines(rows: int, num_seqs: Any) -> Lines:
         return ((0.0 * num_seqs, token_s, 0.0, 0.0),)
 
-    return replace(on_cpu, seconds=DecodeSeconds(lines, op.seconds.window, lambda rows: pass_lines))
+    return replace(on_cpu, seconds=DecodeSeconds(lines, op.seconds.window))

@@ -8,15 +8,16 @@ Roofline: Williams, Waterman, Patterson, CACM 2009, with curves for the share th
                 micro-batches: see `Stages`
     iteration   see `HostOverhead`
 
-Every time is computed for a number and for an array, side by side to keep the two equal. Times of batches
-that one device computes whole are in `whole_batches`.
+Every time is computed once, by arithmetic that gives the same bits for a number and for an array
+(`hwmodels.exact`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -25,19 +26,16 @@ from hwmodels.assembly import Inputs, iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.chain import over_chips
 from hwmodels.assembly.counted import CountedTimes
-from hwmodels.assembly.explained import TimedOperators, rows_of_each, whole
 from hwmodels.assembly.offloaded import offloaded
 from hwmodels.assembly.site import Kernels, Site
-from hwmodels.assembly.whole_batches import WholeBatches
-from hwmodels.by_count import Counts, RowsByCount
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.iterations.decodes import Decodes
-from hwmodels.iterations.equal_passes import EqualPasses
-from hwmodels.iterations.iteration import DraftWork, IterationShape
+from hwmodels.exact import Num, larger, whole
+from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
+from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.offload import Offload
-from hwmodels.iterations.ops import Per
+from hwmodels.iterations.ops import Operator, Part, Per, bound_of, rows_each, total_seconds
 from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from hwmodels.model.lora import Lora
 from hwmodels.model.matrices import Role
@@ -45,17 +43,44 @@ from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.calibration import Calibration
 
 FEW_ITERATIONS = 16
-"""Largest number of iterations priced one by one: an array takes as long as 20 numbers."""
+"""Largest number of iterations of shared batches priced one by one: an array takes as long as 20 numbers."""
+
+MOST_BATCHES = 50_000
+"""Decode batches kept, by numbers of sequences, draft tokens and sampled rows; a policy with draft lengths of
+its own has many."""
 
 NO_MICRO_BATCH = MicroBatch(0.0, 0.0, 0.0, 0.0)
 
 
-class Roofline(TimedOperators):
+class Computed(NamedTuple):
+    """The work and the GPU time of one device in an iteration, or in each micro-batch. Numbers or arrays."""
+
+    own: RankBatch
+    replays: Any
+    """Whether a CUDA graph runs the whole iteration."""
+    tokens: Any
+    """Tokens that are computed: the captured size if a graph replays."""
+    rows: Any
+    gpu_s: Any
+    decodes_s: Any
+    """The part of gpu_s that depends on the contexts of decodes."""
+    adapter_kernels: Any
+    """Launches of adapter kernels, in those of other kernels that take the host as long."""
+
+
+class Passing(NamedTuple):
+    """A batch on the critical path, and how often the operators of each part of the model run for it."""
+
+    batch: RankBatch
+    times: dict[Part, Any]
+
+
+class Roofline:
     """An `IterationModel` of one replica: a model on the devices of a layout.
 
     `seconds` is called millions of times in a simulation. Times that depend only on the numbers of tokens and
-    sampled rows are looked up; attention is added by arithmetic that gives the same bits for numbers and
-    arrays (`hwmodels.exact`). `breakdown` and `explain` go operator by operator.
+    sampled rows are looked up, and so are figures of decodes that depend on numbers of sequences.
+    `breakdown` and `explain` go operator by operator.
     """
 
     def __init__(
@@ -115,19 +140,11 @@ class Roofline(TimedOperators):
         mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
         self._host = HostShare(host, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels)
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
-        self._whole = (
-            None
-            if is_shared or self._adapters.in_every_batch
-            else WholeBatches(
-                counted=self._counted,
-                decodes=self._decodes,
-                prefills=self._prefill_ops,
-                host=self._host,
-            )
-        )
-        """None if several devices, or micro-batches, share each batch, or if all batches have adapters."""
-        self._decode_batches = RowsByCount(self._decode_batch_figures)
-        self._known_batches: dict[float, list[float]] = {}
+        self._is_whole = not (is_shared or self._adapters.in_every_batch)
+        """False if several devices, or micro-batches, share each batch, or if all batches have adapters."""
+        self._decode_batches: dict[tuple[Any, Any, Any], DecodeBatch] = {}
+        self._prompt_bounds: dict[tuple[Any, bool], tuple[float, float]] = {}
+        self._leaps: dict[int, Prices] = {}
         self.stages = Stages(self.layout, self.model.num_layers) if self.layout.micro_batches > 1 else None
         """None if an iteration is one batch that passes all stages once."""
         if self.stages is not None:
@@ -143,77 +160,49 @@ class Roofline(TimedOperators):
                 )
                 for stage in self.stages.all
             ]
-            self._decode_ends = RowsByCount(self._decode_ends_figures)
-            self._known_ends: dict[float, list[float]] = {}
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
         shape = self._adapters.of(shape)
-        of_passes = None if shape.drafts is None else _of_passes(shape, shape.drafts)
-        if of_passes is not None and self._whole is not None:
-            return self.pass_seconds(*of_passes)
-        if ndarray in map(type, shape) or (shape.drafts and ndarray in map(type, shape.drafts)):
-            return self._seconds_many(shape)
-        decode_seqs, context_tokens, prefill_seqs, prefill_tokens, _, _, sampled, adapters, drafts, ranks = (
-            shape
-        )
-        if adapters is None:
-            if drafts is None and ranks is None and not prefill_tokens and sampled == decode_seqs:
-                return self._decode_seconds(decode_seqs, context_tokens)
-            if prefill_tokens and self._whole is not None:
-                return self._whole.prefill_seconds(shape)
-        own: Any = self.layout.rank_batch(shape)
-        tokens, all_tokens, rows = int(own.tokens), int(own.all_tokens), int(own.rows)
-        replays = self._replays(tokens, shape)
-        computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
-        gpu_s = self._counted.of(computed, all_tokens, rows)
-        decodes_s = 0.0
-        if decode_seqs:
-            decodes_s = self._decodes.batch_seconds(own)
-            gpu_s += decodes_s
-        prefills_s = 0.0
-        for op in self._prefill_ops:
-            prefills_s += op.calls * op.seconds(own)
-        gpu_s += prefills_s
-        more_kernels = self._host.mixed_kernels(decode_seqs, prefill_seqs)
-        if adapters is not None:
-            added_gpu_s, adapter_kernels = self._adapters.seconds(own)
-            gpu_s += added_gpu_s
-            more_kernels = more_kernels + adapter_kernels
+        decodes, context, chunks, new, _, _, sampled, adapters, drafts, ranks = shape
+        if adapters is None and ranks is None and self._is_whole:
+            tokens, pairs = (0, 0) if drafts is None else drafts[:2]
+            if type(decodes) is type(new) is type(tokens) is type(sampled) is int:
+                if not new:
+                    return self._decode_batch(decodes, tokens, sampled).seconds(context, pairs)
+                if type(pairs) is not ndarray and ndarray not in map(type, shape):
+                    return self._prompt_seconds(shape, tokens, pairs)
+        work = self._computed(shape, self.layout)
+        gpu_s, totals = work.gpu_s, shape if ranks is None else ranks
         if self.stages is not None:
-            gpu_s = self._round(shape, own, computed, rows, gpu_s, decodes_s)
-        num_seqs = decode_seqs + prefill_seqs if ranks is None else ranks.decode_seqs + ranks.prefill_seqs
-        floor_s, added_s = self._host.bounds(replays, num_seqs, more_kernels)
-        return (gpu_s if gpu_s > floor_s else floor_s) + added_s
+            gpu_s = self.stages.seconds(*self._micro_batches(shape, work))
+        more_kernels = self._host.mixed_kernels(decodes, chunks) + work.adapter_kernels
+        num_seqs = totals.decode_seqs + totals.prefill_seqs
+        return self._host.wall_seconds(gpu_s, work.replays, num_seqs, more_kernels)
 
     def pass_seconds(self, num_seqs: int, context_tokens: Any, tokens: int, pairs: Any, rows: int) -> Any:
         """Returns `seconds` of num_seqs decodes with draft tokens; contexts and pairs may be arrays."""
-        if self._whole is None:
-            drafts = DraftWork(tokens, pairs, 0, 0, 0)
-            return self.seconds(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, rows, None, drafts))
-        if isinstance(context_tokens, ndarray):
-            return self._whole.pass_seconds_many(num_seqs, context_tokens, tokens, pairs, rows)
-        return self._whole.pass_seconds(num_seqs, context_tokens, tokens, pairs, rows)
+        if self._is_whole:
+            return self._decode_batch(num_seqs, tokens, rows).seconds(context_tokens, pairs)
+        drafts = DraftWork(tokens, pairs, 0, 0, 0)
+        return self.seconds(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, rows, None, drafts))
 
-    def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float) -> EqualPasses | None:
-        """Returns what `WholeBatches.equal_passes` does; None if devices share the batch."""
-        if self._whole is None:
+    def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float) -> ByContext | None:
+        """Returns the prices of passes by context, each key of which is seen by most_pairs rows at most.
+
+        None: they depend on more than contexts, or devices share the batch.
+        """
+        if not self._is_whole:
             return None
-        return self._whole.equal_passes(num_seqs, tokens, rows, most_pairs)
+        return self._decode_batch(num_seqs, tokens, rows).by_context(most_pairs)
 
     def decode_ends(
         self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
     ) -> list[float]:
         """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
-        if self._whole is not None:
-            return self._whole.decode_ends(start_s, num_seqs, num_context_tokens, num_iterations)
-        contexts = [num_context_tokens + num_seqs * i for i in range(num_iterations)]
-        if num_iterations <= FEW_ITERATIONS and not self._adapters.in_every_batch:
-            durations_s = [self._decode_seconds(num_seqs, context) for context in contexts]
-        else:
-            shape = IterationShape(num_seqs, np.array(contexts), 0, 0, 0, 0, num_seqs)
-            durations_s = self._seconds_many(shape).tolist()
-        return list(accumulate(durations_s, initial=start_s))[1:]
+        last = num_context_tokens + num_seqs * num_iterations
+        prices = self._leaps.get(num_seqs) or self._decodes_by_context(num_seqs)
+        return ends_of(prices, start_s, range(num_context_tokens, last, num_seqs))
 
     def round(self, shape: IterationShape) -> tuple[MicroBatch, InFlight, MicroBatch]:
         """Returns the fullest micro-batch, their counts, and a decode-only one; times in GPU seconds.
@@ -221,58 +210,30 @@ class Roofline(TimedOperators):
         For arrays, of each iteration. Without micro-batches, the whole batch is the only one.
         """
         shape = self._adapters.of(shape)
-        own = self.layout.rank_batch(shape)
-        computed, rows, gpu_s, decodes_s = self._of_batch(shape, own)
+        work = self._computed(shape, self.layout)
         if self.stages is None:
-            return MicroBatch(gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
-        return self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
-
-    def _of_batch(self, shape: IterationShape, own: RankBatch) -> tuple[Any, Any, Any, Any]:
-        """Returns the computed tokens, the rows, and the GPU seconds of all and of decodes; also arrays."""
-        tokens, all_tokens, rows = map(whole, (own.tokens, own.all_tokens, own.rows))
-        replays = self._replays(tokens, shape)
-        computed = self._host.computed_tokens(tokens, replays, rows_of_each(own))
-        decodes_s = self._decodes.batch_seconds_many(own)
-        gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
-        gpu_s = gpu_s + sum(op.calls * op.seconds(own) for op in self._prefill_ops)
-        if shape.adapters is not None:
-            gpu_s = gpu_s + self._adapters.seconds(own)[0]
-        return computed, rows, gpu_s, decodes_s
+            return MicroBatch(work.gpu_s, 0.0, 0.0, 0.0), InFlight(1, 0), NO_MICRO_BATCH
+        return self._micro_batches(shape, work)
 
     def one_batch(self, shape: IterationShape) -> MicroBatch:
         """Returns the GPU seconds of an iteration that passes the stages as one batch; also arrays."""
-        assert self.stages is not None
         shape = self._adapters.of(shape)
-        computed, rows, gpu_s, _ = self._of_batch(shape, self._one_batch.rank_batch(shape))
-        return MicroBatch(gpu_s, *self._counted.ends(computed, rows))
+        return self._micro_batch(self._computed(shape, self._one_batch))
 
     def stage_times(self, shape: IterationShape) -> Pass:
         """Returns the times of an iteration that passes the stages as one batch. The counts are numbers."""
         assert self.stages is not None
         shape = self._adapters.of(shape)
-        own: Any = self._one_batch.rank_batch(shape)
-        tokens, rows = int(own.tokens), int(own.rows)
-        replays = self._replays(tokens, shape)
-        computed = self._host.computed_tokens(tokens, replays)
-        gpu_s = self._counted.of(computed, int(own.all_tokens), rows)
-        if shape.decode_seqs:
-            gpu_s += self._decodes.batch_seconds(own)
-        for op in self._prefill_ops:
-            gpu_s += op.calls * op.seconds(own)
-        adapter_kernels = 0.0
-        if shape.adapters is not None:
-            adapters_s, adapter_kernels = self._adapters.seconds(own)
-            gpu_s += adapters_s
-        batch = MicroBatch(gpu_s, *self._counted.ends(computed, rows))
+        work = self._computed(shape, self._one_batch)
         is_mixed, totals = bool(shape.decode_seqs and shape.prefill_seqs), shape.totals
         launches_s = self._host.stage_launch_seconds(
-            replays,
+            work.replays,
             [
-                kernels + mixed * is_mixed + adapter_kernels * layers
+                kernels + mixed * is_mixed + work.adapter_kernels * layers
                 for kernels, mixed, layers in self._stage_kernels
             ],
         )
-        stage_s, send_s = self.stages.one(batch)
+        stage_s, send_s = self.stages.one(self._micro_batch(work))
         return Pass(
             self._host.engine_seconds(totals.decode_seqs + totals.prefill_seqs),
             [max(own_s, launch_s) for own_s, launch_s in zip(stage_s, launches_s, strict=True)],
@@ -281,123 +242,205 @@ class Roofline(TimedOperators):
             self._host.exposed_s,
         )
 
-    def _decode_seconds(self, num_seqs: Any, context_tokens: Any) -> float:
-        """Returns the wall time of one decode-only iteration in seconds."""
-        if self._whole is not None:
-            return self._whole.decode_seconds(num_seqs, context_tokens)
-        counted_s, floor_s, added_s = self._known_batches.get(num_seqs) or self._decode_batch(num_seqs)
-        gpu_s = counted_s + self._decodes.seconds(*self._own_decodes(num_seqs, context_tokens))
-        if self.stages is not None:
-            gpu_s = self._decode_round(gpu_s, *self._decode_ends_of(num_seqs))
+    def _computed(self, shape: IterationShape, layout: ParallelLayout) -> Computed:
+        """Returns what a device of a layout computes; the shape has the adapters that every batch has."""
+        own, replays, tokens = self._padded(shape, layout)
+        rows, decodes_s = whole(own.rows), self._decodes.seconds(own)
+        gpu_s = self._counted.of(tokens, whole(own.all_tokens), rows) + decodes_s
+        gpu_s = gpu_s + total_seconds(self._prefill_ops, own)
+        adapter_kernels = 0.0
+        if shape.adapters is not None:
+            adapters_s, adapter_kernels = self._adapters.seconds(own)
+            gpu_s = gpu_s + adapters_s
+        return Computed(own, replays, tokens, rows, gpu_s, decodes_s, adapter_kernels)
+
+    def _prompt_seconds(self, shape: Any, draft_tokens: int, draft_pairs: Any) -> float:
+        """Computes `seconds` of chunks and decodes that one device holds; no graph replays, none is padded.
+
+        It takes half the time of `_computed`. A device's share of a whole batch is the batch.
+        """
+        decodes, context, chunks, new, _, _, sampled, *_ = shape
+        gpu_s: float = self._counted.of(decodes + draft_tokens + new, 0, sampled)
+        if decodes:
+            parts = self._decodes.parts(decodes, rows_each(decodes, draft_tokens))
+            gpu_s += seconds_of(parts, decodes, context, draft_tokens, draft_pairs)
+        gpu_s += total_seconds(self._prefill_ops, shape)
+        key = decodes + chunks, decodes > 0
+        if key not in self._prompt_bounds:
+            more_kernels = self._host.mixed_kernels(int(key[1]), 1)
+            self._prompt_bounds[key] = self._host.bounds(False, key[0], more_kernels)
+        floor_s, added_s = self._prompt_bounds[key]
         return (gpu_s if gpu_s > floor_s else floor_s) + added_s
 
-    def _decode_batch(self, num_seqs: Any) -> list[float]:
-        """Returns figures that do not depend on contexts: GPU seconds, floor_s and added_s of the host."""
-        if num_seqs not in self._known_batches:
-            self._known_batches[num_seqs] = self._decode_batches.of_many(whole(num_seqs)).tolist()
-        return self._known_batches[num_seqs]
+    def _padded(self, shape: IterationShape, layout: ParallelLayout) -> tuple[RankBatch, Any, Any]:
+        """Returns a device's batch, whether a CUDA graph replays, and the tokens that are computed."""
+        own = layout.rank_batch(shape)
+        tokens = whole(own.tokens)
+        replays = self._host.replays(tokens, shape.prefill_tokens)
+        if shape.adapters is not None and not self._adapters.captured:
+            replays = replays & (shape.adapters.adapters == 0)
+        each = rows_each(own.decode_seqs, own.draft_tokens)
+        return own, replays, self._host.computed_tokens(tokens, replays, each)
 
-    def _decode_batch_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any]:
-        """Computes `_decode_batch` for many numbers of sequences."""
-        batch = self.layout.rank_batch(IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs))
-        tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
-        replays = self._host.replays(tokens, 0)
-        gpu_s = self._counted.of_many(self._host.computed_tokens(tokens, replays), all_tokens, rows)
-        return (gpu_s, *self._host.bounds(replays, num_seqs))
-
-    def _decode_round(self, all_s: Any, full: Any, first_s: Any, between_s: Any, last_s: Any) -> Any:
-        """Returns seconds of a round of decode-only micro-batches that take all_s each on all stages."""
-        assert self.stages is not None
-        batch = MicroBatch(all_s, first_s, between_s, last_s)
-        return self.stages.seconds(batch, InFlight(full, 0), NO_MICRO_BATCH)
-
-    def _decode_ends_of(self, num_seqs: Any) -> list[float]:
-        """Returns the number of decode-only micro-batches; their seconds before, between, after layers."""
-        if num_seqs not in self._known_ends:
-            self._known_ends[num_seqs] = self._decode_ends.of_many(whole(num_seqs)).tolist()
-        return self._known_ends[num_seqs]
-
-    def _decode_ends_figures(self, num_seqs: Counts) -> tuple[Any, Any, Any, Any]:
-        """Computes `_decode_ends_of` for many numbers of sequences."""
-        shape = IterationShape(num_seqs, 0, 0, 0, 0, 0, num_seqs)
-        batch = self.layout.rank_batch(shape)
-        tokens = whole(batch.tokens)
-        computed = self._host.computed_tokens(tokens, self._host.replays(tokens, 0))
-        return self.layout.in_flight(shape).full, *self._counted.ends(computed, whole(batch.rows))
-
-    def _round(
-        self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
-    ) -> Any:
-        """Returns seconds of a round of an iteration's micro-batches, the fullest of which takes gpu_s."""
-        assert self.stages is not None
-        batches = self._micro_batches(shape, own, computed, rows, gpu_s, decodes_s)
-        return self.stages.seconds(*batches)
+    def _micro_batch(self, work: Computed) -> MicroBatch:
+        return MicroBatch(work.gpu_s, *self._counted.ends(work.tokens, work.rows))
 
     def _micro_batches(
-        self, shape: IterationShape, own: RankBatch, computed: Any, rows: Any, gpu_s: Any, decodes_s: Any
+        self, shape: IterationShape, work: Computed
     ) -> tuple[MicroBatch, InFlight, MicroBatch]:
         """Returns the fullest micro-batch, the counts, and a micro-batch without a piece of a chunk."""
-        batch = MicroBatch(gpu_s, *self._counted.ends(computed, rows))
-        in_flight = self.layout.in_flight(shape)
+        batch, in_flight = self._micro_batch(work), self.layout.in_flight(shape)
         if not isinstance(in_flight.light, ndarray) and not in_flight.light:
             return batch, in_flight, NO_MICRO_BATCH
-        light = self.layout.without_chunks(shape, own)
-        tokens, all_tokens = light.tokens, light.all_tokens
-        if isinstance(in_flight.light, ndarray):
-            tokens, all_tokens = np.broadcast_arrays(whole(tokens), whole(all_tokens))
-            counted_s = self._counted.of_many(tokens, all_tokens, tokens)
-        else:
-            counted_s = self._counted.of(int(tokens), int(all_tokens), int(tokens))
-        return batch, in_flight, MicroBatch(counted_s + decodes_s, *self._counted.ends(tokens, tokens))
+        light = self.layout.without_chunks(shape, work.own)
+        tokens = whole(light.tokens)
+        gpu_s = self._counted.of(tokens, whole(light.all_tokens), tokens) + work.decodes_s
+        return batch, in_flight, MicroBatch(gpu_s, *self._counted.ends(tokens, tokens))
 
-    def _own_decodes(self, num_seqs: Any, context_tokens: Any) -> tuple[Any, Any]:
-        """Returns one device's share of the sequences and of their context tokens."""
-        batch = self.layout.rank_batch(IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs))
-        return batch.decode_seqs, batch.decode_context_tokens
+    def _decode_batch(self, num_seqs: int, tokens: int, rows: int) -> DecodeBatch:
+        """Returns the prices of decodes that one device holds, with so many draft tokens and sampled rows."""
+        key = num_seqs, tokens, rows
+        if known := self._decode_batches.get(key):
+            return known
+        each, computed = rows_each(num_seqs, tokens), num_seqs + tokens
+        replays = self._host.replays(computed, 0)
+        counted_s = self._counted.of(self._host.computed_tokens(computed, replays, each), 0, rows)
+        if len(self._decode_batches) >= MOST_BATCHES:
+            self._decode_batches.clear()
+        bounds, parts = self._host.bounds(replays, num_seqs), self._decodes.parts(num_seqs, each)
+        batch = self._decode_batches[key] = DecodeBatch(counted_s, *bounds, num_seqs, tokens, parts)
+        return batch
 
-    def _seconds_many(self, shape: IterationShape) -> Any:
-        """Computes `seconds` of each of many iterations, in the same order of operations."""
+    def _decodes_by_context(self, num_seqs: int) -> Prices:
+        """Returns the prices of decode-only iterations of so many sequences."""
+        prices: Prices | None = self.equal_passes(num_seqs, 0, num_seqs, 1)
+        if prices is None:
+            prices = OneByOne(
+                lambda contexts: self.seconds(IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs)),
+                few=FEW_ITERATIONS,
+            )
+        self._leaps[num_seqs] = prices
+        return prices
+
+    def operator_seconds(self, shape: IterationShape) -> list[tuple[Operator, Num]]:
+        """Returns GPU seconds of every operator over all its calls; they sum to the iteration's GPU seconds.
+
+        In a pipeline: one micro-batch on all stages, or all on the slowest stage, whichever takes longer.
+        """
         shape = self._adapters.of(shape)
-        batch = self.layout.rank_batch(shape)
-        prefills = np.asarray(shape.prefill_tokens).any()
-        no_adapters = shape.adapters is None
-        if (
-            shape.drafts is None
-            and shape.gathered is None
-            and no_adapters
-            and not prefills
-            and np.array_equal(shape.sampled_seqs, shape.decode_seqs)
-        ):
-            counted_s, floor_s, added_s = self._decode_batches.of_many(whole(shape.decode_seqs))
-            gpu_s = counted_s + self._decodes.seconds_many(batch.decode_seqs, batch.decode_context_tokens)
-            if self.stages is not None:
-                ends = self._decode_ends.of_many(whole(shape.decode_seqs))
-                gpu_s = self._decode_round(gpu_s, *ends)
-            return np.maximum(gpu_s, floor_s) + added_s
-        tokens, all_tokens, rows = map(whole, (batch.tokens, batch.all_tokens, batch.rows))
-        replays = self._replays(tokens, shape)
-        computed = self._host.computed_tokens(tokens, replays, rows_of_each(batch))
-        decodes_s = self._decodes.batch_seconds_many(batch)
-        gpu_s = self._counted.of_many(computed, all_tokens, rows) + decodes_s
-        if prefills:
-            gpu_s = gpu_s + sum(op.calls * op.seconds(batch) for op in self._prefill_ops)
+        parts = self._critical_path(shape)
+        return [(op, total_of(op, parts, partial(call_seconds, op))) for op in self._operators_of(shape)]
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component; `launch` and `host`: waits for launches and for other host work."""
+        shape = self._adapters.of(shape)
+        zeros = np.zeros(np.broadcast(*shape.counts, *(shape.drafts or ())).shape)[()]
+        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, zeros)
+        for op, seconds in self.operator_seconds(shape):
+            parts[op.component] = parts[op.component] + seconds
+        batch, replays, _ = self._padded(shape, self.layout)
+        num_seqs = shape.decode_seqs + shape.prefill_seqs
         more_kernels = self._host.mixed_kernels(shape.decode_seqs, shape.prefill_seqs)
-        if not no_adapters:
-            added_gpu_s, adapter_kernels = self._adapters.seconds(batch)
-            more_kernels = more_kernels + adapter_kernels
-            gpu_s = gpu_s + added_gpu_s
-        if self.stages is not None:
-            gpu_s = self._round(shape, batch, computed, rows, gpu_s, decodes_s)
-        totals = shape.totals
-        return self._host.wall_seconds(gpu_s, replays, totals.decode_seqs + totals.prefill_seqs, more_kernels)
+        if shape.adapters is not None:
+            more_kernels = more_kernels + self._adapters.seconds(batch)[1]
+        gpu_s = sum(parts.values())
+        parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs, more_kernels)
+        return parts
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """Returns the operators of one iteration with their time and their bound, the longest first.
+
+        An operator is bound by the larger of its data-sheet times, or by launches if it takes less than
+        15 us per kernel and that data-sheet time is less than a quarter of it. Pipelines: `operator_seconds`.
+        """
+        shape = self._adapters.of(shape)
+        path = self._critical_path(shape)
+        fullest = path[0].batch
+        total_s = float(self.seconds(shape))
+        lines: dict[str, Explained] = {}
+        for op in self._operators_of(shape):
+            seconds = float(total_of(op, path, partial(call_seconds, op)))
+            if seconds == 0:
+                continue
+            calls = op.calls * sum(float(passing.times[op.part]) for passing in path)
+            bound = bound_of(
+                op, self.device, float(op.flops(fullest)), float(op.bytes_moved(fullest)), seconds / calls
+            )
+            old = lines.get(op.name, Explained(op.name, op.component, 0.0, 0.0, bound, 0.0, 0.0, 0.0))
+            lines[op.name] = old._replace(
+                seconds=old.seconds + seconds,
+                share=old.share + seconds / total_s,
+                flops=old.flops + float(total_of(op, path, op.flops)),
+                bytes_moved=old.bytes_moved + float(total_of(op, path, op.bytes_moved)),
+                calls=old.calls + calls,
+            )
+        waits = total_s - sum(line.seconds for line in lines.values())
+        lines["host"] = Explained("host and launches", "host", waits, waits / total_s, "host", 0.0, 0.0, 0.0)
+        return sorted(lines.values(), key=lambda line: -line.seconds)
+
+    def flops(self, shape: IterationShape) -> Num:
+        """Returns the model FLOPs; see `IterationModel`.
+
+        2 per weight and token, 4 heads head_dim per query-key pair and layer; the LM head on sampled rows.
+        """
+        shape = self._adapters.of(shape)
+        return whole_total(self._whole_operators_of(shape), "flops", shape)
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Returns the bytes of the matrices that tokens are multiplied with, and of KV and states."""
+        shape = self._adapters.of(shape)
+        return whole_total(self._whole_operators_of(shape), "stored_bytes", shape)
+
+    def _operators_of(self, shape: IterationShape) -> list[Operator]:
+        """Returns the operators of an iteration on one device, those of its adapters included."""
+        return self.operators if shape.adapters is None else [*self.operators, *self._adapters.operators]
+
+    def _whole_operators_of(self, shape: IterationShape) -> list[Operator]:
+        """Returns the operators of an iteration of the undivided model, those of its adapters included."""
+        if shape.adapters is None:
+            return self._whole_model
+        return [*self._whole_model, *self._whole_adapters.operators]
+
+    def _critical_path(self, shape: IterationShape) -> list[Passing]:
+        """Returns the batches on the critical path, each with the number of runs of each part's operators."""
+        own, _, tokens = self._padded(shape, self.layout)
+        together = self._counted.any_tokens_s is None
+        batch = own._replace(tokens=tokens, all_tokens=tokens if together else own.all_tokens)
+        if self.stages is None:
+            return [Passing(batch, dict.fromkeys(Part, 1.0))]
+        full, in_flight, light = self.round(shape)
+        ways = [full.all_s, *self.stages.stage_seconds(full, in_flight, light)]
+        longest = np.argmax(np.stack(np.broadcast_arrays(*ways)), axis=0)
+        sizes = np.broadcast(*shape.counts, *(shape.drafts or ())).shape
+        times = []
+        for count, passes in ((in_flight.full, 1.0), (in_flight.light, 0.0)):
+            by_part = {
+                part: np.choose(
+                    longest, [passes, *(count * stage.share(part) for stage in self.stages.slowest)]
+                )
+                for part in Part
+            }
+            times.append({part: by_part[part].reshape(sizes)[()] for part in Part})
+        decoding = self.layout.without_chunks(shape, batch)
+        # A micro-batch that does not exist runs zero times, but experts have no time for no token.
+        decoding = decoding._replace(all_tokens=larger(decoding.all_tokens, 1))
+        return [Passing(batch, times[0]), Passing(decoding, times[1])]
 
 
-def _of_passes(shape: IterationShape, drafts: DraftWork) -> tuple[int, Any, int, Any, int] | None:
-    """Returns the arguments of `Roofline.pass_seconds`; None if more than contexts are arrays, or chunks."""
-    decodes, context, _, chunks, _, _, sampled, adapters, _, ranks = shape
-    if adapters is not None or ranks is not None or type(chunks) is not int or chunks:
-        return None
-    tokens: Any = drafts.tokens
-    if type(decodes) is int and type(sampled) is int and type(tokens) is int:
-        return decodes, context, tokens, drafts.pairs, sampled
-    return None
+def call_seconds(op: Operator, batch: RankBatch) -> Any:
+    """Returns seconds of one call; 0 for the LM head and what follows it if no row is sampled."""
+    seconds = op.seconds(batch)
+    return seconds * np.minimum(batch.rows, 1) if op.per is Per.row else seconds
+
+
+def total_of(op: Operator, path: Iterable[Passing], quantity: Callable[[RankBatch], Any]) -> Any:
+    """Sums a quantity of one call over all calls on the critical path."""
+    first, *others = (op.calls * passing.times[op.part] * quantity(passing.batch) for passing in path)
+    return sum(others, start=first)
+
+
+def whole_total(operators: list[Operator], quantity: str, shape: IterationShape) -> Num:
+    """Sums a quantity over all calls of the operators, for a batch that one device holds."""
+    batch = ParallelLayout().rank_batch(shape)
+    total: Num = sum(op.calls * getattr(op, quantity)(batch) for op in operators)
+    return total

@@ -20,27 +20,13 @@ from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import WeightFormat, weight_format
 from hwmodels.operators.attention_kernels import CHOICES as ATTENTION_CHOICES
 from hwmodels.operators.calibration import Calibration
-from hwmodels.operators.collectives import (
-    all_gather_seconds,
-    all_reduce_seconds,
-    all_to_all_seconds,
-    reduce_scatter_seconds,
-    send_recv_seconds,
-)
+from hwmodels.operators.collectives import collective_seconds
 from hwmodels.operators.gemm import gemm_seconds
 from hwmodels.operators.lora_kernels import LoraKernels
 from hwmodels.operators.moe_routing import Routing
 from hwmodels.operators.stream import stream_seconds
 from hwmodels.operators.systolic import systolic_gemm_seconds
 from hwmodels.operators.torus import torus_seconds
-
-COLLECTIVES = {
-    "all_reduce": all_reduce_seconds,
-    "all_gather": all_gather_seconds,
-    "reduce_scatter": reduce_scatter_seconds,
-    "all_to_all": all_to_all_seconds,
-    "send_recv": send_recv_seconds,
-}
 
 SUMS = ("all_reduce", "reduce_scatter")
 """Collectives that need the results of all ranks, and wait for the last one: `Calibration.peer_wait_s`."""
@@ -206,14 +192,15 @@ class Site:
         nodes = nodes or self.layout.nodes_spanned(num_ranks, self.device)
         device, curve, library = self.device, self.calibration.collectives, self.kernels.library
 
-        price = COLLECTIVES[collective]
         wait_s = (num_ranks - 1) * self.calibration.peer_wait_s if collective in SUMS else 0.0
 
         def seconds(batch: RankBatch) -> Any:
             size = message_bytes(batch)
             if device.link.torus is not None:
                 return torus_seconds(collective, size, num_ranks, device, curve)
-            priced_s = price(size, num_ranks, device, curve, kernels=library, nodes=nodes)
+            priced_s = collective_seconds(
+                collective, size, num_ranks, device, curve, kernels=library, nodes=nodes
+            )
             return priced_s + wait_s * smaller(size, 1) if wait_s else priced_s
 
         return Operator(

@@ -152,6 +152,8 @@ class HostShare:
 
     def mixed_kernels(self, decode_seqs: Any, prefill_seqs: Any) -> Any:
         """Returns the number of further kernels that iterations with both decodes and prompts launch."""
+        if not self._mixed_kernels:
+            return 0.0
         return self._mixed_kernels * smaller(smaller(decode_seqs, prefill_seqs), 1)
 
     def replays(self, tokens: Any, prefill_tokens: Any) -> Any:
@@ -204,9 +206,9 @@ class HostShare:
 
         more_kernels: number of kernels that the iteration launches beyond num_kernels.
         """
-        host_s = self.engine_seconds(num_seqs)
-        launch_s = self._launch_seconds(replays, more_kernels)
-        return (launch_s + host_s, self._host.exposed_s) if self._host.overlapped else (launch_s, host_s)
+        host, launch_s = self._host, self._launch_seconds(replays, more_kernels)
+        host_s = host.iteration_s + host.sequence_s * num_seqs
+        return (launch_s + host_s, host.exposed_s) if host.overlapped else (launch_s, host_s)
 
     def wall_seconds(self, gpu_s: Any, replays: Any, num_seqs: Any, more_kernels: Any = None) -> Any:
         """Returns the wall time in seconds of an iteration with kernels that take gpu_s."""

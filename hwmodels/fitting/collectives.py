@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
-from hwmodels.operators.collectives import (
-    CollectiveCurve,
-    all_gather_seconds,
-    all_reduce_seconds,
-    all_to_all_seconds,
-    reduce_scatter_seconds,
-)
+from hwmodels.operators.collectives import CollectiveCurve, collective_seconds
 
 Rows = Mapping[str, Any]
 
@@ -75,15 +69,14 @@ def predict_collectives(rows: Rows, device: Device, curve: CollectiveCurve) -> F
 
 def seconds_of(collective: str, framework: str, implementation: str) -> Callable[..., Num]:
     """Returns the operator that prices a row's collective. Raises ValueError for an unknown collective."""
-    prices: dict[str, Callable[..., Num]] = {
-        "all_reduce": partial(all_reduce_seconds, kernels=framework, eager=implementation.endswith("_eager")),
-        "all_gather": all_gather_seconds,
-        "reduce_scatter": reduce_scatter_seconds,
-        "alltoall": all_to_all_seconds,
+    names = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter")} | {
+        "alltoall": "all_to_all"
     }
-    if collective not in prices:
-        raise ValueError(f"collective={collective}: must be one of {', '.join(prices)}")
-    return prices[collective]
+    if collective not in names:
+        raise ValueError(f"collective={collective}: must be one of {', '.join(names)}")
+    if collective != "all_reduce":  # engines use NCCL
+        return partial(collective_seconds, names[collective])
+    return partial(collective_seconds, collective, kernels=framework, eager=implementation.endswith("_eager"))
 
 
 def fit_collectives(rows: Rows, device: Device, *, seed: int = 0) -> Fitted[CollectiveCurve]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from hwmodels.exact import Num
 
@@ -139,6 +143,19 @@ def counted(level: str, shape: IterationShape) -> tuple[Any, ...]:
     if shape.drafts is not None:
         raise UnknownIterationError(f"{level}: does not model draft tokens; choose latency=calibrated")
     return shape.counts
+
+
+def ends_of_decodes(
+    seconds: Callable[[IterationShape], Any],
+    start_s: float,
+    num_seqs: int,
+    num_context_tokens: int,
+    num_iterations: int,
+) -> list[float]:
+    """Computes `IterationModel.decode_ends` by the seconds of shapes."""
+    contexts = num_context_tokens + num_seqs * np.arange(num_iterations)
+    durations_s = seconds(IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs))
+    return list(accumulate(durations_s.tolist(), initial=start_s))[1:]
 
 
 class IterationModel(Protocol):

@@ -22,9 +22,11 @@ from typing import Annotated, Any, NamedTuple
 from fieldlimits import Checked, PositiveInt, check
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.iteration import DraftWork, IterationShape
+from hwmodels.iterations.iteration import AdapterBatch, DraftWork, IterationShape
 from hwmodels.model.matrices import share_of
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
+
+NO_ADAPTERS = AdapterBatch(0, 0, 0, 0)
 
 SMALLEST_PIECE = 256
 """Fewest tokens of a piece of a chunk if micro-batches cut chunks (`ParallelLayout.cuts_chunks`)."""
@@ -207,6 +209,14 @@ class ParallelLayout(Checked):
 
     def rank_batch(self, shape: IterationShape) -> RankBatch:
         """Returns the fullest device's share of an iteration, or of each of its micro-batches."""
+        shares = self.attention_data_parallel_size * self.context_parallel_size
+        if shares * (self.num_micro_batches or self.pipeline_parallel_size) == 1:
+            decodes, context, chunks, new, pairs, prefill_context, rows, adapters, drafts, _ = shape
+            drafted, draft_pairs = (0, 0) if drafts is None else drafts[:2]
+            tokens = decodes + new + drafted
+            of_chunks = chunks, new, pairs, prefill_context
+            others = *(adapters or NO_ADAPTERS), drafted, draft_pairs
+            return RankBatch._make((tokens, tokens, rows, decodes, context, *of_chunks, *others))
         batch = self._rows_and_chunks(shape)
         return batch if shape.drafts is None else self._with_drafts(batch, shape, shape.drafts)
 
@@ -229,13 +239,9 @@ class ParallelLayout(Checked):
         )
 
     def _rows_and_chunks(self, shape: IterationShape) -> RankBatch:
-        """Computes `rank_batch` without draft tokens."""
+        """Computes `rank_batch` without draft tokens, if several devices share them."""
         decodes, context, chunks, new, pairs, prefill_context, rows, adapters, *_ = shape
         shares, ring = self.num_batch_shares, self.context_parallel_size
-        if shares == 1 and ring == 1:
-            tokens = decodes + new
-            own = (tokens, tokens, rows, decodes, context, chunks, new, pairs, prefill_context)
-            return RankBatch(*own) if adapters is None else RankBatch(*own, *adapters)
         # Products before quotients: equal shares of sequences are exact, so rounding lowers no price.
         own_decodes = divided_up(decodes, shares)
         some_chunks = larger(chunks, 1)

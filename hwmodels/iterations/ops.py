@@ -1,4 +1,4 @@
-"""An operator of an iteration: its FLOPs, bytes and seconds on one device.
+"""An operator of an iteration: its FLOPs, bytes and seconds on one device, and what bounds it.
 
 An operator is evaluated for a `RankBatch` of numbers or arrays. Times that depend only on the number of
 tokens or of sampled rows (`Per`) are tabulated by the roofline; times that depend on contexts are computed
@@ -7,7 +7,7 @@ each time, and so use only the arithmetic of `hwmodels.exact`. `assembly` builds
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.exact import larger, smaller
+from hwmodels.devices.device import Device
+from hwmodels.exact import Lines, highest, larger
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.windows import seen
 
 Quantity = Callable[[RankBatch], Any]
 """FLOPs, bytes or seconds of one call: a number, or an array with one value per iteration."""
 
-Lines = tuple[tuple[Any, Any], ...]
-"""Straight lines over the context of all sequences: (seconds, seconds per context token) each."""
+LAUNCH_BOUND_SHARE = 0.25
+LAUNCH_BOUND_KERNEL_S = 15e-6
+"""Thresholds below which an operator is launch-bound.
 
-
-PassLines = tuple[tuple[Any, Any, Any, Any], ...]
-"""Straight lines over a pass: (seconds, per KV token read, per query-key pair, per query row) each."""
+Each of its kernels takes less than this time, some three kernel starts, and its data-sheet time is less than
+this share of it; a longer one is only far below the roof.
+"""
 
 
 class Per(Enum):
@@ -60,67 +62,37 @@ def zero(batch: RankBatch) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSeconds:
-    """Seconds of a decode operator: for a number of sequences, the maximum of some lines over their context.
+    """Seconds of a decode operator: the maximum of some lines over contexts, query-key pairs and rows.
 
-    All that depends on the number of sequences alone is computed once: see `hwmodels.iterations.decodes`.
+    All that depends on the numbers of sequences and of their rows alone is computed once: see
+    `hwmodels.iterations.decodes`.
     """
 
-    lines: Callable[[Any], Lines]
-    """Returns the lines for a number of sequences; for 0 sequences all are 0 s."""
+    lines: Callable[[int, Any], Lines]
+    """Returns the lines for the rows of each sequence, 1 without draft tokens, and a number of sequences; for
+    0 sequences all are 0 s, and for one row each, none grows with the rows."""
     window: int | None = None
     """Most tokens of each sequence that are attended to; None: all."""
-    of_rows: Callable[[int], Callable[[Any], PassLines]] | None = None
-    """Returns `lines` of sequences with some rows each, draft tokens included; None: there never are any."""
 
     def __call__(self, batch: RankBatch) -> Any:
-        context, tokens = batch.decode_context_tokens, batch.draft_tokens
-        if isinstance(tokens, ndarray) or tokens:
-            return self.pass_seconds(batch.decode_seqs, context, tokens, batch.draft_pairs)
-        if self.window is not None:
-            context = smaller(context, self.window * batch.decode_seqs)
-        return largest(self.lines(batch.decode_seqs), context)
-
-    def pass_seconds(self, num_seqs: Any, context_tokens: Any, draft_tokens: Any, draft_pairs: Any) -> Any:
-        """Returns the seconds of sequences that verify draft tokens; numbers or arrays."""
-        keys, pairs = seen(num_seqs, context_tokens, draft_tokens, draft_pairs, self.window)
-        each, rows = rows_each(num_seqs, draft_tokens), num_seqs + draft_tokens
+        num_seqs, tokens = batch.decode_seqs, batch.draft_tokens
+        keys, pairs = seen(num_seqs, batch.decode_context_tokens, tokens, batch.draft_pairs, self.window)
+        each, rows = rows_each(num_seqs, tokens), num_seqs + tokens
         if not isinstance(each, ndarray):
-            return largest_of_pass(self.pass_lines(int(each))(num_seqs), keys, pairs, rows)
+            return highest(self.lines(each, num_seqs), keys, pairs, rows)
         seconds: Any = 0.0
         for count in np.unique(each).tolist():
-            own_s = largest_of_pass(self.pass_lines(int(count))(num_seqs), keys, pairs, rows)
+            own_s = highest(self.lines(int(count), num_seqs), keys, pairs, rows)
             seconds = np.where(each == count, own_s, seconds)
         return seconds
-
-    def pass_lines(self, rows: int) -> Callable[[Any], PassLines]:
-        """Returns the lines for sequences of so many rows; with one row each they are those of decodes."""
-        if rows == 1:
-            return lambda seqs: tuple((fixed_s, token_s, 0.0, 0.0) for fixed_s, token_s in self.lines(seqs))
-        assert self.of_rows is not None
-        return self.of_rows(rows)
 
 
 def rows_each(num_seqs: Any, draft_tokens: Any) -> Any:
     """Returns the rows of a sequence, draft tokens included: the mean, rounded up."""
-    return 1 - -draft_tokens // larger(num_seqs, 1)
-
-
-def largest(lines: Lines, context: Any) -> Any:
-    """Returns the maximum of the lines at each context, in seconds."""
-    (fixed_s, token_s), *others = lines
-    seconds = fixed_s + token_s * context
-    for fixed_s, token_s in others:
-        seconds = larger(seconds, fixed_s + token_s * context)
-    return seconds
-
-
-def largest_of_pass(lines: PassLines, keys: Any, pairs: Any, rows: Any) -> Any:
-    """Returns the maximum of the lines of a pass, in seconds."""
-    (fixed_s, key_s, pair_s, row_s), *others = lines
-    seconds = fixed_s + key_s * keys + pair_s * pairs + row_s * rows
-    for fixed_s, key_s, pair_s, row_s in others:
-        seconds = larger(seconds, fixed_s + key_s * keys + pair_s * pairs + row_s * rows)
-    return seconds
+    if not isinstance(draft_tokens, ndarray) and not draft_tokens:
+        return 1
+    each = 1 - -draft_tokens // larger(num_seqs, 1)
+    return each if isinstance(each, ndarray) else int(each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,8 +133,21 @@ def per_row(amount: float) -> Quantity:
     return lambda batch: amount * batch.rows
 
 
-def independent_of_context(
-    seconds: Callable[[Any], Any], of_rows: Callable[[int], Callable[[Any], PassLines]]
-) -> DecodeSeconds:
-    """Returns the seconds of a decode operator that depends only on the numbers of sequences and rows."""
-    return DecodeSeconds(lambda seqs: ((seconds(seqs), 0.0),), of_rows=of_rows)
+def total_seconds(operators: Iterable[Operator], batch: RankBatch) -> Any:
+    """Returns the seconds of all calls of the operators for a batch; numbers or arrays."""
+    total: Any = 0.0
+    for op in operators:
+        total = total + op.calls * op.seconds(batch)
+    return total
+
+
+def bound_of(op: Operator, device: Device, flops: float, moved: float, call_s: float) -> str:
+    """Returns the bound of a call with these figures: compute, memory, launch or communication."""
+    if op.is_message:
+        return "communication"
+    compute_s = flops / device.peak_flops_per_s[op.dtype]
+    memory_s = moved / device.memory_bandwidth_bytes_per_s
+    is_short = call_s < LAUNCH_BOUND_KERNEL_S * max(op.kernels, 1)
+    if is_short and max(compute_s, memory_s) < LAUNCH_BOUND_SHARE * call_s:
+        return "launch"
+    return "compute" if compute_s >= memory_s else "memory"

@@ -35,11 +35,11 @@ from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostShare
 from hwmodels.devices.interconnect import Link
-from hwmodels.exact import Num, larger
+from hwmodels.exact import larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape, counted
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.ops import Operator, Part
+from hwmodels.iterations.ops import Part, total_seconds
 from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
 from hwmodels.model.mlp import MixtureOfExperts
@@ -160,8 +160,8 @@ class PingPong(InProportions):
         counted("afd", shape)
         layers = self._num_layers
         own = self._attention.layout.rank_batch(shape)
-        attention_s = _seconds(self._attention_ops, own) / layers
-        ffn_s = _seconds(self._ffn_ops, self._ffn.layout.rank_batch(shape)) / layers
+        attention_s = total_seconds(self._attention_ops, own) / layers
+        ffn_s = total_seconds(self._ffn_ops, self._ffn.layout.rank_batch(shape)) / layers
         # All devices of an attention group send an equal share of its tokens; FFN devices receive evenly.
         hidden_bytes = self._attention.site.hidden_bytes * self._copies
         sent = own.tokens / self._attention.layout.tensor_parallel_size
@@ -176,21 +176,9 @@ class PingPong(InProportions):
         attention_s, ffn_s, message_s, num_micro_batches = self.parts(shape)
         layers_s = ping_pong_seconds(attention_s, ffn_s, message_s, self._num_layers, num_micro_batches)
         own = self._attention.layout.rank_batch(shape)
-        gpu_s = layers_s + num_micro_batches * _seconds(self._outer_ops, own)
+        gpu_s = layers_s + num_micro_batches * total_seconds(self._outer_ops, own)
         replays = self._host.replays(own.tokens, shape.prefill_tokens)
         return self._host.wall_seconds(gpu_s, replays, shape.decode_seqs + shape.prefill_seqs)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of weights and KV read by the undivided replica."""
-        return self._other.bytes_moved(shape)
-
-
-def _seconds(operators: list[Operator], batch: Any) -> Any:
-    """Returns the seconds of all calls of operators for one micro-batch."""
-    total: Any = 0.0
-    for op in operators:
-        total = total + op.calls * op.seconds(batch)
-    return total
 
 
 def _mlp_names(roofline: Roofline) -> set[str]:

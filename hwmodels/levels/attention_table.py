@@ -8,7 +8,7 @@ import numpy as np
 
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.iteration import IterationShape
-from hwmodels.levels.grid import Floats, Grid
+from hwmodels.levels.grid import Grid
 
 
 class AttentionTable:
@@ -56,70 +56,52 @@ class AttentionTable:
         self._saved_s = saved_s
         self._chunks = self._apart if chunks_apart else self._cheaper
 
-    def seconds(self, shape: IterationShape) -> float:
-        """Returns the attention seconds of one iteration."""
-        fields: tuple[Any, ...] = shape
-        num_seqs, context, chunks, tokens, pairs, ends, *_ = fields
-        if tokens == 0:
-            return self._decode.at(num_seqs, context / num_seqs)
-        cached, together, best = self._chunks(self._prefill.at, chunks, tokens, pairs, ends)
-        if num_seqs == 0:
-            return float(best)
-        if self._mixed is None:
-            return float(best + self._decode.at(num_seqs, context / num_seqs))
-        both = self._mixed.at(tokens, cached, num_seqs, context / num_seqs)
-        return float(larger(both - (together - best), best))
+    def seconds(self, shape: IterationShape) -> Any:
+        """Returns the attention seconds of an iteration, or of each of many.
 
-    def seconds_many(self, shape: IterationShape) -> Floats:
-        """Returns the attention seconds of each iteration; the fields are float arrays of one length."""
-        fields: tuple[Any, ...] = shape
-        decodes, prefills = fields[0] > 0, fields[3] > 0
+        If the numbers of sequences or of tokens are arrays, all fields are float arrays of one length.
+        """
+        fields: tuple[Any, ...] = shape.counts[:6]
+        decodes, chunks = fields[0] > 0, fields[3] > 0
+        prices = {(1, 0): self._of_decodes, (0, 1): self._of_chunks, (1, 1): self._of_both}
+        if not isinstance(decodes, np.ndarray):
+            return prices[decodes, chunks](*fields)
         seconds = np.zeros(len(decodes))
-        for rows, price in (
-            (decodes & ~prefills, self._decodes_many),
-            (prefills & ~decodes, self._prefills_many),
-            (decodes & prefills, self._mixed_many),
-        ):
+        for (has_decodes, has_chunks), price in prices.items():
+            rows = (decodes == has_decodes) & (chunks == has_chunks)
             if rows.any():
-                seconds[rows] = price(*(field[rows] for field in fields[:6]))
+                seconds[rows] = price(*(field[rows] for field in fields))
         return seconds
 
-    def decode_seconds_many(self, num_seqs: int, context: Floats) -> Floats:
-        """Returns the attention seconds of decode-only iterations of num_seqs sequences each."""
-        return self._decode.at_many(np.float64(num_seqs), context / num_seqs)
+    def _of_decodes(self, num_seqs: Any, context: Any, *_: Any) -> Any:
+        return self._decode.at(num_seqs, context / num_seqs)
 
-    def _decodes_many(self, num_seqs: Floats, context: Floats, *_: Floats) -> Floats:
-        return self._decode.at_many(num_seqs, context / num_seqs)
+    def _of_chunks(self, _: Any, __: Any, *chunks: Any) -> Any:
+        return self._chunks(*chunks)[2]
 
-    def _prefills_many(self, _: Floats, __: Floats, *of_chunks: Floats) -> Any:
-        return self._chunks(self._prefill.at_many, *of_chunks)[2]
-
-    def _mixed_many(
-        self, num_seqs: Floats, context: Floats, chunks: Floats, tokens: Floats, pairs: Floats, ends: Floats
-    ) -> Any:
-        cached, together, best = self._chunks(self._prefill.at_many, chunks, tokens, pairs, ends)
+    def _of_both(self, num_seqs: Any, context: Any, chunks: Any, tokens: Any, *others: Any) -> Any:
+        cached, together, best = self._chunks(chunks, tokens, *others)
         if self._mixed is None:
-            return best + self._decode.at_many(num_seqs, context / num_seqs)
-        both = self._mixed.at_many(tokens, cached, num_seqs, context / num_seqs)
+            return best + self._decode.at(num_seqs, context / num_seqs)
+        both = self._mixed.at(tokens, cached, num_seqs, context / num_seqs)
         return larger(both - (together - best), best)
 
-    @staticmethod
-    def _cheaper(at: Any, chunks: Any, tokens: Any, pairs: Any, _: Any) -> tuple[Any, Any, Any]:
+    def _cheaper(self, chunks: Any, tokens: Any, pairs: Any, _: Any) -> tuple[Any, Any, Any]:
         """Returns cached tokens before the one chunk, its seconds, and the seconds of the cheaper reading."""
         cached = larger(pairs / tokens - 0.5 * (tokens + 1), 0.0)
         cached_each = larger(pairs / tokens - 0.5 * (tokens / chunks + 1), 0.0)
-        together = at(tokens, cached)
+        together = self._prefill.at(tokens, cached)
         if not isinstance(chunks, np.ndarray) and chunks == 1:
             return cached, together, together
-        return cached, together, smaller(together, chunks * at(tokens / chunks, cached_each))
+        return cached, together, smaller(together, chunks * self._prefill.at(tokens / chunks, cached_each))
 
-    def _apart(self, at: Any, chunks: Any, tokens: Any, pairs: Any, ends: Any) -> tuple[Any, Any, Any]:
+    def _apart(self, chunks: Any, tokens: Any, pairs: Any, ends: Any) -> tuple[Any, Any, Any]:
         """Computes `_cheaper` for chunks computed separately: the one chunk's seconds are the sum of all."""
         each = tokens / chunks
         squares = 2.0 * (pairs - each * (ends - tokens)) - tokens
         squares = smaller(larger(squares, tokens * each), 1.0 * tokens * tokens)
         cached = larger((pairs + 0.5 * (squares - tokens)) / tokens - each, 0.0)
-        first_s = at(each, cached)
+        first_s = self._prefill.at(each, cached)
         others_s = larger(first_s - self._saved_s, 0.0)
         seconds = first_s + (chunks - 1) * others_s
         return cached, seconds, seconds

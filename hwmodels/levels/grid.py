@@ -9,7 +9,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
+
+from hwmodels.exact import larger, smaller
 
 Floats = NDArray[np.float64]
 
@@ -38,31 +41,23 @@ class Grid:
             for uppers in itertools.product((False, True), repeat=values.ndim)
         ]
 
-    def at(self, *sizes: float) -> float:
-        """Returns the value at one size per axis."""
-        first, scale, weights = 0, 1.0, []
-        for size, axis, stride in zip(sizes, self._lists, self._strides, strict=True):
-            index = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
-            weight = (size - axis[index]) / (axis[index + 1] - axis[index])
-            weights.append(min(max(weight, 0.0), 1.0))
-            scale = scale * max(size / axis[-1], 1.0)
-            first += stride * index
-        value: float = _blend([self._list[first + corner] for corner in self._corners], weights)
-        return value * scale
-
-    def at_many(self, *sizes: Floats | np.float64) -> Floats:
-        """Returns the values at arrays of sizes, which broadcast against each other."""
+    def at(self, *sizes: Any) -> Any:
+        """Returns the value at one size per axis; arrays of sizes broadcast against each other."""
         first: Any = 0
         scale: Any = 1.0
         weights = []
-        for size, axis, stride in zip(sizes, self._axes, self._strides, strict=True):
-            index = np.clip(np.searchsorted(axis, size, side="right") - 1, 0, len(axis) - 2)
-            weight = (size - axis[index]) / (axis[index + 1] - axis[index])
-            weights.append(np.minimum(np.maximum(weight, 0.0), 1.0))
-            scale = scale * np.maximum(size / axis[-1], 1.0)
+        for size, points, axis, stride in zip(sizes, self._axes, self._lists, self._strides, strict=True):
+            last, own = len(axis) - 2, points if isinstance(size, ndarray) else axis
+            if isinstance(size, ndarray):
+                index: Any = np.clip(np.searchsorted(points, size, side="right") - 1, 0, last)
+            else:
+                index = min(max(bisect_right(axis, size) - 1, 0), last)
+            weight = (size - own[index]) / (own[index + 1] - own[index])
+            weights.append(smaller(larger(weight, 0.0), 1.0))
+            scale = scale * larger(size / axis[-1], 1.0)
             first = first + stride * index
-        values: Floats = _blend([self._values[first + corner] for corner in self._corners], weights) * scale
-        return values
+        values: Any = self._values if isinstance(first, ndarray) else self._list
+        return _blend([values[first + corner] for corner in self._corners], weights) * scale
 
 
 def _blend(corners: list[Any], weights: list[Any]) -> Any:

@@ -244,7 +244,7 @@ def _saved_seconds(
     count = columns["prefill_seqs"][several]
     sizes = (columns[name][several] for name in ATTENTION_SIZES[:2])
     together_s = calls * columns["latency_us"][several] * 1e-6
-    return float(np.median((count * alone.at_many(*sizes) - together_s) / (count - 1)))
+    return float(np.median((count * alone.at(*sizes) - together_s) / (count - 1)))
 
 
 def _attention_grid(

@@ -9,21 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.exact import Num
 from hwmodels.iterations.iteration import (
     COUNTED,
-    Explained,
     IterationModel,
     IterationShape,
     UnknownIterationError,
     counted,
 )
-from hwmodels.levels.explained import share_out
+from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.physical import PHYSICAL_SHARE
 from hwmodels.levels.profile import check_columns
 
 
-class Recorded:
+class Recorded(InProportions):
     """An `IterationModel` that looks iterations up by their shape.
 
     A shape that was recorded several times takes the median: the argument is a shape, not the n-th
@@ -60,10 +58,9 @@ class Recorded:
         for key, duration in zip(_keys(fields[:-1]), durations.tolist(), strict=True):
             by_shape.setdefault(key, []).append(duration)
         self._seconds = {key: float(np.median(times)) for key, times in by_shape.items()}
+        super().__init__(base)
         self.base = base
         self._allow_missing = allow_missing
-        self.peak_flops_per_s = base.peak_flops_per_s
-        self.peak_bytes_per_s = base.peak_bytes_per_s
 
     @classmethod
     def from_iterations(
@@ -113,29 +110,6 @@ class Recorded:
                 break
             ends_s.append(end_s)
         return ends_s
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component: the recorded time, split in proportion to the base's components."""
-        parts = self.base.breakdown(shape)
-        scale = self.seconds(shape) / sum(parts.values())
-        return {name: part * scale for name, part in parts.items()}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the base's operators, scaled by one factor so that they sum to the recorded time."""
-        lines = self.base.explain(shape)
-        factor = float(self.seconds(shape)) / sum(line.seconds for line in lines)
-        recorded_s = dict.fromkeys((line.component for line in lines), 0.0)
-        for line in lines:
-            recorded_s[line.component] += factor * line.seconds
-        return share_out(lines, recorded_s)
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the model FLOPs as the base counts them; see `IterationModel`."""
-        return self.base.flops(shape)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes moved as the base counts them; see `IterationModel`."""
-        return self.base.bytes_moved(shape)
 
     def _known(self, key: tuple[float, ...]) -> float:
         seconds = self._look_up(key)

@@ -12,26 +12,25 @@ alone: effects of their neighbours on clocks and caches are not included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hwmodels.by_count import ByCount
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.exact import Num
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationModel, IterationShape, counted
+from hwmodels.exact import Num, whole
+from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationShape, counted
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator
-from hwmodels.levels.explained import share_out
 from hwmodels.levels.grid import Floats
+from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.profile import AROUND, Profile
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
 """Components that depend on one number: of tokens, lm_head of sampled rows."""
 
 
-class MeasuredTable:
+class MeasuredTable(InProportions):
     """An `IterationModel` of one replica from the profile of one of its devices.
 
     FLOPs, bytes and peaks are those of `base`, which also prices the components that the profile lacks
@@ -53,9 +52,7 @@ class MeasuredTable:
             {"communication"} if num_devices > 1 else set()
         )
         self.missing = tuple(sorted(needed - profile.components))
-        self.peak_flops_per_s = base.peak_flops_per_s
-        self.peak_bytes_per_s = base.peak_bytes_per_s
-        self._base = base
+        super().__init__(base)
         self._lacking = () if "gemm" in self.missing else tuple(lacking)
         self.lacking = tuple(dict.fromkeys(op.name for op in self._lacking))
         self._by_component = {name: profile.grid((name,)) for name in BY_COUNT}
@@ -68,33 +65,17 @@ class MeasuredTable:
 
     def seconds(self, shape: IterationShape) -> Any:
         """Returns the wall time of the iteration in seconds; for arrays, of each iteration."""
-        if shape.drafts is not None or any(isinstance(field, np.ndarray) for field in shape):
-            return self._seconds_many(shape)
-        num_seqs, _, chunks, tokens, _, _, sampled = counted("table", shape)
-        replays = self._host.replays(int(num_seqs + tokens), tokens)
-        gpu_s = self._counted(int(num_seqs + tokens), replays, int(sampled))
-        if self._attention is not None:
-            gpu_s = gpu_s + self._attention.seconds(shape)
-        else:
-            # One-element arrays make numbers and arrays take the same path through the base.
-            gpu_s = gpu_s + float(self._attention_of_base(_flat(shape).plain)[0])
-        return self._host.wall_seconds(gpu_s, replays, num_seqs + chunks)
-
-    def decode_ends(
-        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
-    ) -> list[float]:
-        """Returns the end times of consecutive decode-only iterations; see `IterationModel`."""
-        last = num_context_tokens + num_seqs * num_iterations
-        contexts = np.arange(num_context_tokens, last, num_seqs, dtype=np.float64)
-        replays = self._host.replays(num_seqs, 0)
-        gpu_s: Any = self._counted(num_seqs, replays, num_seqs)
-        if self._attention is not None:
-            gpu_s = gpu_s + self._attention.decode_seconds_many(num_seqs, contexts)
-        else:
-            shape = IterationShape(num_seqs, contexts, 0, 0, 0, 0, num_seqs)
-            gpu_s = gpu_s + self._attention_of_base(_flat(shape).plain)
-        wall_s = self._host.wall_seconds(np.broadcast_to(gpu_s, contexts.shape), replays, num_seqs)
-        return list(accumulate(wall_s.tolist(), initial=start_s))[1:]
+        counts = (shape.decode_seqs, *shape[2:7])
+        if shape.drafts is not None or any(isinstance(field, np.ndarray) for field in counts):
+            flat = _flat(shape)
+        else:  # numbers, or the contexts of a leap
+            flat = Flat(IterationShape(*counted("table", shape)), None, None)
+        tokens, prefill_tokens, num_seqs, sampled = flat.counts
+        replays = self._host.replays(tokens, prefill_tokens)
+        computed = self._host.computed_tokens(tokens, replays)
+        gpu_s = self._tokens_s.of(computed) + self._rows_s.of(whole(sampled)) + self._attention_seconds(flat)
+        wall_s = self._host.wall_seconds(gpu_s, replays, num_seqs)
+        return wall_s if flat.answer_shape is None else wall_s.reshape(flat.answer_shape)[()]
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:
         """Returns seconds per component; components that the table lacks are the base's."""
@@ -105,7 +86,7 @@ class MeasuredTable:
         computed = self._host.computed_tokens(tokens, replays).astype(np.float64)
         for name in BY_COUNT:
             parts[name] = self._component_seconds(name, sampled if name == "lm_head" else computed)
-        parts["attention"] = self._attention_many(flat)
+        parts["attention"] = self._attention_seconds(flat)
         gpu_s = sum(parts.values())
         parts["launch"], parts["host"] = self._host.parts(gpu_s, replays, num_seqs)
         return {name: part.reshape(flat.answer_shape)[()] for name, part in parts.items()}
@@ -117,38 +98,9 @@ class MeasuredTable:
         for name, grid in self._around.items():
             if grid is not None:
                 counts = np.asarray(sampled if name == "lm_head" else tokens, dtype=np.float64)
-                around_s = np.where(counts > 0, grid.at_many(np.maximum(counts, 1.0)), 0.0)
+                around_s = np.where(counts > 0, grid.at(np.maximum(counts, 1.0)), 0.0)
                 parts[name] = parts[name] - around_s.reshape(flat.answer_shape)[()]
         return parts
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the base's operators, those of each component scaled by one factor to the measured time."""
-        lines = self._base.explain(shape)
-        measured = {name: float(np.sum(part)) for name, part in self.breakdown(shape).items()}
-        # The base counts time of no operator as host: launches are part of it.
-        measured["host"] += measured.pop("launch")
-        return share_out(lines, measured)
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the model FLOPs as the base counts them; see `IterationModel`."""
-        return self._base.flops(shape)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes moved as the base counts them; see `IterationModel`."""
-        return self._base.bytes_moved(shape)
-
-    def _seconds_many(self, shape: IterationShape) -> Any:
-        flat = _flat(shape)
-        tokens, prefill_tokens, num_seqs, sampled = flat.counts
-        replays = self._host.replays(tokens, prefill_tokens)
-        computed = self._host.computed_tokens(tokens, replays)
-        gpu_s: Any = self._tokens_s.of_many(computed) + self._rows_s.of_many(sampled.astype(np.intp))
-        gpu_s = gpu_s + self._attention_many(flat)
-        return self._host.wall_seconds(gpu_s, replays, num_seqs).reshape(flat.answer_shape)[()]
-
-    def _counted(self, tokens: int, replays: bool, sampled: int) -> float:
-        """Returns GPU seconds that depend only on the numbers of tokens and of sampled rows."""
-        return self._tokens_s.of(self._host.computed_tokens(tokens, replays)) + self._rows_s.of(sampled)
 
     def _tokens_seconds(self, num_tokens: Floats) -> Floats:
         return sum(
@@ -163,11 +115,11 @@ class MeasuredTable:
         """Returns measured seconds, or the base's; 0 s for 0 tokens or rows."""
         grid, some = self._by_component[name], np.maximum(counts, 1.0)
         if grid is not None:
-            seconds: Any = grid.at_many(some)
+            seconds: Any = grid.at(some)
         elif name in self.missing:
             # A prompt of `some` tokens, all of them sampled: no other size enters these components.
             prompt = IterationShape(0, 0, 1, some, some * (some + 1) / 2, some, some)
-            seconds = self._base.breakdown(prompt)[name]
+            seconds = self._other.breakdown(prompt)[name]
         else:
             seconds = 0.0
         if self._lacking:
@@ -176,14 +128,16 @@ class MeasuredTable:
             seconds = sum(own, seconds)
         return np.where(counts > 0, seconds, 0.0)
 
-    def _attention_many(self, flat: Flat) -> Any:
+    def _attention_seconds(self, flat: Flat) -> Any:
         """Returns the attention seconds; passes with draft tokens are computed apart from the rest."""
-        price = self._attention_of_base if self._attention is None else self._attention.seconds_many
+        price = self._attention_of_base if self._attention is None else self._attention.seconds
         seconds = price(flat.plain)
         return seconds if flat.passes is None else seconds + price(flat.passes)
 
-    def _attention_of_base(self, fields: IterationShape) -> Any:
-        return self._base.breakdown(fields)["attention"]
+    def _attention_of_base(self, shape: IterationShape) -> Any:
+        flat = _flat(shape)  # one-element arrays make numbers and arrays take the same path through the base
+        seconds: Any = self._other.breakdown(flat.plain)["attention"]
+        return seconds.reshape(flat.answer_shape)[()]
 
 
 class Flat(NamedTuple):
@@ -191,7 +145,8 @@ class Flat(NamedTuple):
 
     plain: IterationShape
     passes: IterationShape | None
-    answer_shape: tuple[int, ...]
+    answer_shape: tuple[int, ...] | None
+    """Shape of the answer; None: that of the plain fields, which are numbers but for contexts."""
 
     @property
     def counts(self) -> tuple[Any, Any, Any, Any]:
@@ -200,8 +155,7 @@ class Flat(NamedTuple):
         prefill_tokens, num_seqs = plain.prefill_tokens, plain.decode_seqs + plain.prefill_seqs
         if passes is not None:
             prefill_tokens, num_seqs = prefill_tokens + passes.prefill_tokens, num_seqs + passes.prefill_seqs
-        tokens = np.asarray(plain.decode_seqs + prefill_tokens).astype(np.intp)
-        return tokens, prefill_tokens, num_seqs, plain.sampled_seqs
+        return whole(plain.decode_seqs + prefill_tokens), prefill_tokens, num_seqs, plain.sampled_seqs
 
 
 def _flat(shape: IterationShape) -> Flat:

@@ -1,15 +1,16 @@
 """Kinds of softmax attention: their matrices, their caches per token, and their sharding.
 
 Layers with a state of constant size are in `hwmodels.model.linear_attention` and `state_space`, caches of
-compressed tokens in `hwmodels.model.compressed_attention`. A new kind is a class with the members of
+compressed tokens in `hwmodels.model.compressed_attention`. A new kind is a subclass of
 `Attention`, its operators in `hwmodels.assembly.attention`, and in `hwmodels.hf.architectures`
 the fields of a config.json by which it is recognised.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Self
 
 from fieldlimits import Checked, PositiveInt, check
 from hwmodels.checks import check_whole
@@ -17,52 +18,65 @@ from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 
 
-class Attention(Protocol):
-    """Interface of a kind of attention in one layer; a rank is one of tensor_parallel_size."""
+class Attention(Checked, ABC):
+    """A kind of attention in one layer; a rank is one of tensor_parallel_size.
+
+    Defaults are those of layers that cache nothing and cannot be pruned.
+    """
+
+    __slots__ = ()
+
+    window: int | None = None
+    """Tokens of a sequence that are kept and attended to; None: the whole sequence."""
+    num_kv_heads: int
+    """Number of heads with separate keys and values in the cache; 1 where there are none."""
+    kv_is_latent: bool = False
+    """True if all heads attend to one cached vector per token, which every rank keeps."""
 
     @property
-    def window(self) -> int | None:
-        """Tokens of a sequence that are kept and attended to; None: the whole sequence."""
-
-    @property
+    @abstractmethod
     def num_query_heads(self) -> int:
-        """Number of heads; their outputs are concatenated."""
+        """Returns the number of heads; their outputs are concatenated."""
 
     @property
-    def num_kv_heads(self) -> int:
-        """Number of heads with separate keys and values in the cache."""
-
-    @property
-    def kv_is_latent(self) -> bool:
-        """True if all heads attend to one cached vector per token, which every rank keeps."""
-
-    @property
-    def max_tensor_parallel_size(self) -> int: ...
+    def max_tensor_parallel_size(self) -> int:
+        return self.num_query_heads
 
     @property
     def cutting_rule(self) -> str:
-        """Rule that a tensor_parallel_size must follow, for error messages: divide the 32 attention heads."""
+        """Rule that a tensor_parallel_size must follow, for error messages."""
+        return f"divide the {self.num_query_heads} attention heads"
 
     def divides(self, tensor_parallel_size: int) -> bool:
         """Returns whether the heads divide evenly over the ranks."""
+        return tensor_parallel_size >= 1 and self.max_tensor_parallel_size % tensor_parallel_size == 0
 
+    @abstractmethod
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns the weight matrices of one rank."""
 
+    @abstractmethod
     def vector_elements(self, hidden_size: int) -> int:
         """Returns the elements of biases, norms and other vectors, which every rank holds completely."""
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
         """Returns the KV bytes per token on one rank."""
+        return 0.0
 
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
         """Returns the state bytes of a sequence of any length on one rank."""
+        return 0.0
 
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
         """Returns a lower bound of FLOPs per query and key on one rank, for any kernel; 0: unknown."""
+        return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
-        """Returns the layer pruned to that share of its heads, in whole groups."""
+        """Returns the layer pruned to that share of its heads, in whole groups.
+
+        Raises ValueError for kinds that cannot be pruned by heads.
+        """
+        raise ValueError(f"heads={share}: {type(self).__name__} layers cannot be pruned by heads; must be 1")
 
 
 def check_indexer(top_k: int | None, num_heads: int, head_dim: int) -> None:
@@ -80,7 +94,7 @@ def kept_heads(num_heads: int, share: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedQueryAttention(Checked):
+class GroupedQueryAttention(Attention):
     """Softmax attention: multi-head (num_kv_heads = num_heads), grouped-query, or multi-query (1)."""
 
     num_heads: PositiveInt
@@ -129,14 +143,6 @@ class GroupedQueryAttention(Checked):
 
     @property
     def num_query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def kv_is_latent(self) -> bool:
-        return False
-
-    @property
-    def max_tensor_parallel_size(self) -> int:
         return self.num_heads
 
     @property
@@ -205,9 +211,6 @@ class GroupedQueryAttention(Checked):
         """Returns the bytes of the indexer's key of a token; 0 without an indexer."""
         return 0.0 if self.sparse_top_k is None else self.index_head_dim * KV_BYTES[kv_dtype]
 
-    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        return 0.0
-
     def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
         """Returns 2 heads (key and value width), the FLOPs per query and key; 0 with an indexer."""
         if self.sparse_top_k is not None:
@@ -222,12 +225,16 @@ class GroupedQueryAttention(Checked):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LatentAttention(Checked):
+class LatentAttention(Attention):
     """Multi-head latent attention: keys and values of all heads come from one cached vector per token.
 
     DeepSeek-V2 (2024), section 2.1. With sparse_top_k an indexer selects the tokens that a query attends to:
-    DeepSeek sparse attention (DeepSeek-V3.2, GLM-5).
+    DeepSeek sparse attention (DeepSeek-V3.2, GLM-5). The latent vectors of all tokens are kept even so. FLOPs
+    of absorbed and expanded, full and sparse attention differ too much for a common lower bound.
     """
+
+    kv_is_latent = True
+    num_kv_heads = 1
 
     num_heads: PositiveInt
     q_lora_rank: PositiveInt | None = None
@@ -262,37 +269,13 @@ class LatentAttention(Checked):
         return self.sparse_top_k is not None and not self.shares_index
 
     @property
-    def window(self) -> None:
-        """None: the latent vectors of all tokens are kept, even with an indexer."""
-        return None
-
-    @property
     def num_query_heads(self) -> int:
         return self.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return 1
-
-    @property
-    def kv_is_latent(self) -> bool:
-        return True
-
-    @property
-    def max_tensor_parallel_size(self) -> int:
-        return self.num_heads
-
-    @property
-    def cutting_rule(self) -> str:
-        return f"divide the {self.num_heads} attention heads"
 
     @property
     def latent_width(self) -> int:
         """Elements cached per token: 512 + 64 in DeepSeek-V2 and V3."""
         return self.kv_lora_rank + self.qk_rope_head_dim
-
-    def divides(self, tensor_parallel_size: int) -> bool:
-        return tensor_parallel_size >= 1 and self.num_heads % tensor_parallel_size == 0
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns one rank's matrices.
@@ -342,33 +325,18 @@ class LatentAttention(Checked):
         latent = self.latent_width * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
         return latent + (self.index_head_dim + 4.0 if self.has_indexer else 0.0)
 
-    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        return 0.0
-
-    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        """Returns 0: absorbed and expanded, full and sparse attention differ too much for a common bound."""
-        return 0.0
-
     def with_fewer_heads(self, share: float) -> Self:
         return replace(self, num_heads=kept_heads(self.num_heads, share))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoAttention:
+class NoAttention(Attention):
     """A layer without attention: an MLP alone (Nemotron-H, layers that DeciLM leaves out)."""
 
-    window: int | None = None
-    num_query_heads: int = 0
-    num_kv_heads: int = 1
-    kv_is_latent: bool = False
-
-    @property
-    def max_tensor_parallel_size(self) -> int:
-        return 2**20
-
-    @property
-    def cutting_rule(self) -> str:
-        return "be at least 1"
+    num_query_heads = 0
+    num_kv_heads = 1
+    max_tensor_parallel_size = 2**20
+    cutting_rule = "be at least 1"
 
     def divides(self, tensor_parallel_size: int) -> bool:
         return tensor_parallel_size >= 1
@@ -378,15 +346,6 @@ class NoAttention:
 
     def vector_elements(self, hidden_size: int) -> int:
         return 0
-
-    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        return 0.0
-
-    def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
-        return 0.0
-
-    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
         return self

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
-from hwmodels.model.attention import check_indexer, kept_heads
+from fieldlimits import NonNegativeInt, PositiveInt, check
+from hwmodels.model.attention import Attention, check_indexer, kept_heads
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 
@@ -29,8 +29,14 @@ FP8_SCALE_BYTES = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompressedAttention(Checked):
-    """A layer of DeepSeek-V4: low-rank queries, one shared key and value, output in groups of low rank."""
+class CompressedAttention(Attention):
+    """A layer of DeepSeek-V4: low-rank queries, one shared key and value, output in groups of low rank.
+
+    It has no window: what grows with the context is kept whole, and the window itself is a state.
+    """
+
+    kv_is_latent = True
+    num_kv_heads = 1
 
     num_heads: PositiveInt
     head_dim: PositiveInt
@@ -59,29 +65,12 @@ class CompressedAttention(Checked):
         check_indexer(self.sparse_top_k, self.index_n_heads, self.index_head_dim)
 
     @property
-    def window(self) -> None:
-        """None: what grows with the context is kept whole; the window itself is a state."""
-        return None
-
-    @property
     def num_query_heads(self) -> int:
         return self.num_heads
 
     @property
-    def num_kv_heads(self) -> int:
-        return 1
-
-    @property
-    def kv_is_latent(self) -> bool:
-        return True
-
-    @property
     def max_tensor_parallel_size(self) -> int:
         return self.o_groups
-
-    @property
-    def cutting_rule(self) -> str:
-        return f"divide the {self.num_heads} attention heads"
 
     def divides(self, tensor_parallel_size: int) -> bool:
         return tensor_parallel_size >= 1 and self.num_heads % tensor_parallel_size == 0
@@ -153,9 +142,6 @@ class CompressedAttention(Checked):
         """Returns the bytes of the window, and of the unfinished groups of the compressors in fp32."""
         groups = 2 * self.ratio * self.num_series * (self.head_dim + self.index_head_dim)
         return self.window_tokens * self.entry_bytes(dtype) + groups * KV_BYTES["fp32"]
-
-    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        return 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
         """Returns the pruned layer; heads are removed in whole groups."""

@@ -6,12 +6,12 @@ FLOPs of its recurrence. State-space layers are in `hwmodels.model.state_space`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
 
-from fieldlimits import Checked, OneOf, PositiveInt, check
-from hwmodels.model.attention import kept_heads
+from fieldlimits import OneOf, PositiveInt, check
+from hwmodels.model.attention import Attention, kept_heads
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES
 
@@ -19,48 +19,16 @@ SCAN_CHUNK = 64
 """Tokens that the chunked form of a recurrence processes at once (Yang et al., 2024)."""
 
 
-class RecurrentLayer(Checked, ABC):
+class RecurrentLayer(Attention):
     """A kind of `Attention` whose memory of a sequence does not grow with it."""
 
     __slots__ = ()
 
     scan_name: ClassVar[str] = "scan"
     """Name of the operator of its recurrence."""
-
-    @property
-    def window(self) -> None:
-        return None
-
-    @property
-    @abstractmethod
-    def num_query_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """1, because nothing is cached and consumers need at least one head."""
-        return 1
-
-    @property
-    def kv_is_latent(self) -> bool:
-        return False
-
-    @property
-    def max_tensor_parallel_size(self) -> int:
-        return self.num_query_heads
-
-    @property
-    @abstractmethod
-    def cutting_rule(self) -> str: ...
-
-    def divides(self, tensor_parallel_size: int) -> bool:
-        return tensor_parallel_size >= 1 and self.max_tensor_parallel_size % tensor_parallel_size == 0
-
-    @abstractmethod
-    def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """Returns one rank's matrices; the last one projects the output."""
-
-    @abstractmethod
-    def vector_elements(self, hidden_size: int) -> int: ...
+    num_kv_heads = 1
+    conv_kernel: int
+    """Tokens that the short convolution covers; 1 where there is none."""
 
     @abstractmethod
     def value_width(self, tensor_parallel_size: int = 1) -> int:
@@ -71,9 +39,9 @@ class RecurrentLayer(Checked, ABC):
         """Returns the number of channels of the short convolution, on one rank; 0: there is none."""
 
     @property
-    @abstractmethod
     def conv_history(self) -> int:
         """Inputs of the convolution that a sequence keeps: its width less 1."""
+        return self.conv_kernel - 1
 
     @abstractmethod
     def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
@@ -87,9 +55,6 @@ class RecurrentLayer(Checked, ABC):
         """Returns the FLOPs of a token of a prompt, which is processed in chunks, on one rank."""
         return self.token_flops(tensor_parallel_size)
 
-    def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
-        return 0.0
-
     def state_bytes(self, dtype: str, tensor_parallel_size: int = 1) -> float:
         """Returns the state bytes of one sequence in one layer on one rank.
 
@@ -97,13 +62,6 @@ class RecurrentLayer(Checked, ABC):
         """
         history = self.conv_width(tensor_parallel_size) * self.conv_history
         return self.recurrent_bytes(tensor_parallel_size) + history * KV_BYTES[dtype]
-
-    def least_pair_flops(self, tensor_parallel_size: int = 1) -> float:
-        return 0.0
-
-    def with_fewer_heads(self, share: float) -> Self:
-        """Returns the pruned layer. Raises ValueError for kinds that cannot be pruned by heads."""
-        raise ValueError(f"heads={share}: {type(self).__name__} layers cannot be pruned by heads; must be 1")
 
 
 StateDtype = Annotated[str, OneOf(("fp32", "bf16", "fp16"))]
@@ -170,10 +128,6 @@ class LinearAttention(RecurrentLayer):
     def vector_elements(self, hidden_size: int) -> int:
         """Returns the elements of the convolution, of decay and step per value head, of the output norm."""
         return self.conv_width() * self.conv_kernel + 2 * self.num_value_heads + self.value_head_dim
-
-    @property
-    def conv_history(self) -> int:
-        return self.conv_kernel - 1
 
     def recurrent_bytes(self, tensor_parallel_size: int = 1) -> float:
         """Returns value heads x key_head_dim x value_head_dim elements."""

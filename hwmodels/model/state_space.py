@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from fieldlimits import PositiveInt, check
-from hwmodels.model.attention import GroupedQueryAttention
+from hwmodels.model.attention import Attention, GroupedQueryAttention
 from hwmodels.model.linear_attention import SCAN_CHUNK, RecurrentLayer, StateDtype
 from hwmodels.model.matrices import Matrix, Role, share_of
 from hwmodels.model.quantization import KV_BYTES
@@ -69,10 +69,6 @@ class Mamba2(RecurrentLayer):
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         groups = self.groups_per_rank(tensor_parallel_size)
         return self.value_width(tensor_parallel_size) + 2 * groups * self.state_size
-
-    @property
-    def conv_history(self) -> int:
-        return self.conv_kernel - 1
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns one rank's matrices: x, B, C, z and dt; output."""
@@ -133,10 +129,6 @@ class Mamba1(RecurrentLayer):
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         return self.value_width(tensor_parallel_size)
 
-    @property
-    def conv_history(self) -> int:
-        return self.conv_kernel - 1
-
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns one rank's matrices: x and z; dt's low rank, B and C; dt; output."""
         inner = self.value_width(tensor_parallel_size)
@@ -188,10 +180,6 @@ class KimiDeltaAttention(RecurrentLayer):
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         return 3 * self.value_width(tensor_parallel_size)
 
-    @property
-    def conv_history(self) -> int:
-        return self.conv_kernel - 1
-
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns one rank's matrices: Q, K, V; write gate; decay's two, output gate's one or two; output."""
         width, rank = self.value_width(tensor_parallel_size), self.head_dim
@@ -238,6 +226,7 @@ class LightningAttention(RecurrentLayer):
     """dtype of the state; vLLM keeps it in the model's."""
 
     scan_name: ClassVar[str] = "linear_scan"
+    conv_kernel = 1
 
     @property
     def num_query_heads(self) -> int:
@@ -251,10 +240,6 @@ class LightningAttention(RecurrentLayer):
         return share_of(self.num_heads, tensor_parallel_size) * self.head_dim
 
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
-        return 0
-
-    @property
-    def conv_history(self) -> int:
         return 0
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
@@ -309,10 +294,6 @@ class ShortConvolution(RecurrentLayer):
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         return self.value_width(tensor_parallel_size)
 
-    @property
-    def conv_history(self) -> int:
-        return self.conv_kernel - 1
-
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         width = self.value_width(tensor_parallel_size)
         return (Matrix("in_proj", hidden_size, 3 * width), Matrix("out_proj", width, hidden_size))
@@ -329,27 +310,23 @@ class ShortConvolution(RecurrentLayer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BesideAttention:
+class BesideAttention(Attention):
     """Softmax attention and a recurrent layer side by side in one layer; the sum of both goes on."""
 
     attention: GroupedQueryAttention
     recurrent: RecurrentLayer
 
     @property
-    def window(self) -> int | None:
+    def window(self) -> int | None:  # type: ignore[override]
         return self.attention.window
+
+    @property
+    def num_kv_heads(self) -> int:  # type: ignore[override]
+        return self.attention.num_kv_heads
 
     @property
     def num_query_heads(self) -> int:
         return self.attention.num_query_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.attention.num_kv_heads
-
-    @property
-    def kv_is_latent(self) -> bool:
-        return False
 
     @property
     def max_tensor_parallel_size(self) -> int:

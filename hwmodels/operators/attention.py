@@ -11,7 +11,7 @@ sequences their contexts are split so that all SMs work (FlashDecoding: Dao et a
 
 Draft tokens that a pass verifies are further query rows of their sequence: keys and values are read once, the
 rows of all heads that share a pass over the keys fill tiles of 128, and every pair of query and key is
-multiplied, like those of prefill, on the SMs that have a part of a context (`VerifyAttention`).
+multiplied, like those of prefill, on the SMs that have a part of a context.
 
 Prefill is compute-bound. Tiles of 128 queries are distributed over the SMs (FlashAttention-2: Dao, 2023);
 each starts up, loads its queries and computes the masked half of its diagonal. A pair costs its products, and
@@ -32,16 +32,16 @@ Numbers and arrays give the same bits (`hwmodels.exact`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.checks import check_finite
+from hwmodels.checks import check_curve, check_finite
 from hwmodels.devices.device import Device
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import Lines, highest, larger, smaller
 from hwmodels.operators.attention_kernels import CHOICES, KERNELS, Kernels
 
 TILE_QUERIES = 128
@@ -125,15 +125,8 @@ class AttentionCurve:
     """Seconds of one tile of 128 queries, of one head 128 wide, on one SM, besides its useful pairs."""
 
     def __post_init__(self) -> None:
-        known = {capability for _, capability in KERNELS}
-        if self.compute_capability not in known:
-            raise ValueError(
-                f"compute_capability={self.compute_capability}: must be one of {', '.join(sorted(known))}; "
-                "choose that of the most similar device"
-            )
-        for field in fields(self):
-            if field.name != "compute_capability":
-                check_finite(field.name, getattr(self, field.name))
+        known = sorted({capability for _, capability in KERNELS})
+        check_curve(self, capabilities=known, most_share=inf)
 
 
 def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
@@ -153,7 +146,10 @@ def kernels_of(library: str, curve: AttentionCurve) -> Kernels:
 class DecodeAttention:
     """Decode attention of one layer; everything independent of the batch is computed once.
 
-    rows: query rows of each sequence, its draft tokens included.
+    rows: query rows of each sequence, its draft tokens included. Several also have the time of their pairs,
+    at the rate of prefill: on an H100 with defaults, 32 query and 8 KV heads of 128, 64 sequences with 4,096
+    tokens and 5 rows each take the 391 us of a decode for 1.075e9 bytes, and beside them 31 us for 1.31e6
+    pairs.
     """
 
     def __init__(
@@ -163,8 +159,9 @@ class DecodeAttention:
         curve: AttentionCurve,
         kernels: str = "vllm",
         rows: int = 1,
+        compute_dtype: str = "bf16",
     ) -> None:
-        """Raises ValueError for an unknown library of kernels."""
+        """Raises ValueError for an unknown library of kernels, or as `PrefillAttention` does for a dtype."""
         chosen = kernels_of(kernels, curve)
         call = chosen.decode if heads.kv_bytes_per_element >= 2 else chosen.decode_fp8
         splits = rows == 1 or not call.single_row
@@ -205,15 +202,14 @@ class DecodeAttention:
         self._window_merge_s = item.window_merge_s
         self._windowed = heads.windowed
         self._overlap = item.overlap
-        self._known_lines: dict[float, tuple[tuple[Any, Any], ...]] = {}
+        self._pair_s = 0.0
+        if rows > 1:
+            self._pair_s = PrefillAttention(heads, device, curve, kernels, compute_dtype).pair_s
         self.beside_prefill = call.beside_prefill
         """Factor on the time of decodes in an iteration that also prefills (1: no slowdown)."""
 
-    def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
-        """Returns lines (seconds, seconds per context token).
-
-        The largest is the time of num_seqs sequences.
-        """
+    def lines(self, num_seqs: Any) -> Lines:
+        """Returns lines (seconds, per KV token, per query-key pair, per row); the largest is the time."""
         some = smaller(num_seqs, 1.0)  # 0 sequences: 0 seconds
         waves = self._items_per_sm * num_seqs
         # The first wave is part of the start; on average half a wave more than the last one fills.
@@ -226,11 +222,14 @@ class DecodeAttention:
         if self._windowed:
             whole_s = larger(merged_s + items_s, merged_s + self._window_merge_s * smaller(waves, 1.0))
         token_s = self._token_s / self.busy_share(num_seqs)
-        return (
-            (whole_s, 0.0),
-            (merged_s, token_s),
-            (merged_s + self._overlap * items_s, self._overlap * token_s),
+        of_keys = (
+            (whole_s, 0.0, 0.0, 0.0),
+            (merged_s, token_s, 0.0, 0.0),
+            (merged_s + self._overlap * items_s, self._overlap * token_s, 0.0, 0.0),
         )
+        if not self._pair_s:
+            return of_keys
+        return (*of_keys, (merged_s, 0.0, self._pair_s / self.busy_share(num_seqs), 0.0))
 
     def busy_share(self, num_seqs: Any) -> Any:
         """Returns the share of the SMs that have a part of a context."""
@@ -238,45 +237,7 @@ class DecodeAttention:
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
         """Returns seconds of num_seqs sequences with context_tokens in total, new tokens included."""
-        # The same number of sequences is priced many times in a row: 1 us instead of 3.
-        if isinstance(num_seqs, int | float):
-            if num_seqs not in self._known_lines:
-                self._known_lines[num_seqs] = self.lines(num_seqs)
-            lines = self._known_lines[num_seqs]
-        else:
-            lines = self.lines(num_seqs)
-        (whole_s, _), (merged_s, token_s), (mixed_s, mixed_token_s) = lines
-        stream_s = merged_s + token_s * context_tokens
-        return larger(larger(whole_s, stream_s), mixed_s + mixed_token_s * context_tokens)
-
-
-class VerifyAttention:
-    """Attention of sequences that verify draft tokens: `rows` query rows each over their context.
-
-    The lines of `DecodeAttention` with so many rows, and one of all pairs at the rate of prefill. H100,
-    defaults, 32 query and 8 KV heads of 128, 64 sequences with 4,096 tokens and 5 rows each: 1.075e9 bytes
-    take the 391 us of a decode, 1.31e6 pairs 31 us beside them.
-    """
-
-    def __init__(
-        self,
-        heads: HeadLayout,
-        device: Device,
-        curve: AttentionCurve,
-        kernels: str,
-        compute_dtype: str,
-        rows: int,
-    ) -> None:
-        """Raises ValueError as `DecodeAttention` and `PrefillAttention` do."""
-        self._decode = DecodeAttention(heads, device, curve, kernels, rows)
-        self._pair_s = PrefillAttention(heads, device, curve, kernels, compute_dtype).pair_s
-
-    def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any, Any, Any], ...]:
-        """Returns lines (seconds, per KV token, per query-key pair, per row); the largest is the time."""
-        of_keys = self._decode.lines(num_seqs)
-        merged_s = of_keys[1][0]
-        of_pairs = (merged_s, 0.0, self._pair_s / self._decode.busy_share(num_seqs), 0.0)
-        return (*((fixed_s, token_s, 0.0, 0.0) for fixed_s, token_s in of_keys), of_pairs)
+        return highest(self.lines(num_seqs), context_tokens, context_tokens, num_seqs)
 
 
 class PrefillAttention:

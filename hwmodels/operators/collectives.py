@@ -33,12 +33,14 @@ belong to the libraries, not to a device: fitted once on five GPUs, one node eac
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from hwmodels.checks import check_finite, check_whole
+from hwmodels.checks import check_curve, check_whole
 from hwmodels.devices.device import Device
 from hwmodels.devices.interconnect import Link
 from hwmodels.exact import Num
@@ -124,13 +126,11 @@ class CollectiveCurve:
     """Start of vLLM's one-shot kernel: launch and one barrier. 4.1 us to 7.1 us (B200)."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            check_finite(entry.name, getattr(self, entry.name))
-        if self.bandwidth_share > 1:
-            raise ValueError(f"bandwidth_share={self.bandwidth_share}: must be a share, > 0 and <= 1")
+        check_curve(self)
 
 
-def all_reduce_seconds(
+def collective_seconds(
+    collective: str,
     num_bytes: Num,
     num_ranks: int,
     device: Device,
@@ -140,103 +140,40 @@ def all_reduce_seconds(
     nodes: int = 1,
     eager: bool = False,
 ) -> Num:
-    """Returns seconds of an all-reduce: every rank has n = num_bytes and gets the sum of all, in place.
+    """Returns seconds of a collective of n = num_bytes among num_ranks, which are spread over nodes.
 
-    num_ranks are spread over nodes. kernels: "vllm", "trtllm" (their own kernels if these apply) or "nccl".
-    eager: outside a CUDA graph vLLM first copies the tensor to where its peers can read it; launches by the
-    host are not counted.
-    H100 (450e9 bytes/s, multicast), 8 ranks, 256 KiB, default curve, "vllm", two-shot:
+        all_reduce       every rank has n and gets the sum of all, in place
+        all_gather       every rank has n / num_ranks and gets all n
+        reduce_scatter   every rank has n and gets n / num_ranks, summed: an all-gather backwards
+        all_to_all       every rank sends an equal part of its n to each rank
+        send_recv        every rank sends n to the neighbour, in a pipeline or a ring; with several nodes the
+                         slowest neighbours count, those in different nodes
+
+    kernels: "vllm", "trtllm" (their own all-reduce if it applies) or "nccl", which engines use for all
+    others. eager: outside a CUDA graph vLLM first copies the tensor of an all-reduce to where its peers can
+    read it; launches by the host are not counted.
+    H100 (450e9 bytes/s, multicast), all_reduce, 8 ranks, 256 KiB, default curve, "vllm", two-shot:
     1.7 x 4.5 us + 1.75 x 262,144 / (450e9 x 0.72 x 0.76) = 7.65 us + 1.86 us = 9.51 us. Measured: 10.8 us.
     Raises ValueError for ranks that the nodes do not hold, or several nodes without a link between them.
     """
-    check_kernels(kernels)
-    per_node = ranks_per_node(num_ranks, device, nodes)
-    seconds = ring_seconds(num_bytes, per_node, device, curve, passes=2, nodes=nodes)
-    if kernels in DIRECT_KERNELS and nodes == 1 and per_node > 1:
-        own = DIRECT_KERNELS[kernels]
-        if device.link.peer_to_peer and (device.scale_up is not None or (own.over_pcie and per_node == 2)):
-            limit = own.max_bytes_multicast if device.link.multicast else own.max_bytes
-            direct_s = direct_all_reduce_seconds(num_bytes, per_node, device, curve, own)
-            seconds = np.where(np.asarray(num_bytes) <= limit, np.minimum(seconds, direct_s), seconds)[()]
-    if eager and kernels == "vllm" and num_ranks > 1:
-        seconds = seconds + 2 * num_bytes / (device.memory_bandwidth_bytes_per_s * COPY_BANDWIDTH_SHARE)
+    if collective not in COLLECTIVES:
+        raise ValueError(f"collective={collective}: must be one of {', '.join(COLLECTIVES)}")
+    if kernels not in KERNELS:
+        raise ValueError(f"kernels={kernels}: must be one of {', '.join(KERNELS)}")
+    legs, protocol = COLLECTIVES[collective](num_ranks, device, curve, nodes)
+    seconds = leg_seconds(num_bytes, legs, curve, protocol)
+    if collective == "all_reduce" and num_ranks > 1:
+        if kernels in DIRECT_KERNELS and nodes == 1:
+            own = DIRECT_KERNELS[kernels]
+            if device.link.peer_to_peer and (
+                device.scale_up is not None or (own.over_pcie and num_ranks == 2)
+            ):
+                limit = own.max_bytes_multicast if device.link.multicast else own.max_bytes
+                direct_s = direct_all_reduce_seconds(num_bytes, num_ranks, device, curve, own)
+                seconds = np.where(np.asarray(num_bytes) <= limit, np.minimum(seconds, direct_s), seconds)[()]
+        if eager and kernels == "vllm":
+            seconds = seconds + 2 * num_bytes / (device.memory_bandwidth_bytes_per_s * COPY_BANDWIDTH_SHARE)
     return seconds * np.minimum(num_bytes, 1)
-
-
-def all_gather_seconds(
-    num_bytes: Num,
-    num_ranks: int,
-    device: Device,
-    curve: CollectiveCurve,
-    *,
-    kernels: str = "vllm",
-    nodes: int = 1,
-) -> Num:
-    """Returns seconds of an all-gather: every rank has num_bytes / num_ranks and gets all num_bytes.
-
-    Engines use NCCL for this and for the collectives below: `kernels` is only checked.
-    """
-    check_kernels(kernels)
-    per_node = ranks_per_node(num_ranks, device, nodes)
-    seconds = ring_seconds(num_bytes, per_node, device, curve, passes=1, nodes=nodes)
-    return seconds * np.minimum(num_bytes, 1)
-
-
-def reduce_scatter_seconds(
-    num_bytes: Num,
-    num_ranks: int,
-    device: Device,
-    curve: CollectiveCurve,
-    *,
-    kernels: str = "vllm",
-    nodes: int = 1,
-) -> Num:
-    """Returns seconds of a reduce-scatter: every rank has num_bytes, gets num_bytes / num_ranks, summed.
-
-    It is an all-gather backwards, at the same price.
-    """
-    return all_gather_seconds(num_bytes, num_ranks, device, curve, kernels=kernels, nodes=nodes)
-
-
-def all_to_all_seconds(
-    num_bytes: Num,
-    num_ranks: int,
-    device: Device,
-    curve: CollectiveCurve,
-    *,
-    kernels: str = "vllm",
-    nodes: int = 1,
-) -> Num:
-    """Returns seconds of an all-to-all: every rank sends an equal part of its num_bytes to each rank."""
-    check_kernels(kernels)
-    per_node = ranks_per_node(num_ranks, device, nodes)
-    inside = (per_node - 1 + OWN_PART) / num_ranks
-    legs = [inside_leg(per_node, 1 + math.log2(per_node), inside, device, curve)] if per_node > 1 else []
-    if nodes > 1:
-        legs.append(between_leg(1 + math.log2(nodes), (nodes - 1) / nodes, device, curve))
-    return leg_seconds(num_bytes, legs, curve, ALL_TO_ALL) * np.minimum(num_bytes, 1)
-
-
-def send_recv_seconds(
-    num_bytes: Num,
-    num_ranks: int,
-    device: Device,
-    curve: CollectiveCurve,
-    *,
-    kernels: str = "vllm",
-    nodes: int = 1,
-) -> Num:
-    """Returns seconds of a send to the neighbour: every rank sends num_bytes, in a pipeline or a ring.
-
-    With several nodes the slowest neighbours count: those in different nodes.
-    """
-    check_kernels(kernels)
-    check_whole("num_ranks", num_ranks)
-    check_whole("nodes", nodes)
-    if num_ranks == 1:
-        return 0.0 * num_bytes
-    leg = between_leg(1, 1.0, device, curve) if nodes > 1 else inside_leg(num_ranks, 1, 1.0, device, curve)
-    return leg_seconds(num_bytes, [leg], curve, SEND) * np.minimum(num_bytes, 1)
 
 
 class Leg(NamedTuple):
@@ -247,12 +184,6 @@ class Leg(NamedTuple):
     """Seconds per byte of the message, with the volume and the bandwidth of a ring."""
     large_s_per_byte: float
     """Seconds per byte of large messages, for which the switch may help."""
-
-
-def check_kernels(kernels: str) -> None:
-    """Raises ValueError unless `kernels` is one of KERNELS."""
-    if kernels not in KERNELS:
-        raise ValueError(f"kernels={kernels}: must be one of {', '.join(KERNELS)}")
 
 
 def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
@@ -270,16 +201,18 @@ def ranks_per_node(num_ranks: int, device: Device, nodes: int) -> int:
     return num_ranks // nodes
 
 
-def ring_seconds(
-    num_bytes: Num, per_node: int, device: Device, curve: CollectiveCurve, *, passes: int, nodes: int
-) -> Num:
-    """Returns seconds of passes around the rings of each node, and around the nodes or over trees of them.
+Route = tuple[list[Leg], Protocol]
+"""The legs of a message, none for one rank, and how the library moves it."""
+
+
+def ring_route(passes: int, num_ranks: int, device: Device, curve: CollectiveCurve, nodes: int) -> Route:
+    """Returns the route of passes around the rings of each node, and around the nodes or over trees of them.
 
     passes: 1 for a gather or a scatter, 2 for both.
 
     Between nodes a rank sends its share of what its node has.
     """
-    legs = []
+    per_node, legs = ranks_per_node(num_ranks, device, nodes), []
     if per_node > 1:
         volume = (passes * (per_node - 1) + OWN_PART) / per_node
         legs.append(inside_leg(per_node, passes * (per_node - 1), volume, device, curve))
@@ -291,7 +224,37 @@ def ring_seconds(
         volume = passes * (nodes - 1) / nodes / per_node
         steps = 2 * math.ceil(math.log2(nodes)) if passes == 2 else nodes - 1
         legs.append(between_leg(steps, volume, device, curve))
-    return leg_seconds(num_bytes, legs, curve, RING)
+    return legs, RING
+
+
+def all_to_all_route(num_ranks: int, device: Device, curve: CollectiveCurve, nodes: int) -> Route:
+    """Returns the route of the messages from each rank to each."""
+    per_node = ranks_per_node(num_ranks, device, nodes)
+    inside = (per_node - 1 + OWN_PART) / num_ranks
+    legs = [inside_leg(per_node, 1 + math.log2(per_node), inside, device, curve)] if per_node > 1 else []
+    if nodes > 1:
+        legs.append(between_leg(1 + math.log2(nodes), (nodes - 1) / nodes, device, curve))
+    return legs, ALL_TO_ALL
+
+
+def send_route(num_ranks: int, device: Device, curve: CollectiveCurve, nodes: int) -> Route:
+    """Returns the route of a message to the neighbour."""
+    check_whole("num_ranks", num_ranks)
+    check_whole("nodes", nodes)
+    if num_ranks == 1:
+        return [], SEND
+    leg = between_leg(1, 1.0, device, curve) if nodes > 1 else inside_leg(num_ranks, 1, 1.0, device, curve)
+    return [leg], SEND
+
+
+COLLECTIVES: dict[str, Callable[[int, Device, CollectiveCurve, int], Route]] = {
+    "all_reduce": partial(ring_route, 2),
+    "all_gather": partial(ring_route, 1),
+    "reduce_scatter": partial(ring_route, 1),
+    "all_to_all": all_to_all_route,
+    "send_recv": send_route,
+}
+"""Route of each collective by number of ranks, device, curve and number of nodes."""
 
 
 def direct_all_reduce_seconds(

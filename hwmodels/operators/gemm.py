@@ -24,13 +24,13 @@ t = 2.4 us + 22.1 us = 24.5 us; measured between m = 8 and 17: 22.4 us to 25.7 u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hwmodels.checks import check_finite
+from hwmodels.checks import check_curve
 from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.model.quantization import WeightFormat
 
@@ -73,18 +73,7 @@ class GemmCurve:
     measurement tells; where they are limited (H20), larger ones would make a small batch wait for padding."""
 
     def __post_init__(self) -> None:
-        if self.compute_capability not in CUBLAS:
-            raise ValueError(
-                f"compute_capability={self.compute_capability}: must be one of {', '.join(CUBLAS)}; "
-                "choose that of the most similar device"
-            )
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("compute_capability", "narrow_tiles"):
-                continue
-            check_finite(field.name, value, zero_allowed=field.name == "wave_share")
-            if "_share" in field.name and value > 1:
-                raise ValueError(f"{field.name}={value}: must be a share, <= 1")
+        check_curve(self, capabilities=CUBLAS, zero_allowed="wave_share")
 
 
 class Tile(NamedTuple):

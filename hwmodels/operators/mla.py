@@ -32,12 +32,12 @@ Measured: TensorRT-LLM 1.0 and 1.3, vLLM 0.14 and 0.24, A100 to B200 (NVIDIA aic
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from hwmodels.checks import check_finite, check_whole
+from hwmodels.checks import check_curve, check_finite, check_whole
 from hwmodels.devices.device import Device
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import Lines, highest, larger, smaller
 
 TILE = 128
 """Queries of one tile of prefill attention."""
@@ -89,17 +89,7 @@ class MlaCurve:
     """Share of the data sheet in decode, multiplying with latent vectors. 0.26 (A100) to 0.72 (H200)."""
 
     def __post_init__(self) -> None:
-        if self.compute_capability not in FAMILIES:
-            raise ValueError(
-                f"compute_capability={self.compute_capability}: must be one of {', '.join(FAMILIES)}; "
-                "choose that of the most similar device"
-            )
-        for entry in fields(self):
-            if entry.name == "compute_capability":
-                continue
-            check_finite(entry.name, getattr(self, entry.name))
-            if entry.name.endswith("_share") and getattr(self, entry.name) > 1:
-                raise ValueError(f"{entry.name}={getattr(self, entry.name)}: must be a share, > 0 and <= 1")
+        check_curve(self, capabilities=FAMILIES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,10 +212,9 @@ class MlaDecode:
         "_key_s",
         "_pair_s",
         "_row_s",
-        "_seq_s",
+        "_rows",
         "_start_s",
         "_token_s",
-        "_work_s",
     )
 
     def __init__(
@@ -237,39 +226,32 @@ class MlaDecode:
         query_bytes = heads.num_heads * (2 * heads.kv_lora_rank + heads.rope_head_dim) * 2.0
         tiled = heads.num_heads * rows
         padded = -(-tiled // family.head_tile) * family.head_tile / tiled
+        self._rows = rows
         self._start_s = curve.start_s
         self._busy_share = family.max_splits / device.num_sms
         self._item_s = family.item * curve.start_s / device.num_sms
         self._row_s = family.query_passes * query_bytes / bandwidth
-        self._seq_s = self._item_s + self._row_s
         self._key_s = heads.latent_bytes_per_token / (bandwidth * curve.bandwidth_share)
         self._pair_s = (
             heads.decode_flops_per_token
             * padded
             / (decode_peak_flops_per_s(heads, device, curve) * curve.flops_share * family.flops)
         )
-        self._work_s = max(self._key_s, self._pair_s)
         # Half of it is reading and converting elements, the other half is per token.
         self._token_s = family.token * curve.start_s * (1 + heads.kv_bytes_per_element / 2) / 2
 
-    def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
-        """Returns lines (fixed_s, s_per_context_token); their maximum is the time of num_seqs sequences."""
-        fixed_s = self._start_s * smaller(num_seqs, 1.0) + self._seq_s * num_seqs
-        work_s = self._work_s / self._busy(num_seqs)
-        if not self._token_s:
-            return ((fixed_s, work_s),)
-        return (fixed_s, work_s), (fixed_s, self._token_s / larger(num_seqs, 1.0))
-
-    def pass_lines(self, num_seqs: Any) -> tuple[tuple[Any, Any, Any, Any], ...]:
-        """Returns lines (seconds, per KV token, per pair, per row) of sequences with draft tokens."""
-        fixed_s, busy = self._start_s * smaller(num_seqs, 1.0) + self._item_s * num_seqs, self._busy(num_seqs)
-        lines = (
-            (fixed_s, self._key_s / busy, 0.0, self._row_s),
-            (fixed_s, 0.0, self._pair_s / busy, self._row_s),
-        )
-        if not self._token_s:
-            return lines
-        return (*lines, (fixed_s, self._token_s / larger(num_seqs, 1.0), 0.0, self._row_s))
+    def lines(self, num_seqs: Any) -> Lines:
+        """Returns lines (seconds, per KV token, per query-key pair, per row); the largest is the time."""
+        started_s, busy = self._start_s * smaller(num_seqs, 1.0), self._busy(num_seqs)
+        if self._rows == 1:  # as many pairs as keys, and as many rows as sequences
+            fixed_s, row_s = started_s + (self._item_s + self._row_s) * num_seqs, 0.0
+            lines = [(fixed_s, max(self._key_s, self._pair_s) / busy, 0.0, row_s)]
+        else:
+            fixed_s, row_s = started_s + self._item_s * num_seqs, self._row_s
+            lines = [(fixed_s, self._key_s / busy, 0.0, row_s), (fixed_s, 0.0, self._pair_s / busy, row_s)]
+        if self._token_s:
+            lines.append((fixed_s, self._token_s / larger(num_seqs, 1.0), 0.0, row_s))
+        return tuple(lines)
 
     def _busy(self, num_seqs: Any) -> Any:
         """Returns the share of the SMs that have a part of a context."""
@@ -277,11 +259,7 @@ class MlaDecode:
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
         """Returns seconds; context_tokens: of all sequences, new ones included. 0 sequences take 0 s."""
-        (fixed_s, token_s), *others = self.lines(num_seqs)
-        seconds = fixed_s + token_s * context_tokens
-        for fixed_s, token_s in others:
-            seconds = larger(seconds, fixed_s + token_s * context_tokens)
-        return seconds
+        return highest(self.lines(num_seqs), context_tokens, context_tokens, num_seqs)
 
 
 class MlaPrefill:

@@ -20,17 +20,17 @@ and device the price depends only on a whole number of tokens, so a simulator ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hwmodels.checks import check_finite
+from hwmodels.checks import check_curve
 from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
 from hwmodels.model.quantization import WeightFormat
-from hwmodels.operators.moe_kernels import FAMILIES, check_capability, kernel_family
+from hwmodels.operators.moe_kernels import FAMILIES, MARLIN, kernel_family
 from hwmodels.operators.moe_routing import (
     ExpertLayer,
     RankLoads,
@@ -68,13 +68,7 @@ class MoeCurve:
     """Rows that a tile could compute in the time that it takes to start and end."""
 
     def __post_init__(self) -> None:
-        check_capability(self.compute_capability)
-        for entry in fields(self):
-            if entry.name == "compute_capability":
-                continue
-            check_finite(entry.name, getattr(self, entry.name), zero_allowed=entry.name == "tile_fill_rows")
-            if entry.name.endswith("_share") and getattr(self, entry.name) > 1:
-                raise ValueError(f"{entry.name}={getattr(self, entry.name)}: must be a share, > 0 and <= 1")
+        check_curve(self, capabilities=MARLIN, zero_allowed="tile_fill_rows")
 
 
 def moe_flops(num_tokens: ArrayLike, layer: ExpertLayer) -> Floats:

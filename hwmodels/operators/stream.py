@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from hwmodels.checks import check_finite
+from hwmodels.checks import check_curve
 from hwmodels.devices.device import Device
 from hwmodels.exact import Num
 
@@ -19,10 +19,7 @@ class StreamCurve:
     """Seconds of start and drain of one kernel in a stream; small norms take 2 us."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            check_finite(entry.name, getattr(self, entry.name))
-        if self.bandwidth_share > 1:
-            raise ValueError(f"bandwidth_share={self.bandwidth_share}: must be a share, > 0 and <= 1")
+        check_curve(self)
 
 
 def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:

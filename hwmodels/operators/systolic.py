@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from hwmodels.devices.device import Device
 from hwmodels.devices.systolic import SystolicArray
-from hwmodels.exact import larger, smaller
+from hwmodels.exact import Lines, highest, larger, smaller
 from hwmodels.model.quantization import WeightFormat
 from hwmodels.operators.attention import AttentionCurve, HeadLayout
 from hwmodels.operators.gemm import (
@@ -108,18 +108,13 @@ class SystolicDecode:
         self._start_s = curve.decode_start_s
         self._token_s = max(float(compute_s), heads.kv_bytes_per_token / bandwidth)
 
-    def lines(self, num_seqs: Any) -> tuple[tuple[Any, Any], ...]:
-        """Returns the only line: seconds, and seconds per context token of all sequences."""
-        return ((self._start_s * smaller(num_seqs, 1.0), self._token_s),)
-
-    def pass_lines(self, num_seqs: Any) -> tuple[tuple[Any, Any, Any, Any], ...]:
-        """Returns the line of a pass that verifies draft tokens; every key is multiplied by all rows."""
-        return tuple((fixed_s, token_s, 0.0, 0.0) for fixed_s, token_s in self.lines(num_seqs))
+    def lines(self, num_seqs: Any) -> Lines:
+        """Returns the only line: seconds, per KV token, pair and row; every key is multiplied by all rows."""
+        return ((self._start_s * smaller(num_seqs, 1.0), self._token_s, 0.0, 0.0),)
 
     def seconds(self, num_seqs: Any, context_tokens: Any) -> Any:
         """Returns seconds of num_seqs sequences with context_tokens in total, new tokens included."""
-        ((fixed_s, token_s),) = self.lines(num_seqs)
-        return fixed_s + token_s * context_tokens
+        return highest(self.lines(num_seqs), context_tokens, context_tokens, num_seqs)
 
 
 class SystolicPrefill:

@@ -8,14 +8,16 @@ A draft states what it stores beside the target model: weights and KV of one dev
     SkipDraft    the target itself with some of its layers, on the KV of these layers
     HostDraft    a search on the host: n-grams of the prompt, suffix trees
     PassDraft    rows of the target's own pass, or of a further one: lookahead decoding
+    SeveralDrafts  several small models in turn
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
-from fieldlimits import Checked, NonNegative, OneOf, PositiveInt, Unit
+from fieldlimits import Checked, MinLen, NonNegative, OneOf, PositiveInt, Unit
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import Attention, NoAttention
 from hwmodels.model.block import Block
@@ -320,6 +322,30 @@ class PassDraft(InTarget):
     @property
     def pass_tokens(self) -> int:
         return 0 if self.own_pass else self.extra_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeveralDrafts(InTarget):
+    """Small models of the target's vocabulary on the same devices, by name; all draft in every pass.
+
+    They draft in turn, each one branch of a token tree (SpecInfer: Miao et al., 2024).
+    """
+
+    drafts: Annotated[Mapping[str, ModelDraft], MinLen(1)]
+
+    def check(self, target: ModelSpec, layout: ParallelLayout) -> None:
+        """Raises ValueError, with the name of the draft, if the target cannot have one of them."""
+        for name, draft in self.drafts.items():
+            try:
+                draft.check(target, layout)
+            except ValueError as error:
+                raise ValueError(f"drafts.{name}.{error}") from None
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        return sum(draft.weight_bytes(target, layout) for draft in self.drafts.values())
+
+    def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        return sum(draft.kv_bytes_per_token(target, layout) for draft in self.drafts.values())
 
 
 def _ranks(layout: ParallelLayout) -> Ranks:

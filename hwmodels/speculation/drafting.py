@@ -18,21 +18,17 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import singledispatch
-from typing import Any, Protocol
-
-import numpy as np
-from numpy import ndarray
+from typing import Any
 
 from hwmodels.assembly import Inputs, head_operators
 from hwmodels.assembly.counted import CountedTimes
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Site
 from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.critical_path import bound_of
+from hwmodels.exact import Num, divided_up, larger, smaller, whole
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
-from hwmodels.iterations.ops import Operator, Per
+from hwmodels.iterations.ops import Operator, Per, bound_of
 from hwmodels.levels.rooflines import Replica
 from hwmodels.model.matrices import Matrix, Ranks
 from hwmodels.model.model_spec import ModelSpec
@@ -43,34 +39,22 @@ from hwmodels.speculation.draft import (
     LayerDraft,
     ModelDraft,
     PassDraft,
+    SeveralDrafts,
     SkipDraft,
     Stepwise,
 )
 from hwmodels.speculation.relative import TargetScale
-from hwmodels.speculation.steps import DraftShape, Steps, drafting_context, drafts_of, waiting
-from hwmodels.speculation.windows import Windows
-
-
-class Drafting(Protocol):
-    """Prices what a draft does after a pass. Results are numbers, or arrays with equal bits."""
-
-    def scaled_by(self, target: TargetScale) -> Drafting:
-        """Returns the same drafting on a device whose target is measured."""
-
-    def seconds(self, shape: IterationShape) -> Any:
-        """Returns the seconds from the end of the pass to that of drafting."""
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component (`COMPONENTS`); they sum to `seconds`."""
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of drafting; their seconds sum to `seconds`, shares are left 0."""
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the FLOPs of drafting."""
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of weights and KV that drafting reads."""
+from hwmodels.speculation.steps import (
+    Drafting,
+    DraftShape,
+    InTurn,
+    OnHost,
+    Steps,
+    Windows,
+    drafting_context,
+    drafts_of,
+    waiting,
+)
 
 
 class Heads:
@@ -150,8 +134,7 @@ class Heads:
         return self._launches_s * smaller(rows, 1)
 
     def _gpu_seconds(self, rows: Any) -> Any:
-        is_many = isinstance(rows, ndarray)
-        seconds = self._rows_s.of_many(rows.astype(np.intp)) if is_many else self._rows_s.of(int(rows))
+        seconds = self._rows_s.of(whole(rows))
         if self._target is None:
             return seconds
         some = larger(rows, 1)
@@ -166,43 +149,6 @@ def _head_operators(draft: HeadDraft, site: Site) -> list[Operator]:
 
 def _of_rows(rows: Num) -> RankBatch:
     return RankBatch(rows, rows, rows, 0, 0, 0, 0, 0, 0)
-
-
-class Searches:
-    """A search of the host for every sequence that drafts, one after the other."""
-
-    def __init__(self, draft: HostDraft) -> None:
-        self._draft = draft
-
-    def scaled_by(self, target: TargetScale) -> Searches:
-        """Returns itself: the host's seconds are settings."""
-        return self
-
-    def seconds(self, shape: IterationShape) -> Any:
-        """Returns the CPU seconds, in which the devices wait."""
-        draft = self._draft
-        return (
-            draft.start_s
-            + draft.sequence_s * drafts_of(shape).seqs
-            + draft.kilotoken_s * 0.001 * drafting_context(shape)
-        )
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component: all are the host's."""
-        parts: dict[str, Num] = dict.fromkeys(COMPONENTS, 0.0)
-        return parts | {"host": self.seconds(shape)}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the wait for the host."""
-        return [waiting(float(self.seconds(shape)))]
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns 0: the devices compute nothing."""
-        return 0.0
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns 0: the devices read nothing."""
-        return 0.0
 
 
 @singledispatch
@@ -261,16 +207,28 @@ def _(draft: HeadDraft, replica: Replica, shape: DraftShape) -> Drafting:
 
 @drafting_of.register
 def _(draft: HostDraft, replica: Replica, shape: DraftShape) -> Drafting:
-    return Searches(draft)
+    def seconds(shape: IterationShape) -> Any:
+        by_context_s = draft.kilotoken_s * 0.001 * drafting_context(shape)
+        return draft.start_s + draft.sequence_s * drafts_of(shape).seqs + by_context_s
+
+    return OnHost(seconds)
 
 
 @drafting_of.register
 def _(draft: PassDraft, replica: Replica, shape: DraftShape) -> Drafting:
     if not draft.own_pass:
-        return Searches(HostDraft(start_s=draft.start_s))  # guesses are refined in the pass itself
+        return OnHost(lambda shape: draft.start_s)  # guesses are refined in the pass itself
     host = replace(replica.host, iteration_s=0.0, sequence_s=0.0)
     target = replace(replica, host=host).roofline(replica.calibration)
     return Windows(target, guesses=draft.extra_tokens, columns=draft.columns, start_s=draft.start_s)
+
+
+@drafting_of.register
+def _(draft: SeveralDrafts, replica: Replica, shape: DraftShape) -> Drafting:
+    own = tuple(-(-rows // len(draft.drafts)) for rows in shape.level_rows)  # each drafts a share of a level
+    return InTurn(
+        [drafting_of(one, replica, shape._replace(level_rows=own)) for one in draft.drafts.values()]
+    )
 
 
 def _roofline(

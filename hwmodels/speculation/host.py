@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fieldlimits import Checked, NonNegative, Unit
-from hwmodels.exact import Num
-from hwmodels.iterations.iteration import Explained, IterationShape
-from hwmodels.speculation.drafting import Drafting
-from hwmodels.speculation.relative import TargetScale
-from hwmodels.speculation.steps import drafting_context, drafts_of, waiting
+from hwmodels.iterations.iteration import IterationShape
+from hwmodels.speculation.steps import drafting_context, drafts_of
 
 OTHERS = "others"
 """Key of the host time of all proposers that have none of their own."""
@@ -43,35 +40,3 @@ class DraftHost(Checked):
 def draft_host_of(hosts: Mapping[str, DraftHost], method: str) -> DraftHost | None:
     """Returns the host time of a proposer, or that of all others; None: neither is known."""
     return hosts.get(method) or hosts.get(OTHERS)
-
-
-class Hosted:
-    """Another `Drafting`, and the host's time beside it, in which the devices wait."""
-
-    def __init__(self, drafting: Drafting, host: DraftHost) -> None:
-        self._drafting, self._host = drafting, host
-
-    def scaled_by(self, target: TargetScale) -> Hosted:
-        """Returns the same drafting on a device whose target is measured; the host's time is as it was."""
-        return Hosted(self._drafting.scaled_by(target), self._host)
-
-    def seconds(self, shape: IterationShape) -> Any:
-        """Returns the seconds from the end of the pass to that of drafting, and of the host."""
-        return self._drafting.seconds(shape) + self._host.seconds(shape)
-
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component."""
-        parts = self._drafting.breakdown(shape)
-        return parts | {"host": parts["host"] + self._host.seconds(shape)}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of drafting, and the wait for the host."""
-        return [*self._drafting.explain(shape), waiting(float(self._host.seconds(shape)))]
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the FLOPs of drafting."""
-        return self._drafting.flops(shape)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes that drafting reads."""
-        return self._drafting.bytes_moved(shape)

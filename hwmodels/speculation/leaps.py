@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
 from hwmodels.iterations.iteration import DraftWork, IterationShape
 
 MOST_PRICES = 50_000
@@ -27,46 +27,16 @@ def pass_of_equal(num_seqs: int, context_tokens: Any, rows: int, steps: int) -> 
     return IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs + tokens, None, drafts)
 
 
-class Prices(Protocol):
-    """Seconds by context tokens, with equal bits in both forms.
-
-    few_passes: the largest number of contexts for which `each` is faster.
-    """
-
-    few_passes: int
-
-    def each(self, contexts: Sequence[float]) -> list[float]:
-        """Returns the seconds at each number of context tokens."""
-
-    def many(self, contexts: NDArray[Any]) -> Any:
-        """Computes `each` for contexts that do not decrease, as an array; equal ones may be one number."""
-
-
-class OneByOne:
-    """Prices of the passes of the same sequences by a function of shapes."""
-
-    def __init__(
-        self, seconds: Callable[[IterationShape], Any], num_seqs: int, rows: int, steps: int
-    ) -> None:
-        self._seconds, self._equal = seconds, (num_seqs, rows, steps)
-        self.few_passes = 6
-
-    def each(self, contexts: Sequence[float]) -> list[float]:
-        """Returns the seconds at each number of context tokens."""
-        num_seqs, rows, steps = self._equal
-        return [float(self._seconds(pass_of_equal(num_seqs, c, rows, steps))) for c in contexts]
-
-    def many(self, contexts: NDArray[Any]) -> Any:
-        """Computes `each` for an array of contexts."""
-        num_seqs, rows, steps = self._equal
-        return self._seconds(pass_of_equal(num_seqs, contexts, rows, steps))
+def one_by_one(seconds: Callable[[IterationShape], Any], num_seqs: int, rows: int, steps: int) -> OneByOne:
+    """Returns the prices of the passes of the same sequences by a function of shapes."""
+    return OneByOne(lambda contexts: seconds(pass_of_equal(num_seqs, contexts, rows, steps)))
 
 
 class EqualPrices:
     """Prices of passes with drafting after them: those of `passes` and `drafting`, and at least least_s."""
 
     def __init__(self, passes: Prices, drafting: Prices, least_s: float) -> None:
-        self.few_passes = min(passes.few_passes, drafting.few_passes)
+        self.few = min(passes.few, drafting.few)
         self._passes, self._drafting, self._least_s = passes, drafting, least_s
 
     def each(self, contexts: Sequence[float]) -> list[float]:
@@ -81,11 +51,6 @@ class EqualPrices:
         return np.maximum(sums_s, self._least_s)
 
 
-def no_prices(num_seqs: int, rows: int, steps: int) -> Prices | None:
-    """Returns None: only the price of any shape is known."""
-    return None
-
-
 class Leaps:
     """The end times of consecutive passes of the same sequences.
 
@@ -95,7 +60,7 @@ class Leaps:
     def __init__(
         self,
         seconds: Callable[[IterationShape], Any],
-        prices_of: Callable[[int, int, int], Prices | None] = no_prices,
+        prices_of: Callable[[int, int, int], Prices | None] = lambda num_seqs, rows, steps: None,
     ) -> None:
         self._seconds, self._prices_of = seconds, prices_of
         self._known: dict[tuple[int, int, int], Prices] = {}
@@ -105,20 +70,10 @@ class Leaps:
     ) -> list[float]:
         """Computes `SpeculativeModel.pass_ends`."""
         key = num_seqs, rows, steps
-        prices = self._known.get(key) or self._prices(key)
-        if len(contexts) > prices.few_passes:
-            times_s = prices.many(np.array(contexts))
-            if type(times_s) is not np.ndarray:
-                times_s = np.full(len(contexts), times_s)
-            times_s[0] += start_s
-            ends_s: list[float] = times_s.cumsum().tolist()
-            return ends_s
-        times_s = prices.each(contexts)
-        times_s[0] += start_s
-        return list(accumulate(times_s))
+        return ends_of(self._known.get(key) or self._prices(key), start_s, contexts)
 
     def _prices(self, key: tuple[int, int, int]) -> Prices:
         if len(self._known) >= MOST_PRICES:
             self._known.clear()
-        prices = self._known[key] = self._prices_of(*key) or OneByOne(self._seconds, *key)
+        prices = self._known[key] = self._prices_of(*key) or one_by_one(self._seconds, *key)
         return prices

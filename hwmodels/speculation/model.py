@@ -15,17 +15,27 @@ from typing import Any, NamedTuple
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
+from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
 from hwmodels.iterations.layout import InFlight
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
-from hwmodels.speculation.host import DraftHost, Hosted
-from hwmodels.speculation.leaps import EqualPrices, Leaps, OneByOne, pass_of_equal
+from hwmodels.speculation.host import DraftHost
+from hwmodels.speculation.leaps import EqualPrices, Leaps, one_by_one, pass_of_equal
 from hwmodels.speculation.relative import TargetScale
-from hwmodels.speculation.steps import CHAIN, DraftShape, Steps, drafts_of, merged, waiting
+from hwmodels.speculation.steps import (
+    CHAIN,
+    Drafting,
+    DraftShape,
+    InTurn,
+    OnHost,
+    Steps,
+    drafts_of,
+    merged,
+    waiting,
+)
 
 PREFIX = "draft "
 """Start of the names of a draft's operators."""
@@ -84,7 +94,7 @@ class SpeculativeModel:
         self._base = base
         self.pass_tokens = draft.pass_tokens
         """Rows of each decoding sequence that refine guesses, in every pass."""
-        self._drafting = drafting_of(draft, replica, shape)
+        self._drafting: Drafting = drafting_of(draft, replica, shape)
         if isinstance(base, MeasuredTable):
             modelled = replica.roofline(replica.calibration)
             # The engine puts a level of a tree together as it does a pass; a step of a chain takes little.
@@ -95,7 +105,7 @@ class SpeculativeModel:
         if replica.host.overlapped and isinstance(draft, Stepwise):
             self._ahead = HostAhead(replica.host, draft, host or DraftHost())
         elif host is not None:
-            self._drafting = Hosted(self._drafting, host)
+            self._drafting = InTurn([self._drafting, OnHost(host.seconds)])
         self.peak_flops_per_s = base.peak_flops_per_s
         self.peak_bytes_per_s = base.peak_bytes_per_s
         self._leaps = Leaps(self.seconds, self._prices_of_equal)
@@ -201,7 +211,7 @@ class SpeculativeModel:
             if self._ahead.knows_contexts:
                 return None
             least_s = self._ahead.seconds(pass_of_equal(num_seqs, num_seqs, rows, steps))
-        return EqualPrices(passes, after or OneByOne(drafting.seconds, num_seqs, rows, steps), least_s)
+        return EqualPrices(passes, after or one_by_one(drafting.seconds, num_seqs, rows, steps), least_s)
 
     def _busy_seconds(self, shape: IterationShape) -> Any:
         """Returns the seconds of the pass and of drafting, if the host keeps up."""
@@ -228,9 +238,8 @@ class SpeculativeModel:
 
 def decodes_with_drafts(num_seqs: Any, context_tokens: Any, k: int) -> IterationShape:
     """Returns a pass of equal sequences that verify k draft tokens each, and draft k more."""
-    tokens = num_seqs * k
-    drafts = DraftWork(tokens, k * context_tokens + num_seqs * (k * (k + 1) // 2), num_seqs, k, tokens)
-    return IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs + tokens, None, drafts)
+    shape = pass_of_equal(num_seqs, context_tokens, k, k)
+    return shape._replace(drafts=drafts_of(shape)._replace(seqs=num_seqs))
 
 
 def _without_drafts(shape: IterationShape) -> IterationShape:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hwmodels.exact import Num
-from hwmodels.iterations.equal_passes import EqualPasses
+from hwmodels.iterations.decodes import ByContext
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationShape
 
 NOT_OPERATORS = ("host", "launch")
@@ -49,7 +49,7 @@ class StepModel(Protocol):
     def pass_seconds(self, num_seqs: int, context_tokens: Any, tokens: int, pairs: Any, rows: int, /) -> Any:
         """Returns the seconds of decodes with further rows; see `Roofline.pass_seconds`."""
 
-    def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float, /) -> EqualPasses | None:
+    def equal_passes(self, num_seqs: int, tokens: int, rows: int, most_pairs: float, /) -> ByContext | None:
         """Returns the prices of passes that differ in contexts only; None: only `seconds` knows them."""
 
     def breakdown(self, shape: IterationShape) -> dict[str, Num]:

@@ -1,17 +1,21 @@
-"""Sequential steps of a draft, each a pass over one row per sequence, as engines run them after sampling."""
+"""The parts of drafting after a pass: work of the host, and passes of models on the devices.
+
+`Steps` are those of a draft, each over one row per sequence, as engines run them after sampling.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.equal_passes import EqualPasses
+from hwmodels.iterations.decodes import ByContext
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.speculation.relative import RelativeStep, StepModel, TargetScale
 
@@ -45,14 +49,14 @@ class EqualSteps:
     num_later: steps after the first. ahead: context tokens that each of these has more than the pass.
     """
 
-    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few_passes")
+    __slots__ = ("_ahead", "_first", "_later", "_num_later", "_start_s", "few")
 
     def __init__(
-        self, start_s: float, first: EqualPasses, later: EqualPasses, num_later: int, ahead: float
+        self, start_s: float, first: ByContext, later: ByContext, num_later: int, ahead: float
     ) -> None:
         self._start_s, self._first, self._later = start_s, first, later
         self._num_later, self._ahead = num_later, ahead
-        self.few_passes = first.few_passes
+        self.few = first.few
 
     def each(self, contexts: Sequence[float]) -> list[float]:
         """Returns the seconds at each number of context tokens."""
@@ -77,7 +81,127 @@ class EqualSteps:
         return times_s
 
 
-class Steps:
+class Drafting(Protocol):
+    """Prices what a draft does after a pass. Results are numbers, or arrays with equal bits."""
+
+    def scaled_by(self, target: TargetScale) -> Drafting:
+        """Returns the same drafting on a device whose target is measured."""
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds from the end of the pass to that of drafting."""
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component (`COMPONENTS`); they sum to `seconds`."""
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """Returns the operators, each once; their seconds sum to `seconds`, shares are left 0."""
+
+    def flops(self, shape: IterationShape) -> Num:
+        """Returns the FLOPs of drafting."""
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Returns the bytes of weights and KV that drafting reads."""
+
+
+class InPasses(ABC):
+    """Drafting by passes of models on the devices, one after the other, behind work of the host."""
+
+    @abstractmethod
+    def host_seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds in which the devices wait for the host."""
+
+    @abstractmethod
+    def passes(self, shape: IterationShape) -> Iterator[tuple[Any, StepModel, IterationShape]]:
+        """Yields how often a pass runs on the devices, the model that prices it, and its shape."""
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds of the host and of all passes."""
+        seconds = self.host_seconds(shape)
+        for count, model, step in self.passes(shape):
+            if isinstance(count, ndarray) or count:
+                seconds = seconds + count * model.seconds(step)
+        return seconds
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component (`COMPONENTS`); they sum to `seconds`."""
+        parts: dict[str, Any] = dict.fromkeys(COMPONENTS, 0.0)
+        for count, model, step in self.passes(shape):
+            own = model.breakdown(step)
+            parts = {name: parts[name] + count * own[name] for name in COMPONENTS}
+        return parts | {"host": parts["host"] + self.host_seconds(shape)}
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """Returns the operators, each once; their seconds sum to `seconds`, shares are left 0."""
+        lines = [waiting(float(self.host_seconds(shape)))]
+        for count, model, step in self.passes(shape):
+            if count:
+                lines += [_times(float(count), line) for line in model.explain(step)]
+        return merged(lines)
+
+    def flops(self, shape: IterationShape) -> Num:
+        """Returns the FLOPs of all passes."""
+        total: Num = 0.0
+        for count, model, step in self.passes(shape):
+            total = total + count * model.flops(step)
+        return total
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Returns the bytes of weights and KV that all passes read."""
+        total: Num = 0.0
+        for count, model, step in self.passes(shape):
+            total = total + count * model.bytes_moved(step)
+        return total
+
+
+class OnHost(InPasses):
+    """Work of the host alone, such as a search; host_seconds: its seconds by the shape of the iteration."""
+
+    def __init__(self, host_seconds: Callable[[IterationShape], Any]) -> None:
+        self._host_seconds = host_seconds
+
+    def scaled_by(self, target: TargetScale) -> OnHost:
+        """Returns itself: the host's seconds are settings."""
+        return self
+
+    def host_seconds(self, shape: IterationShape) -> Any:
+        return self._host_seconds(shape)
+
+    def passes(self, shape: IterationShape) -> Iterator[tuple[Any, StepModel, IterationShape]]:
+        yield from ()
+
+
+class InTurn:
+    """Drafts that run one after the other."""
+
+    def __init__(self, parts: Sequence[Drafting]) -> None:
+        self._parts = parts
+
+    def scaled_by(self, target: TargetScale) -> InTurn:
+        return InTurn([part.scaled_by(target) for part in self._parts])
+
+    def seconds(self, shape: IterationShape) -> Any:
+        """Returns the seconds of all parts."""
+        return sum(part.seconds(shape) for part in self._parts)
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component of all parts."""
+        found = [part.breakdown(shape) for part in self._parts]
+        return {name: sum(one[name] for one in found) for name in COMPONENTS}
+
+    def explain(self, shape: IterationShape) -> list[Explained]:
+        """Returns the operators of all parts, one part after the other."""
+        return [line for part in self._parts for line in part.explain(shape)]
+
+    def flops(self, shape: IterationShape) -> Num:
+        """Returns the FLOPs of all parts."""
+        return sum(part.flops(shape) for part in self._parts)
+
+    def bytes_moved(self, shape: IterationShape) -> Num:
+        """Returns the bytes of all parts."""
+        return sum(part.bytes_moved(shape) for part in self._parts)
+
+
+class Steps(InPasses):
     """Sequential steps of a draft.
 
     first, later: prices of the first step and of those after it. has_kv: the first one computes the rows and
@@ -118,12 +242,7 @@ class Steps:
             all_draft = type(decodes) is int and type(seqs) is int and seqs == decodes and chunks == 0
             if all_draft and type(tokens) is int and type(steps) is int and steps:
                 return self._seconds_of_decodes(seqs, context, tokens, pairs, steps)
-        once, laters = self._counts(shape)
-        seconds = self._start_s + once * self._first.seconds(self._to_first(shape))
-        for count, rows in laters:
-            if isinstance(count, ndarray) or count:
-                seconds = seconds + count * self._later.seconds(self._to_later(shape, rows))
-        return seconds
+        return super().seconds(shape)
 
     def _seconds_of_decodes(self, seqs: int, context: Any, tokens: int, pairs: Any, steps: int) -> Any:
         """Computes `seconds` of decodes that all draft; takes half the time. Arrays: contexts and pairs."""
@@ -146,41 +265,14 @@ class Steps:
             return None
         return EqualSteps(self._start_s, first, later, steps - 1, 0.5 * steps * num_seqs)
 
-    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
-        """Returns seconds per component; the start is the host's."""
+    def host_seconds(self, shape: IterationShape) -> Any:
+        return self._start_s
+
+    def passes(self, shape: IterationShape) -> Iterator[tuple[Any, StepModel, IterationShape]]:
         once, laters = self._counts(shape)
-        first = self._first.breakdown(self._to_first(shape))
-        parts: dict[str, Any] = {name: once * first[name] for name in COMPONENTS}
+        yield once, self._first, self._to_first(shape)
         for count, rows in laters:
-            later = self._later.breakdown(self._to_later(shape, rows))
-            parts = {name: parts[name] + count * later[name] for name in COMPONENTS}
-        return parts | {"host": parts["host"] + self._start_s}
-
-    def explain(self, shape: IterationShape) -> list[Explained]:
-        """Returns the operators of all steps, each once."""
-        once, laters = self._counts(shape)
-        lines = [waiting(self._start_s)]
-        steps = [(once, self._first, self._to_first(shape))]
-        steps += [(count, self._later, self._to_later(shape, rows)) for count, rows in laters]
-        for times, model, step in steps:
-            if times:
-                lines += [_times(float(times), line) for line in model.explain(step)]
-        return merged(lines)
-
-    def flops(self, shape: IterationShape) -> Num:
-        """Returns the FLOPs of all steps."""
-        return self._total(lambda model, step: model.flops(step), shape)
-
-    def bytes_moved(self, shape: IterationShape) -> Num:
-        """Returns the bytes of all steps, each of which reads the draft's weights."""
-        return self._total(lambda model, step: model.bytes_moved(step), shape)
-
-    def _total(self, quantity: Callable[[StepModel, IterationShape], Num], shape: IterationShape) -> Num:
-        once, laters = self._counts(shape)
-        total: Num = once * quantity(self._first, self._to_first(shape))
-        for count, rows in laters:
-            total = total + count * quantity(self._later, self._to_later(shape, rows))
-        return total
+            yield count, self._later, self._to_later(shape, rows)
 
     def _counts(self, shape: IterationShape) -> tuple[Any, list[tuple[Any, int]]]:
         """Returns the number of first steps, 0 or 1, and those of steps after it by rows of a sequence."""
@@ -222,6 +314,40 @@ class Steps:
             return IterationShape(seqs, context, 0, 0, 0, 0, seqs)
         work = DraftWork((rows - 1) * seqs, (rows - 1) * context, 0, 0, 0)
         return IterationShape(seqs, context, 0, 0, 0, 0, rows * seqs, None, work)
+
+
+class Windows(InPasses):
+    """Lookahead decoding whose window is refined in a pass of its own, after the one that verifies.
+
+    It is a pass of the target over the newest token of each sequence that drafts and its window's rows.
+
+    guesses: rows of a window. columns: those of them from which tokens are sampled. start_s: seconds in which
+    the devices wait for the host after each pass.
+    """
+
+    def __init__(self, target: StepModel, *, guesses: int, columns: int, start_s: float) -> None:
+        self._target = target
+        self._guesses, self._columns, self._start_s = guesses, columns, start_s
+
+    def scaled_by(self, target: TargetScale) -> Windows:
+        """Returns the same passes with prices that are scaled as the target's."""
+        step = RelativeStep(self._target, target)
+        return Windows(step, guesses=self._guesses, columns=self._columns, start_s=self._start_s)
+
+    def host_seconds(self, shape: IterationShape) -> Any:
+        return self._start_s
+
+    def passes(self, shape: IterationShape) -> Iterator[tuple[Any, StepModel, IterationShape]]:
+        _, _, seqs, steps, _ = drafts_of(shape)
+        yield smaller(seqs, 1) * smaller(steps, 1), self._target, self._pass(shape)
+
+    def _pass(self, shape: IterationShape) -> IterationShape:
+        """Returns the pass of all sequences that draft, of at least one."""
+        seqs, context = larger(drafts_of(shape).seqs, 1), drafting_context(shape)
+        guesses = self._guesses
+        pairs = guesses * context + (guesses * (guesses + 1) // 2) * seqs
+        rows = DraftWork(guesses * seqs, pairs, 0, 0, 0)
+        return IterationShape(seqs, context, 0, 0, 0, 0, self._columns * seqs, None, rows)
 
 
 def drafting_context(shape: IterationShape) -> Any:

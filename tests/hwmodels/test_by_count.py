@@ -20,13 +20,13 @@ def test_numbers_and_arrays_get_the_formula_in_any_order(asked):
         if isinstance(one, int):
             assert table.of(one) == expected[one]
         else:
-            assert table.of_many(np.array(one, dtype=np.intp)).tolist() == expected[one].tolist()
+            assert table.of(np.array(one, dtype=np.intp)).tolist() == expected[one].tolist()
 
 
 def test_many_have_the_shape_that_they_were_asked_in():
     table = ByCount(formula)
-    assert table.of_many(np.zeros((3, 0), dtype=np.intp)).shape == (3, 0)
-    assert table.of_many(np.array([[1, 300], [700, 2]])).shape == (2, 2)
+    assert table.of(np.zeros((3, 0), dtype=np.intp)).shape == (3, 0)
+    assert table.of(np.array([[1, 300], [700, 2]])).shape == (2, 2)
 
 
 def test_each_piece_is_computed_once_and_only_if_it_is_asked_for():
@@ -38,7 +38,7 @@ def test_each_piece_is_computed_once_and_only_if_it_is_asked_for():
 
     table = ByCount(noting)
     table.of(10 * PIECE + 1)
-    table.of_many(np.array([3, 10 * PIECE, 5, 11 * PIECE - 1]))
+    table.of(np.array([3, 10 * PIECE, 5, 11 * PIECE - 1]))
     table.of(3)
     assert computed == [(10 * PIECE, PIECE), (0, PIECE)]
 
@@ -46,7 +46,7 @@ def test_each_piece_is_computed_once_and_only_if_it_is_asked_for():
 def test_a_value_does_not_depend_on_its_neighbours():
     """numpy may round a long array otherwise than a short one: pieces are always the same."""
     table, other = ByCount(np.exp2), ByCount(np.exp2)
-    together = table.of_many(np.arange(0, 4 * PIECE, 7) % 60)
+    together = table.of(np.arange(0, 4 * PIECE, 7) % 60)
     assert [other.of(int(n)) for n in np.arange(0, 4 * PIECE, 7) % 60] == together.tolist()
 
 

@@ -1,9 +1,11 @@
 """The operators of one rank of several: shares of the work, and messages."""
 
+from functools import partial
+
 import pytest
 
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.operators.collectives import CollectiveCurve, all_reduce_seconds, send_recv_seconds
+from hwmodels.operators.collectives import CollectiveCurve, collective_seconds
 from tests.hwmodels.assembly.listed import Listed, experts, grouped, make_model
 
 EVEN = [
@@ -110,7 +112,8 @@ def test_a_ring_whose_neighbours_are_in_other_nodes_goes_between_nodes(site, mak
     shape, curve = make_shape([400] * 6, [(400, 0)]), CollectiveCurve()
     model = make_model(grouped(num_kv_heads=8))
     listed = Listed(site(model, tensor_parallel_size=8, context_parallel_size=2), shape)
-    for name, price in (("ring_attention", send_recv_seconds), ("context_all_reduce", all_reduce_seconds)):
+    for name, collective in (("ring_attention", "send_recv"), ("context_all_reduce", "all_reduce")):
+        price = partial(collective_seconds, collective)
         size = listed.once(name, "bytes_moved")
         assert listed.once(name, "seconds") == price(size, 2, toy_device, curve, nodes=2)
         assert listed.once(name, "seconds") > price(size, 2, toy_device, curve, nodes=1)
@@ -122,7 +125,7 @@ def test_tensor_parallelism_goes_beyond_a_node(site, make_shape, toy_device):
     listed = Listed(site(make_model(grouped(num_heads=16, num_kv_heads=16)), tensor_parallel_size=16), shape)
     size = listed.once("attention_all_reduce", "bytes_moved")
     seconds = listed.once("attention_all_reduce", "seconds")
-    assert seconds == all_reduce_seconds(size, 16, toy_device, curve, nodes=2)
+    assert seconds == collective_seconds("all_reduce", size, 16, toy_device, curve, nodes=2)
     # Start, 14 hops inside the node, two between the nodes; 384 bytes take no time.
     hops_s = 14 * curve.hop_s + 2 * toy_device.inter_node.latency_s
     assert seconds == pytest.approx(curve.start_s + hops_s, rel=1e-2)

@@ -9,6 +9,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.hf.architectures import ARCHITECTURES, Architecture
 from hwmodels.hf.config import from_hf_fields
 from hwmodels.iterations.operating_point import decode_shape
+from hwmodels.model.attention import Attention
 from hwmodels.model.matrices import Matrix, share_of
 from hwmodels.model.quantization import KV_BYTES
 from sim import simulate
@@ -26,30 +27,21 @@ CONFIG = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeanAttention:
+class MeanAttention(Attention):
     """Each head keeps the running mean of its values: a state of one vector, and a cached byte a token."""
 
     num_heads: int
     width: int
 
-    window = None
     num_kv_heads = 1
-    kv_is_latent = False
 
     @property
     def num_query_heads(self):
         return self.num_heads
 
     @property
-    def max_tensor_parallel_size(self):
-        return self.num_heads
-
-    @property
     def cutting_rule(self):
         return f"divide the {self.num_heads} heads of means"
-
-    def divides(self, tensor_parallel_size):
-        return tensor_parallel_size >= 1 and self.num_heads % tensor_parallel_size == 0
 
     def matrices(self, hidden_size, tensor_parallel_size=1):
         width = share_of(self.num_heads, tensor_parallel_size) * self.width
@@ -63,9 +55,6 @@ class MeanAttention:
 
     def state_bytes(self, dtype, tensor_parallel_size=1):
         return share_of(self.num_heads, tensor_parallel_size) * self.width * KV_BYTES[dtype]
-
-    def least_pair_flops(self, tensor_parallel_size=1):
-        return 0.0
 
     def with_fewer_heads(self, share):
         return replace(self, num_heads=max(1, round(share * self.num_heads)))

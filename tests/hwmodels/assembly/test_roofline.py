@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
 from hwmodels.devices.host import HostOverhead
-from hwmodels.iterations.critical_path import bound_of
 from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.ops import bound_of
 from tests.hwmodels.assembly.drawn_iterations import NO_HOST, contexts, drawn_shapes, few
 
 BOUNDS = {"compute", "memory", "communication", "launch"}

@@ -9,7 +9,7 @@ import pytest
 
 from hwmodels.fitting.collectives import GROUP_BY, fit_collectives, fitted_rows, predict_collectives
 from hwmodels.fitting.robust import errors, validation_rows
-from hwmodels.operators.collectives import CollectiveCurve, all_reduce_seconds
+from hwmodels.operators.collectives import CollectiveCurve, collective_seconds
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "collectives.parquet"
 DEVICES = {
@@ -35,9 +35,9 @@ def test_a_row_is_priced_by_its_own_operator(devices):
     )
     device, curve = devices["h100_sxm"], CollectiveCurve()
     assert predict_collectives(rows, device, curve).tolist() == [
-        all_reduce_seconds(4096.0, 4, device, curve, kernels="nccl"),
-        all_reduce_seconds(4096.0, 4, device, curve, kernels="vllm"),
-        all_reduce_seconds(2.0**30, 8, device, curve, kernels="vllm", eager=True),
+        collective_seconds("all_reduce", 4096.0, 4, device, curve, kernels="nccl"),
+        collective_seconds("all_reduce", 4096.0, 4, device, curve, kernels="vllm"),
+        collective_seconds("all_reduce", 2.0**30, 8, device, curve, kernels="vllm", eager=True),
     ]
 
 

@@ -1,15 +1,16 @@
 """Cost of the contexts of decodes: numbers, leaps and arrays agree, with any part left out."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.by_count import RowsByCount
-from hwmodels.exact import larger
-from hwmodels.iterations.decodes import Decodes
+from hwmodels.exact import highest, larger
+from hwmodels.iterations.decodes import DecodeBatch, Decodes, OneByOne, ends_of
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, largest
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per
 
 
 def make_operator(lines, calls=1.0, window=None):
@@ -18,7 +19,9 @@ def make_operator(lines, calls=1.0, window=None):
         component="attention",
         per=Per.decode,
         calls=calls,
-        seconds=DecodeSeconds(lines, window),
+        seconds=DecodeSeconds(
+            lambda rows, num_seqs: tuple((*line, 0.0, 0.0) for line in lines(num_seqs)), window
+        ),
     )
 
 
@@ -33,20 +36,20 @@ def batch_of(num_seqs, context):
 
 def test_an_operator_takes_its_highest_line():
     decodes = Decodes([make_operator(two_lines, calls=3)])
-    assert decodes.seconds(4, 10) == 3 * 8
-    assert decodes.seconds(4, 100) == pytest.approx(3 * 11)
+    assert decodes.seconds(batch_of(4, 10)) == 3 * 8
+    assert decodes.seconds(batch_of(4, 100)) == pytest.approx(3 * 11)
 
 
 def test_operators_add_up():
     decodes = Decodes([make_operator(two_lines, calls=3), make_operator(lambda n: ((5.0, 0.0),))])
-    assert decodes.seconds(4, 10) == 3 * 8 + 5
+    assert decodes.seconds(batch_of(4, 10)) == 3 * 8 + 5
 
 
 def test_a_window_cuts_the_contexts_of_all_sequences():
     """4 sequences see 20 tokens each at most: 80 of the 1,000."""
     decodes = Decodes([make_operator(two_lines, window=20)])
-    assert decodes.seconds(4, 1000) == pytest.approx(1 + 8)
-    assert decodes.seconds_many(4, np.array([70.0, 75.0, 1000.0])) == pytest.approx([8, 8.5, 9])
+    assert decodes.seconds(batch_of(4, 1000)) == pytest.approx(1 + 8)
+    assert decodes.seconds(batch_of(4, np.array([70.0, 75.0, 1000.0]))) == pytest.approx([8, 8.5, 9])
 
 
 def test_an_operator_whose_price_is_no_set_of_lines_is_a_bug():
@@ -79,63 +82,65 @@ def test_numbers_leaps_arrays_and_operators_agree_to_the_last_bit(drawn, num_seq
             total_s += operator.calls * operator.seconds(batch_of(num_seqs, context))
         expected.append(total_s)
     array = np.array(contexts)
-    assert [decodes.seconds(num_seqs, context) for context in contexts] == expected
-    assert np.broadcast_to(decodes.seconds_many(num_seqs, array), array.shape).tolist() == expected
-    assert decodes.seconds_many(np.full_like(array, num_seqs), array).tolist() == expected
+    assert [decodes.seconds(batch_of(num_seqs, context)) for context in contexts] == expected
+    assert np.broadcast_to(decodes.seconds(batch_of(num_seqs, array)), array.shape).tolist() == expected
+    assert decodes.seconds(batch_of(np.full_like(array, num_seqs), array)).tolist() == expected
 
 
 def test_the_largest_of_lines_is_taken_context_by_context():
-    assert largest(((1.0, 0.0), (0.0, 1.0)), np.array([0.5, 2.0])).tolist() == [1.0, 2.0]
-
-
-def test_rows_are_computed_once_and_grow_as_asked():
-    asked = []
-
-    def formula(counts):
-        asked.append(len(counts))
-        return counts, 2 * counts, 7.0
-
-    rows = RowsByCount(formula)
-    assert rows.of_many(np.array([3, 0])).tolist() == [[3, 0], [6, 0], [7, 7]]
-    assert rows.of_many(np.array(5)).tolist() == [5, 10, 7]
-    assert rows.of_many(np.array([256])).tolist() == [[256], [512], [7]]
-    assert asked == [256, 512]
-    assert rows.of_many(np.array([], dtype=np.intp)).shape == (3, 0)
+    lines = (1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0)
+    assert highest(lines, np.array([0.5, 2.0]), 0, 0).tolist() == [1.0, 2.0]
 
 
 @given(
     st.lists(st.tuples(lines, st.sampled_from([None, 1, 128])), min_size=1, max_size=3),
     st.integers(1, 700),
+    st.integers(0, 3),
     st.tuples(st.floats(0, 2), st.floats(0, 2)),
-    st.lists(st.floats(0, 1e5), min_size=1, max_size=5),
+    st.lists(st.integers(0, 100_000), min_size=1, max_size=60),
 )
-def test_straight_lines_are_the_price_to_the_last_bit(drawn, num_seqs, bounds, beyond):
-    """The lines hold beyond the context that they name."""
-    counted_s, floor_s = bounds
+def test_prices_by_context_are_those_of_single_iterations_to_the_last_bit(
+    drawn, num_seqs, rows, bounds, contexts
+):
+    """Each draft token sees all keys: 1 + rows pairs a key, and lines of keys only."""
     decodes = Decodes([make_operator(lambda n, own=own: tuple(own), 3.0, window) for own, window in drawn])
-    straight = decodes.straight(num_seqs, counted_s, floor_s)
-    if straight.from_context == np.inf:
-        return
-    for context in (straight.from_context + more for more in (0.0, *beyond)):
-        total_s = 0.0
-        for calls, fixed_s, token_s in straight.lines:
-            total_s += calls * (fixed_s + token_s * context)
-        assert total_s == decodes.seconds(num_seqs, context)
-        assert counted_s + total_s >= floor_s
+    parts = decodes.parts(num_seqs, 1 + rows)
+    batch = DecodeBatch(bounds[0], bounds[1], 0.25, num_seqs, num_seqs * rows, parts)
+    prices, ordered = batch.by_context(1 + rows), sorted(contexts)
+    expected = [batch.seconds(context, 0) for context in ordered]
+    assert prices.each(ordered) == expected
+    assert prices.many(np.array(ordered)).tolist() == expected
+    assert ends_of(prices, 0.5, ordered) == list(accumulate(expected, initial=0.5))[1:]
 
 
-def test_straight_lines_hold_from_where_the_steepest_is_the_highest():
-    """The second line passes the first at 70 tokens; 1 s more passes a floor of 31 s at 90 tokens."""
+def test_pairs_and_rows_have_no_price_by_context_unless_keys_cost_more():
+    """With two rows a key has two pairs, which cost less than the key, or more."""
+
+    def batch_of_lines(*lines, tokens=4):
+        return DecodeBatch(0.0, 0.0, 0.0, 4, tokens, [(1.0, None, lines)])
+
+    of_keys, of_rows = (1.0, 0.1, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0)
+    assert batch_of_lines(of_keys, (1.0, 0.0, 0.04, 0.0)).by_context(2).each([6]) == [pytest.approx(2)]
+    assert batch_of_lines(of_keys, (1.0, 0.0, 0.06, 0.0)).by_context(2) is None
+    assert batch_of_lines(of_keys, of_rows).by_context(2) is None
+    assert batch_of_lines((1.0, 0.0, 0.1, 0.0), tokens=0).by_context(1).each([10]) == [pytest.approx(2)]
+
+
+def test_a_window_that_all_sequences_fill_has_one_price():
+    """4 sequences of a window of 20 see 80 tokens: 3 (1 + 0.1 x 80) s from there on."""
+    decodes = Decodes([make_operator(two_lines, calls=3, window=20)])
+    prices = DecodeBatch(0.0, 0.0, 0.0, 4, 0, decodes.parts(4, 1)).by_context(1)
+    assert prices.each([75, 80, 85, 1000]) == [pytest.approx(s) for s in (25.5, 27, 27, 27)]
+    assert prices.many(np.array([80.0, 1000.0])) == pytest.approx([27, 27])
+
+
+def test_an_iteration_takes_at_least_the_floor():
+    """A floor of 31 s is passed at 94 tokens: 3 (1 + 0.1 x 94) = 31.2 s."""
     decodes = Decodes([make_operator(two_lines, calls=3)])
-    straight = decodes.straight(4, 0.0, 0.0)
-    assert straight.lines == [(3, 1.0, 0.1)]
-    assert straight.from_context == pytest.approx(70)
-    assert decodes.straight(4, 1.0, 31.0).from_context == pytest.approx(90)
+    prices = DecodeBatch(0.0, 31.0, 1.0, 4, 0, decodes.parts(4, 1)).by_context(1)
+    assert prices.each([10, 20]) == [32.0, 32.0]
+    assert prices.each([90, 94]) == [32.0, pytest.approx(32.2)]
 
 
-def test_straight_lines_never_hold_below_a_floor_or_where_two_are_equal_but_for_rounding():
-    flat = Decodes([make_operator(lambda n: ((5.0, 0.0),))])
-    assert flat.straight(4, 0.0, 4.0).from_context == 0
-    assert flat.straight(4, 0.0, 6.0).from_context == np.inf
-    parallel = Decodes([make_operator(lambda n: ((5.0, 0.1), (1.0, 0.1 * (1 + 1e-15))))])
-    assert parallel.straight(4, 0.0, 0.0).from_context == np.inf
+def test_many_contexts_of_one_price_are_added_up():
+    assert ends_of(OneByOne(lambda contexts: 2.0, few=1), 1.0, [5, 6, 7]) == [3.0, 5.0, 7.0]

@@ -213,4 +213,4 @@ def test_a_corner_that_was_not_measured_stays_unknown():
 def test_grid_gives_arrays_what_it_gives_numbers(sizes):
     axes = [np.array([1.0, 4.0, 9.0]), np.array([0.0, 2.0]), np.array([3.0, 5.0, 7.0, 30.0])]
     grid = Grid(axes, np.linspace(1, 2, 24).reshape(3, 2, 4) ** 3)
-    assert grid.at_many(*(np.array([size]) for size in sizes)).tolist() == [grid.at(*sizes)]
+    assert grid.at(*(np.array([size]) for size in sizes)).tolist() == [grid.at(*sizes)]

@@ -35,7 +35,10 @@ CURVE = AttentionCurve()
 
 
 def decode_attention_lines(num_seqs, heads, device, curve, kernels="vllm"):
-    return DecodeAttention(heads, device, curve, kernels).lines(num_seqs)
+    """Returns the lines of one row a sequence as (seconds, seconds per context token)."""
+    lines = DecodeAttention(heads, device, curve, kernels).lines(num_seqs)
+    assert all(pair_s == row_s == 0 for _, _, pair_s, row_s in lines)
+    return [line[:2] for line in lines]
 
 
 def decode_attention_seconds(num_seqs, context_tokens, heads, device, curve, *, kernels="vllm"):

@@ -1,6 +1,7 @@
 """Prices of collectives against hand calculations, and laws that any price obeys."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,22 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.devices.interconnect import Link
-from hwmodels.operators.collectives import (
-    CollectiveCurve,
-    all_gather_seconds,
-    all_reduce_seconds,
-    all_to_all_seconds,
-    reduce_scatter_seconds,
-    send_recv_seconds,
-)
+from hwmodels.operators.collectives import COLLECTIVES, CollectiveCurve, collective_seconds
 
-PRICES = [
-    all_reduce_seconds,
-    all_gather_seconds,
-    reduce_scatter_seconds,
-    all_to_all_seconds,
-    send_recv_seconds,
-]
+PRICES = [partial(collective_seconds, name) for name in COLLECTIVES]
+all_reduce_seconds, all_gather_seconds, _, all_to_all_seconds, send_recv_seconds = PRICES
 CURVE = CollectiveCurve(start_s=5e-6, hop_s=1e-6, bandwidth_share=0.8, direct_start_s=4e-6)
 MIB = 2**20
 

@@ -69,7 +69,7 @@ def test_few_heads_take_the_time_of_reading_latents_once(devices):
 
 def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
     heads = replace(DEEPSEEK, kv_bytes_per_element=1.0)
-    (_, hopper_s), (_, blackwell_s) = (
+    (_, hopper_s, _, _), (_, blackwell_s, _, _) = (
         MlaDecode(heads, devices[name], CURVES[name]).lines(8)[0] for name in ("h100_sxm", "b200_sxm")
     )
     assert hopper_s == pytest.approx(278_528 / (0.6 * 989.4e12), rel=1e-3)
@@ -79,7 +79,7 @@ def test_latents_of_one_byte_are_multiplied_as_fp8_on_blackwell_only(devices):
 def test_one_context_is_read_by_64_sms(devices):
     """Of 132; three sequences keep all of them busy. A long context alone takes 132 / 64 times as long."""
     lines = MlaDecode(DEEPSEEK, devices["h100_sxm"], CURVE).lines
-    (_, one), (_, two), (_, three), (_, many) = (lines(n)[0] for n in (1, 2, 3, 64))
+    one, two, three, many = (lines(n)[0][1] for n in (1, 2, 3, 64))
     assert one == pytest.approx(132 / 64 * many)
     assert two == pytest.approx(132 / 128 * many)
     assert three == many
@@ -88,7 +88,8 @@ def test_one_context_is_read_by_64_sms(devices):
 def test_generic_kernels_read_a_single_context_on_one_sm(devices):
     """RTX PRO 6000: 9e-3 x 13 us a token, shared by as many sequences as there are."""
     gpu = "rtx_pro_6000_server"
-    (_, shared_s), (_, alone_s) = MlaDecode(DEEPSEEK, devices[gpu], CURVES[gpu], kernels="trtllm").lines(4)
+    lines = MlaDecode(DEEPSEEK, devices[gpu], CURVES[gpu], kernels="trtllm").lines(4)
+    (_, shared_s, _, _), (_, alone_s, _, _) = lines
     assert alone_s == pytest.approx(9e-3 * 13e-6 / 4)
     assert shared_s < alone_s
 
@@ -135,7 +136,8 @@ def test_decode_is_the_largest_of_its_lines(devices, preset, kernels, heads, n, 
     settings = {"heads": heads, "device": devices[preset], "curve": CURVES[preset], "kernels": kernels}
     lines = MlaDecode(**settings).lines(n)
     assert len(lines) <= 3
-    largest = max(fixed_s + token_s * n * length for fixed_s, token_s in lines)
+    assert all(pair_s == row_s == 0 for _, _, pair_s, row_s in lines)
+    largest = max(fixed_s + token_s * n * length for fixed_s, token_s, _, _ in lines)
     assert MlaDecode(**settings).seconds(n, n * length) == pytest.approx(largest, rel=1e-12)
 
 

@@ -98,7 +98,7 @@ def test_many_query_rows_are_bound_by_the_array(devices):
     heads = HeadLayout(num_heads=32, num_kv_heads=8, head_dim=128)
     curve = AttentionCurve(kv_bandwidth_share=1.0, flops_share=1.0)
     decode = SystolicDecode(heads, devices["tpu_v5e"], curve, "bf16", rows=200)
-    assert decode.pass_lines(1)[0][1] == pytest.approx(2 * 8 * 256 * 800 / 197e12)
+    assert decode.lines(1)[0][1] == pytest.approx(2 * 8 * 256 * 800 / 197e12)
 
 
 def test_narrow_heads_are_padded_in_prefill(devices):

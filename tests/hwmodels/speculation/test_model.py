@@ -9,10 +9,17 @@ from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
 from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
+from hwmodels.speculation.draft import (
+    HeadDraft,
+    HostDraft,
+    LayerDraft,
+    ModelDraft,
+    PassDraft,
+    SeveralDrafts,
+    SkipDraft,
+)
 from hwmodels.speculation.leaps import pass_of_equal
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
-from hwmodels.speculation.several import SeveralDrafts
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from tests.hwmodels.speculation.drafting import MEASURED, shaped
 

@@ -7,10 +7,9 @@ from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import Replica
 from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.draft import ModelDraft
+from hwmodels.speculation.draft import ModelDraft, SeveralDrafts
 from hwmodels.speculation.drafting import drafting_of
 from hwmodels.speculation.model import decodes_with_drafts
-from hwmodels.speculation.several import SeveralDrafts
 from hwmodels.speculation.steps import CHAIN, DraftShape
 
 

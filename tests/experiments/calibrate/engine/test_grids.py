@@ -18,6 +18,7 @@ from experiments.calibrate.engine.profile_rows import profile_rows
 from experiments.calibrate.engine.residuals import errors_by_kind, random_steps, residual_table
 from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.calibrate.engine.steps import Chunk, Step, Tables
+from hwmodels.iterations.iteration import IterationShape
 from hwmodels.levels.profile import Profile
 from tests.experiments.calibrate.engine.tiny import spec
 
@@ -58,7 +59,8 @@ def test_every_small_batch_is_measured_with_one_context_and_the_grid_is_whole():
     times = dict.fromkeys(["qkv", "lm_head", "decode_attention"], 1e-3)
     rows = profile_rows([Sections(point, times) for point in points], num_layers=2)
     profile = Profile.from_rows({name: rows[name].to_numpy() for name in rows})
-    assert profile.attention.decode_seconds_many(29, np.array([29 * 90.0])) == pytest.approx([1e-3])
+    leap = IterationShape(29, np.array([29 * 90.0]), 0, 0, 0, 0, 29)
+    assert profile.attention.seconds(leap) == pytest.approx([1e-3])
 
 
 def test_random_steps_stay_within_the_limits():

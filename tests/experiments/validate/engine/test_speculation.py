@@ -24,9 +24,9 @@ from hwmodels.speculation.draft import (  # noqa: E402
     LayerDraft,
     ModelDraft,
     PassDraft,
+    SeveralDrafts,
     SkipDraft,
 )
-from hwmodels.speculation.several import SeveralDrafts  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.caching.radix import Radix  # noqa: E402
