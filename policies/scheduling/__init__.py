@@ -26,6 +26,8 @@ class Scheduling:
 
     needs_predictor: ClassVar[bool] = False
     """Whether the policy reads `Sequence.num_predicted_tokens`."""
+    has_classes: ClassVar[bool] = False
+    """Whether it orders by priority classes, as vLLM's `--scheduling-policy priority`."""
     starvation_bound: ClassVar[int | None] = None
     """Number of later requests that may be admitted before a waiting one; None: no limit."""
 

@@ -10,6 +10,7 @@ Memory pressure: the running sequence of largest rank is preempted. Horizon: the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.core.sequence_view import SequenceView
 from policies.scheduling import Scheduling
@@ -18,6 +19,8 @@ from policies.scheduling import Scheduling
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priority(Scheduling):
     """The smallest `Request.priority` is admitted first, the largest is preempted first."""
+
+    has_classes: ClassVar[bool] = True
 
     aging_s: float | None = None
     """Waiting time in seconds that is worth one class; null: no aging."""

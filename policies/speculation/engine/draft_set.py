@@ -58,6 +58,8 @@ class DraftSet(DecodeSet):
         self.num_lookahead = 0
         """KV slots behind those of a pass that the proposer needs."""
         self.reads_late = False
+        self.caches_verified = False
+        """Whether accepted draft tokens are in a prefix cache when they are verified; see `Release`."""
         self.is_read = False
         """Whether the tokens of the step in flight have been read, while members leave that it has ended."""
         self._pool = pool
@@ -241,14 +243,16 @@ class DraftSet(DecodeSet):
         num_computed, num_last = int(self.computed_S[seq.slot]), int(self.last_S[seq.slot])
         if self.reads_late:
             return max(num_computed - num_last + has_decoded, int(self._told_S[seq.slot]))
-        return num_computed + 1 if has_decoded else num_computed - max(num_last - 1, 0)
+        if has_decoded or self.caches_verified:
+            return num_computed + has_decoded
+        return num_computed - max(num_last - 1, 0)
 
     def tell(self, seq: Sequence) -> None:
         """Records that the step that is being planned has told a prefix cache all tokens of a member.
 
         The next call must be `leave` of this member: the step has decoded it, and now preempts it.
         """
-        self._num_told = self.num_readable(seq, has_decoded=True)
+        self._num_told = self.num_readable(seq, has_decoded=not self._pool.lookahead)
 
     def advance_by(self, drafts: DraftPlan, num_iterations: int) -> list[Sequence]:
         """Advances the sequences of a plan by what iterations have accepted, and one token each.

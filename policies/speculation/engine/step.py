@@ -119,7 +119,7 @@ class DraftStep(StepBuilder):
         if not self._decoded and not self._all_decode and self.decode_together():
             return True
         for seq in list(decodes.members):
-            if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
+            if seq.state is DECODING and not (self._has_decoded(seq) or self._decodes_or_left(seq)):
                 return False
         return True
 
@@ -390,5 +390,7 @@ class DraftStep(StepBuilder):
             has_decoded = seq in in_flight.drafts.seqs
         else:
             has_decoded = self.is_open and self._has_decoded(seq)
+        if self._pool.lookahead:  # the token of this step is known, but not the one after it
+            has_decoded = False
         num_known = self._drafting.num_readable(seq, has_decoded=has_decoded)
         return num_known - self._pool.num_reprefillable_tokens
