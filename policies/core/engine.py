@@ -222,6 +222,7 @@ class EngineCore:
             max_model_len=self.max_model_len,
             num_swap_blocks=num_swap_blocks,
             names_blocks=names_blocks,
+            preempts_newest=scheduling.preempts_newest,
             release=release.under(has_classes=scheduling.has_classes),
             new_running_set=self._new_running_set,
         )

@@ -21,6 +21,11 @@ class Release(NamedTuple):
     """Whether accepted draft tokens are in the prefix cache once verified, and not with the next step."""
     serves_past_preempted: bool = False
     """With scheduling=priority, whether the running requests after one that preempted itself are served."""
+    skips_unfit: bool = False
+    """Whether a waiting prompt of which no chunk fits the budget is skipped; if not, those behind it wait.
+
+    A chunk may not end within the tokens that the modules of MTP read ahead.
+    """
     paces_alone: bool = False
     """Whether prefill_schedule_interval counts from the last step with prompts of the engine's own."""
 
@@ -33,7 +38,13 @@ VLLM_0_32 = Release()
 
 RELEASES = {
     (0, 32): VLLM_0_32,
-    (0, 33): Release(hashes_ahead=True, caches_verified=True, serves_past_preempted=True, paces_alone=True),
+    (0, 33): Release(
+        hashes_ahead=True,
+        caches_verified=True,
+        serves_past_preempted=True,
+        skips_unfit=True,
+        paces_alone=True,
+    ),
 }
 """Releases in which rules have changed, oldest first. Older ones are taken for the first."""
 

@@ -46,6 +46,7 @@ class EngineState:
         max_model_len: int,
         num_swap_blocks: int,
         names_blocks: bool,
+        preempts_newest: bool = False,
         release: Release = VLLM_0_32,
         new_running_set: Callable[[BlockPool, int], RunningSet] = RunningSet,
     ) -> None:
@@ -71,6 +72,7 @@ class EngineState:
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
         self.running_set = new_running_set(block_pool, max_num_seqs)
+        self.running_set.preempts_newest = preempts_newest
         self.running = self.running_set.running  # attributes of it that every step reads
         self.prefilling: Mapping[int, Sequence] = self.running_set.prefilling
         self.loading = self.running_set.loading

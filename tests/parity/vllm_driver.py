@@ -45,7 +45,6 @@ logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of odd sizes for e
 RELEASE = release_of(vllm.__version__)
 """The rules of the vLLM that is installed."""
 
-STOP_TOKEN = 1
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -145,13 +144,14 @@ class VllmEngine:
     def add(self, arrival: Arrival, arrival_s: float) -> None:
         self._arrivals[arrival.request_id] = arrival
         is_length = arrival.end == "length"
+        stop = [] if is_length else [_answer_token(arrival, arrival.num_output_tokens - 1)]
         self.scheduler.add_request(
             Request(
                 request_id=_name(arrival.request_id),
                 prompt_token_ids=_prompt_token_ids(arrival),
                 sampling_params=SamplingParams(
                     max_tokens=arrival.num_output_tokens if is_length else self._max_model_len,
-                    stop_token_ids=[STOP_TOKEN],
+                    stop_token_ids=stop,
                     ignore_eos=True,
                 ),
                 pooling_params=None,
@@ -243,13 +243,7 @@ class VllmEngine:
     def _token(self, request: Request, num_before: int) -> int:
         """Returns a token of a request: the next one, or one so many tokens later."""
         arrival = self._arrivals[int(request.request_id)]
-        if (
-            arrival.end != "length"
-            and request.num_output_tokens + num_before + 1 == arrival.num_output_tokens
-        ):
-            return STOP_TOKEN
-        content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
-        return _token_id(content, request.num_tokens + num_before)
+        return _answer_token(arrival, request.num_output_tokens + num_before)
 
 
 def _groups(settings: Settings) -> list[KVCacheGroupSpec]:
@@ -282,8 +276,14 @@ def _private(arrival: Arrival) -> int:
     return -arrival.request_id - 1
 
 
+def _answer_token(arrival: Arrival, index: int) -> int:
+    """Returns a token of the answer to a request, whether it goes on to it or not."""
+    content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
+    return _token_id(content, arrival.prompt.num_tokens + index)
+
+
 def _token_id(content: int, place: int) -> int:
-    """Returns a token id above STOP_TOKEN that differs for every (content, place)."""
+    """Returns a token id that differs for every (content, place)."""
     return (1 << 40) + (content << 20) + place
 
 

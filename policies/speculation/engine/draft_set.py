@@ -73,6 +73,7 @@ class DraftSet(DecodeSet):
         """Draft tokens for the next pass."""
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
+        self._is_covered = pool.lookahead > 0  # whether the content of a block includes the token after it
         self._num_told = 0  # see `tell`
         self._told_S = np.zeros(max_num_seqs, np.int64)  # tokens that a prefix cache knows at least
         self.end_S = np.zeros(max_num_seqs, np.int64)
@@ -166,7 +167,7 @@ class DraftSet(DecodeSet):
             self._may_idle = True
         else:
             self.last_S[slot] = int(self.reads_late)  # its first token
-            self._told_S[slot] = num_computed
+            self._told_S[slot] = num_computed - self._is_covered
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
@@ -252,7 +253,7 @@ class DraftSet(DecodeSet):
 
         The next call must be `leave` of this member: the step has decoded it, and now preempts it.
         """
-        self._num_told = self.num_readable(seq, has_decoded=not self._pool.lookahead)
+        self._num_told = self.num_readable(seq, has_decoded=not self._is_covered)
 
     def advance_by(self, drafts: DraftPlan, num_iterations: int) -> list[Sequence]:
         """Advances the sequences of a plan by what iterations have accepted, and one token each.
@@ -295,7 +296,7 @@ class DraftSet(DecodeSet):
         if self._may_idle:
             idle = self.last_S[slots] == 0  # all their tokens had been read when this step was planned
             if np.count_nonzero(idle):
-                self._told_S[slots[idle]] = drafts.num_computed[idle] + 1
+                self._told_S[slots[idle]] = drafts.num_computed[idle] + 1 - self._is_covered
         self._may_idle = num_seqs != self.size
         if self._may_idle:
             self.base_S[self.slots] = self.computed_S[self.slots]

@@ -251,6 +251,9 @@ class DraftStep(StepBuilder):
             if self._rules.prefill_lookahead:
                 num_found = num_cached + self._state.transfers.num_loadable(seq, num_cached)
                 max_num_tokens = self._cut_to_lookahead(seq, num_found, max_num_tokens)
+                if max_num_tokens < 1 <= self.tokens_left and self._state.release.skips_unfit:
+                    self._refuse(Cause.budget)
+                    return True  # those behind it may fit
             self._num_rows_now = self._padding_of(seq, num_cached)
             if max_num_tokens < 1 or 1 + self._num_rows_now > self.tokens_left:
                 if num_cached:
