@@ -112,7 +112,7 @@ class Chunked(Checked):
                 served = step.prefill(seq, max_chunk)
             else:
                 continue  # preempted in this step, or paused, or waiting for KV
-            if not served:
+            if not served and (seq.state in (DECODING, PREFILLING) or not view.serves_past_preempted):
                 return
 
     def _admit_waiting(self, view: StepView, step: StepBuilder, max_chunk: int) -> None:

@@ -6,6 +6,8 @@ one token of. If requests still wait after an iteration with prompts, the engine
 computed in every iteration until the queue is empty. vLLM 0.32 has this for data parallel ranks, which wait
 for each other in every layer of experts: as their iterations have equal numbers, all ranks compute prompts in
 the same iterations. It counts from the last time when all ranks were idle, this policy from the start.
+vLLM 0.33 has it for a single engine, too, which counts from its last iteration that computed prompts
+(`StepView.paces_alone`).
 Memory pressure: as chunked.
 Horizon: iterations that only decode repeat until the next one that may compute prompts, unless a request
 with a cached prompt lacks memory; others as chunked, but one that leaves a prompt unfinished and no request
@@ -32,6 +34,8 @@ class PacedPrefills(Chunked):
     """Iterations from one that may compute prompts to the next; 1: all, as chunked."""
     _saturated: dict[str, bool] = field(init=False, default_factory=dict, repr=False, compare=False)
     """last: whether requests waited after the last iteration that was allowed to compute prompts."""
+    _prompts: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    """end: iterations up to the last one with prompts; now: 1 if the plan that was made last has some."""
 
     @property
     def max_unasked_decodes(self) -> int:
@@ -46,12 +50,12 @@ class PacedPrefills(Chunked):
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Gives the budget to running sequences, then to new ones; between two intervals to decodes only."""
         step.budget(self._budget)
-        num_since = view.num_iterations % self.prefill_schedule_interval
+        num_left = self._num_left(view)
         has_decodes = any(seq.state in (DECODING, ENDING) for seq in view.running)
-        if num_since and has_decodes and not self._saturated.get("last", False):
+        if num_left and has_decodes and not self._saturated.get("last", False):
             step.decode_all()
             if self._admit_cached(view, step):
-                step.repeat(self.prefill_schedule_interval - num_since)
+                step.repeat(num_left)
             return
         max_chunk = self._max_chunk(view) if self.long_prefill_token_threshold else FOREVER
         num_running = view.num_running
@@ -59,9 +63,19 @@ class PacedPrefills(Chunked):
         if view.num_running == num_running:  # none was preempted
             self._admit_waiting(view, step, max_chunk)
             self._saturated["last"] = view.num_waiting > 0
+        self._prompts["now"] = step.computes_prompts
         is_paused_next = has_decodes and view.prefilling and not view.num_waiting
         if not is_paused_next and (max_chunk == FOREVER or not self._may_admit_later(view, step)):
             step.repeat()
+
+    def _num_left(self, view: StepView) -> int:
+        """Returns the iterations until the next one that may compute prompts; 0: this one."""
+        interval, num_iterations = self.prefill_schedule_interval, view.num_iterations
+        if not view.paces_alone:
+            return -num_iterations % interval
+        if self._prompts.pop("now", False):
+            self._prompts["end"] = num_iterations
+        return max(self._prompts.get("end", -interval) + interval - num_iterations - 1, 0)
 
     def _admit_cached(self, view: StepView, step: StepBuilder) -> bool:
         """Admits waiting sequences in order, as long as the cache has all of their tokens but one.

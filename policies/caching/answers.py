@@ -21,14 +21,16 @@ Offer = Callable[[Sequence, int], None]
 class Answers:
     """The running sequences that generate answers with a content id, by the place of the answer.
 
-    offer: offers blocks in the pool. num_readable: returns the first tokens of a running sequence that are
-    known and computed; the engine sets it (`BlockPool.watch`).
+    offer: offers blocks in the pool. lookahead: tokens after a block that belong to its content.
+    num_readable: returns the first tokens of a running sequence that are known and computed; the engine sets
+    it (`BlockPool.watch`).
     """
 
-    def __init__(self, offer: Offer, block_size: int) -> None:
+    def __init__(self, offer: Offer, block_size: int, lookahead: int = 0) -> None:
         self.num_readable: Callable[[Sequence], int] = _num_computed
         self._offer_now = offer
         self._block_size = block_size
+        self._lookahead = lookahead
         self.writers: dict[int, dict[int, Sequence]] = {}
         """By place of answers: the running sequences that generate tokens there, by request id."""
         self.num_shared = 0
@@ -66,7 +68,7 @@ class Answers:
         """Returns the places of a sequence's answer: several if a prompt has quoted only its beginning."""
         if seq.request.branching is not None:
             return []
-        num_prompt_blocks = seq.num_prompt_tokens // self._block_size
+        num_prompt_blocks = max(seq.num_prompt_tokens - self._lookahead, 0) // self._block_size
         return [place for place, end in seq.kv.path if end > num_prompt_blocks]
 
     def num_generated(self, seq: Sequence) -> int:
@@ -96,7 +98,7 @@ class Answers:
         Returns whether they may generate more there: then the order of its chunks and their tokens matters.
         """
         is_shared = False
-        num_known = seq.stored_known // self._block_size
+        num_known = max(seq.stored_known - self._lookahead, 0) // self._block_size
         for place, end in seq.kv.path:
             if end > seq.kv.num_with_content:
                 writers = self.writers.get(place)

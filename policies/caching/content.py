@@ -179,12 +179,14 @@ class TurnPath(NamedTuple):
 class Places:
     """The tree of prefixes: assigns a place to every (prefix, content)."""
 
-    def __init__(self, block_size: int, is_per_segment: bool = False) -> None:
+    def __init__(self, block_size: int, is_per_segment: bool = False, lookahead: int = 0) -> None:
         """Creates an empty tree.
 
-        is_per_segment: whether every segment of a request has a place of its own.
+        is_per_segment: whether every segment of a request has a place of its own. lookahead: tokens after a
+        block that belong to its content: a block is at the place of the last of them.
         """
         self._block_size = block_size
+        self._lookahead = lookahead
         self._is_per_segment = is_per_segment
         self._chains: dict[tuple[int, int, int, int], Chain] = {}
         """Children of places by (parent, tokens of it, content id, tokens of the content in the parent)."""
@@ -229,7 +231,7 @@ class Places:
                 return self._follow(all_segments(request), creates=True)[0]
             segments = [given[-1], Segment(answer_id, ENDLESS)]
             is_named = True
-            path, end = last_turn.path, start // self._block_size
+            path, end = last_turn.path, (start - self._lookahead) // self._block_size
             if end > (path[-1][1] if path else 0):
                 path.append((last_turn.place, end))
             at = (last_turn.place, last_turn.used + num_quoted, start)
@@ -288,6 +290,7 @@ class Places:
         path = [] if path is None else path
         chains, block_size, num_segments = self._chains, self._block_size, len(segments)
         before, used, start = at
+        start -= self._lookahead
         end = path[-1][1] if path else 0
         index = skip = 0  # the next segment, and how many of its tokens are at the previous place
         while index < num_segments:

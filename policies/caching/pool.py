@@ -68,6 +68,8 @@ class BlockPool:
         self.presume_cached = False
         self.drops_last_block = False
         """Whether a lookup leaves out the last block that it finds, as drafting needs its hidden states."""
+        self.lookahead = 0
+        """Number of tokens after a block that belong to its content; see `look_ahead`."""
         self.num_reprefillable_tokens = 0
         """Number of the last computed tokens of a sequence that no lookup finds.
 
@@ -135,6 +137,13 @@ class BlockPool:
 
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
         """Receives the engine's count of the tokens of a running sequence that are known and computed."""
+
+    def look_ahead(self, num_tokens: int) -> bool:
+        """Lets so many tokens after a block belong to its content, as the KV of a draft depends on them.
+
+        Returns whether the pool does; it must be empty.
+        """
+        return False
 
     @property
     def needs_offers(self) -> bool:

@@ -47,8 +47,13 @@ class PrefixPool(BlockPool):
         self._unsettled: dict[int, Sequence] = {}  # with tokens of their prompts that are not final yet
         self._num_kept = 0  # free blocks with content, except those with a pending eviction
 
+    def look_ahead(self, num_tokens: int) -> bool:
+        self.lookahead = num_tokens
+        self._places = Places(self.block_size, lookahead=num_tokens)
+        return True
+
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
-        self._answers = Answers(self._offer_now, self.block_size)
+        self._answers = Answers(self._offer_now, self.block_size, self.lookahead)
         self._answers.num_readable = num_readable
 
     def report_to(self, listener: ContentListener) -> bool:
@@ -85,7 +90,7 @@ class PrefixPool(BlockPool):
 
     def num_cached(self, seq: Sequence) -> int:
         held = seq.kv or self._new_held(seq)
-        limit = (seq.stored_known - 1) // self.block_size
+        limit = max(seq.stored_known - (self.lookahead or 1), 0) // self.block_size
         answers = self._answers
         if answers is not None and answers.writers and answers.offer_for(held.path, limit):
             self.awaits_answer = True
@@ -100,7 +105,8 @@ class PrefixPool(BlockPool):
 
     def peek(self, request: Request) -> int:
         path = self._places.known_path(request)
-        _, num_found = self._runs.find(path, (request.prompt.num_tokens - 1) // self.block_size)
+        num_tokens = max(request.prompt.num_tokens - (self.lookahead or 1), 0)
+        _, num_found = self._runs.find(path, num_tokens // self.block_size)
         return num_found * self.block_size
 
     def can_admit(self, seq: Sequence, num_cached: int, is_alone: bool) -> bool:
@@ -130,9 +136,11 @@ class PrefixPool(BlockPool):
     def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
         block_size = self.block_size
         self.take(-(-num_tokens // block_size) + -num_held // block_size)
-        if self.num_reprefillable_tokens:
+        num_offered = num_tokens - seq.num_loading - self.num_reprefillable_tokens
+        if self.num_reprefillable_tokens or self.lookahead:
             self._unsettled[seq.request_id] = seq
-        self._offer(seq, (num_tokens - seq.num_loading - self.num_reprefillable_tokens) // block_size)
+            num_offered = max(min(num_offered, seq.stored_known - self.lookahead), 0)
+        self._offer(seq, num_offered // block_size)
 
     def loaded(self, seq: Sequence) -> None:
         self._offer(seq, seq.stored_computed // self.block_size)
@@ -162,8 +170,9 @@ class PrefixPool(BlockPool):
         held: Holding = seq.kv
         block_size = self.block_size
         num_full = (num_tokens - num_planned) // block_size
-        if self.num_reprefillable_tokens:
+        if self._unsettled:
             self._unsettled.pop(seq.request_id, None)
+        if self.num_reprefillable_tokens:
             num_final = num_tokens - num_planned - self.num_reprefillable_tokens
             num_full = max(num_final, min(num_full * block_size, seq.num_found)) // block_size
         if self._answers is not None and seq.request.answer_id is not None:

@@ -195,6 +195,10 @@ class TieredPool(PrefixPool):
         self.stores = []
         return self._ledger.transfers(read, self.num_iterations)
 
+    def look_ahead(self, num_tokens: int) -> bool:
+        """Does nothing: vLLM's connectors of other tiers know blocks by their own tokens alone."""
+        return False
+
     def watch(self, num_readable: Callable[[Sequence], int]) -> None:
         """Does nothing: generated blocks are offered, and copied to other tiers, when their sequence ends."""
 

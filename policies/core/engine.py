@@ -49,6 +49,7 @@ from policies.core.plan import (
 )
 from policies.core.policy_names import name_of
 from policies.core.ranks import DataParallel, Ranks
+from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
@@ -94,8 +95,9 @@ class EngineCore:
         ends: Ends = Ends.at_once,
         max_batches: int | None = None,
         max_batch_seqs: int | None = None,
-        new_drafts: Callable[[BlockPool], Drafting] | None = None,
+        new_drafts: Callable[[BlockPool, Release], Drafting] | None = None,
         data_parallel: DataParallel | None = None,
+        release: Release = VLLM_0_32,
     ) -> None:
         _check_settings(max_num_seqs, max_model_len, num_swap_blocks)
         if scheduling.needs_predictor and predictor is None:
@@ -110,9 +112,9 @@ class EngineCore:
         self.rank = checked_rank(self.scheduling)
         self._predict = None if self.predictor is None else checked_prediction(self.predictor)
         self.max_model_len = max_model_len
-        self.drafts = None if new_drafts is None else new_drafts(block_pool)
+        self.drafts = None if new_drafts is None else new_drafts(block_pool, release)
         """The verification of draft tokens; None: each decode is one token."""
-        self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks)
+        self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks, release)
         self._share(state)
         self.view = StepView(state)
         self.may_branch = False  # whether a request with branches was added
@@ -205,7 +207,9 @@ class EngineCore:
         if self.ranks is not None:
             self.ranks.use_batching(batching)
 
-    def _new_state(self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool) -> EngineState:
+    def _new_state(
+        self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool, release: Release
+    ) -> EngineState:
         scheduling = self.scheduling
         make = EngineState if self.residents is None else partial(AdapterState, self.residents)
         return make(
@@ -218,6 +222,8 @@ class EngineCore:
             max_model_len=self.max_model_len,
             num_swap_blocks=num_swap_blocks,
             names_blocks=names_blocks,
+            preempts_newest=scheduling.preempts_newest,
+            release=release.under(has_classes=scheduling.has_classes),
             new_running_set=self._new_running_set,
         )
 

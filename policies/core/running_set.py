@@ -51,6 +51,8 @@ class RunningSet:
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
         """Whether the tokens of a step are read when the next is planned, as with `Ends.one_step_late`."""
+        self.preempts_newest = False
+        """Whether the sequence that was admitted last is preempted first; see `Scheduling`."""
         self.by_rank: SequenceOf[dict[int, Sequence]] = ()
         """Running sequences of each rank of data-parallel attention, if there are several; see `Ranks`."""
         self._max_num_seqs = max_num_seqs
@@ -87,13 +89,17 @@ class RunningSet:
         return seq.num_held if num_branched is None else num_branched
 
     def victim(self, running: dict[int, Sequence]) -> Sequence:
-        """Returns the sequence of largest rank; those in KV transfers or in a pipeline are excluded.
+        """Returns the sequence of largest rank, or with `preempts_newest` the one that was admitted last.
+
+        Those in KV transfers or in a pipeline are excluded.
 
         running: the running sequences, or those of one rank of data-parallel attention.
         """
         candidates: Collection[Sequence] = running.values()
         if self.loading or self.leaving or self.computing:
             candidates = [seq for seq in candidates if seq.state not in (LOADING, LEAVING, COMPUTING)]
+        if self.preempts_newest:
+            return max(candidates, key=lambda seq: seq.admission)
         return max(candidates, key=lambda seq: (seq.rank, seq.request_id))
 
     def sharers(self, seq: Sequence) -> list[Sequence]:

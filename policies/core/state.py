@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from policies.caching.pool import BlockPool
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.plan import Cause, Migrant, StepPlan
+from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
@@ -45,6 +46,8 @@ class EngineState:
         max_model_len: int,
         num_swap_blocks: int,
         names_blocks: bool,
+        preempts_newest: bool = False,
+        release: Release = VLLM_0_32,
         new_running_set: Callable[[BlockPool, int], RunningSet] = RunningSet,
     ) -> None:
         self.block_pool = block_pool
@@ -60,6 +63,8 @@ class EngineState:
         self.on_end: list[Callable[[Sequence], None]] = []
         """Callbacks for every sequence that has ended."""
         self.num_preemptions = 0
+        self.release = release
+        """The rules that differ between releases of vLLM."""
         self.max_tokens_per_pass = 1
         """Maximum number of tokens that a decode without branches gets in an iteration."""
         self.traffic_has_ended = False
@@ -67,6 +72,7 @@ class EngineState:
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
         self.running_set = new_running_set(block_pool, max_num_seqs)
+        self.running_set.preempts_newest = preempts_newest
         self.running = self.running_set.running  # attributes of it that every step reads
         self.prefilling: Mapping[int, Sequence] = self.running_set.prefilling
         self.loading = self.running_set.loading

@@ -30,6 +30,7 @@ class StepBuilder:
         budget                       limits the tokens of the step
         decode_all, decode, prefill  give tokens to running sequences
         admit                        gives a waiting sequence a slot, KV and tokens
+        computes_prompts             whether the step computes chunks of prompts
         reserve_first_chunks         lets admissions need room for their first chunk only
         preempt, pause, resume       stop a sequence, or let it continue
         rerank                       asks the scheduling policy for a sequence's rank again
@@ -40,8 +41,9 @@ class StepBuilder:
     """
 
     FOR_POLICIES = (
-        *("admit", "budget", "decode", "decode_all", "hold", "num_tokens", "pause", "preempt", "prefill"),
-        *("repeat", "rerank", "reserve_first_chunks", "resume", "tokens_left", "wait_until"),
+        *("admit", "budget", "computes_prompts", "decode", "decode_all", "hold", "num_tokens", "pause"),
+        *("preempt", "prefill", "repeat", "rerank", "reserve_first_chunks", "resume", "tokens_left"),
+        "wait_until",
     )
     """The names that a policy may use; the others are the engine's."""
 
@@ -120,7 +122,8 @@ class StepBuilder:
 
         If blocks run out, the sequences of largest rank are preempted until the others fit, as by `decode`.
         Returns False if not all sequences decode: the budget is used up, or a sequence was preempted because
-        its own rank is the largest. A sequence with branches takes `width` tokens, all or none.
+        its own rank is the largest; then the others decode if `StepView.serves_past_preempted`. A sequence
+        with branches takes `width` tokens, all or none.
         """
         if not self.is_open:
             self._refuse_late()
@@ -148,9 +151,13 @@ class StepBuilder:
     def _decode_each(self) -> bool:
         """Decodes one sequence after the other, as `decode_all` does."""
         for seq in [seq for seq in self._state.running.values() if seq.state is DECODING]:
-            if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
+            if seq.state is DECODING and not (self._has_decoded(seq) or self._decodes_or_left(seq)):
                 return False
         return True
+
+    def _decodes_or_left(self, seq: Sequence) -> bool:
+        """Decodes a sequence; returns False if those after it are not to be served."""
+        return self.decode(seq) or (self._state.release.serves_past_preempted and seq.state is not DECODING)
 
     def _decode_rank(self) -> bool:
         """Decodes every decoding sequence of one rank, as `decode_all` does."""
@@ -276,6 +283,12 @@ class StepBuilder:
             self._admitted.append(seq)
             self._add_chunk(seq, num_tokens)
         return True
+
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether the step computes prompts; the last token of one that the cache has otherwise is none."""
+        admitted = self._admitted
+        return any(c.seq not in admitted or c.num_cached + 1 < c.seq.stored_known for c in self._chunks)
 
     def reserve_first_chunks(self) -> None:
         """Lets later admissions of this step need room for the cached tokens and the first chunk only.

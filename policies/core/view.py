@@ -101,6 +101,16 @@ class StepView:
         return self._state.num_waiting
 
     @property
+    def serves_past_preempted(self) -> bool:
+        """True if the running sequences after one that preempted itself are served, as vLLM 0.33 does."""
+        return self._state.release.serves_past_preempted
+
+    @property
+    def paces_alone(self) -> bool:
+        """True if a policy that paces prompts counts from the engine's last step with some (vLLM 0.33)."""
+        return self._state.release.paces_alone
+
+    @property
     def num_free_blocks(self) -> int:
         """Free KV blocks after this step's reservations so far; includes blocks of unused adapters."""
         return self._state.num_free_blocks

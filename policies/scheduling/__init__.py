@@ -27,6 +27,10 @@ class Scheduling(Checked):
 
     needs_predictor: ClassVar[bool] = False
     """Whether the policy reads `Sequence.num_predicted_tokens`."""
+    preempts_newest: ClassVar[bool] = False
+    """Whether the sequence that was admitted last is preempted first, in place of the one of largest rank."""
+    has_classes: ClassVar[bool] = False
+    """Whether it orders by priority classes, as vLLM's `--scheduling-policy priority`."""
     starvation_bound: ClassVar[int | None] = None
     """Number of later requests that may be admitted before a waiting one; None: no limit."""
 

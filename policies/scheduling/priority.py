@@ -10,7 +10,7 @@ Memory pressure: the running sequence of largest rank is preempted. Horizon: the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fieldlimits import Gt, Unit
 from policies.core.sequence_view import SequenceView
@@ -20,6 +20,8 @@ from policies.scheduling import Scheduling
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priority(Scheduling):
     """The smallest `Request.priority` is admitted first, the largest is preempted first."""
+
+    has_classes: ClassVar[bool] = True
 
     aging_s: Annotated[float | None, Gt(0), Unit("s"), "null for strict classes"] = None
     """Waiting time in seconds that is worth one class; null: no aging."""

@@ -19,6 +19,7 @@ from policies.caching.settings import Caching, KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
+from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Prompt, Request
 from policies.core.sequence import ENDED, WAITING, FinishReason, Sequence
 from policies.scheduling.fcfs import Fcfs
@@ -48,6 +49,7 @@ class Settings:
     prefill_schedule_interval: int = 1
     speculation: Speculation | None = None
     groups: tuple[KvGroup, ...] = ()
+    release: Release = VLLM_0_32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,8 @@ class OurEngine:
         return (PrefixCaching if settings.is_prefix_caching else Paged)(**sizes)
 
     def _new_core(self, settings: Settings, **parts: Any) -> EngineCore:
-        return EngineCore(ends=Ends.one_step_late if self._is_async else Ends.at_once, **parts)
+        ends = Ends.one_step_late if self._is_async else Ends.at_once
+        return EngineCore(ends=ends, release=settings.release, **parts)
 
     @property
     def num_unfinished(self) -> int:

@@ -59,7 +59,8 @@ class OurSpeculativeEngine(OurEngine):
         self._script = script = settings.speculation
         speculation = CoreSpeculation(proposer=proposer_of(script), draft_length=draft_length_of(script))
         ends = Ends.one_step_late if self._is_async else Ends.at_once
-        return EngineCore(ends=ends, new_drafts=partial(Drafting, speculation), **parts)
+        new_drafts = partial(Drafting, speculation)
+        return EngineCore(ends=ends, new_drafts=new_drafts, release=settings.release, **parts)
 
     def _drafts(self, plan: StepPlan) -> dict[int, int]:
         return plan.drafts.by_request()

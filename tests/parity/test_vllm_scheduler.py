@@ -50,7 +50,7 @@ from tests.parity.lockstep import (
     first_difference,
     shrunk,
 )
-from tests.parity.vllm_driver import VllmEngine
+from tests.parity.vllm_driver import VllmEngine, as_installed
 from tests.parity.vllm_options import SCHEDULER
 from tests.parity.workloads import make_workload
 
@@ -110,7 +110,7 @@ def test_every_step_is_decided_as_by_vllm(mode):
         def difference(workload, leaps=leaps):
             return first_difference(workload, VllmEngine, leaps=leaps)
 
-        workload = make_workload(mode, seed)
+        workload = as_installed(make_workload(mode, seed))
         found = difference(workload)
         if found is not None:
             small = shrunk(workload, lambda smaller: difference(smaller) is not None)
@@ -122,7 +122,7 @@ def test_every_step_is_decided_as_by_vllm(mode):
 def test_the_workloads_have_what_is_hard(mode):
     decision_log = []
     for seed in range(60):
-        first_difference(make_workload(mode, seed), VllmEngine, decision_log=decision_log)
+        first_difference(as_installed(make_workload(mode, seed)), VllmEngine, decision_log=decision_log)
     few = (
         5 if mode in GROUP_MODES else 1
     )  # their pools have room for every group, so memory is tight less often
@@ -162,7 +162,7 @@ def test_an_engine_with_one_other_setting_is_found_out(change):
         def step(self):
             return self.steps(self.core.now, 1)[0]
 
-    found = [first_difference(make_workload("prefix", seed), Other) for seed in range(100)]
+    found = [first_difference(as_installed(make_workload("prefix", seed)), Other) for seed in range(100)]
     assert sum(difference is not None for difference in found) > 5
 
 

@@ -22,6 +22,7 @@ pytest.importorskip("vllm", reason="needs vLLM for CPUs: `make parity` installs 
 from tests.parity.lockstep import first_difference, shrunk
 from tests.parity.our_speculation import OurSpeculativeEngine, proposer_of
 from tests.parity.speculative_workloads import make_speculative_workload
+from tests.parity.vllm_driver import as_installed
 from tests.parity.vllm_speculation_driver import VllmSpeculativeEngine
 
 pytestmark = pytest.mark.parity
@@ -88,7 +89,7 @@ def test_every_step_with_drafts_is_decided_as_by_vllm(mode):
                 workload, VllmSpeculativeEngine, make_ours=OurSpeculativeEngine, leaps=leaps
             )
 
-        workload = make_speculative_workload(mode, seed)
+        workload = as_installed(make_speculative_workload(mode, seed))
         found = difference(workload)
         if found is not None:
             small = shrunk(workload, lambda smaller: difference(smaller) is not None)
@@ -100,7 +101,7 @@ def test_every_step_with_drafts_is_decided_as_by_vllm(mode):
 def test_the_workloads_with_drafts_have_what_is_hard(mode):
     num_padded = num_cut = num_preempted = num_skipped = 0
     for seed in range(60):
-        workload = make_speculative_workload(mode, seed)
+        workload = as_installed(make_speculative_workload(mode, seed))
         decision_log = []
         first_difference(
             workload, VllmSpeculativeEngine, make_ours=OurSpeculativeEngine, decision_log=decision_log
@@ -124,7 +125,7 @@ def test_an_engine_that_speculates_otherwise_is_found_out(change):
     def make_other(settings):
         return OurSpeculativeEngine(replace(settings, speculation=replace(settings.speculation, **change)))
 
-    workloads = [make_speculative_workload("draft_model+prefix", seed) for seed in range(40)]
+    workloads = [as_installed(make_speculative_workload("draft_model+prefix", seed)) for seed in range(40)]
     found = [first_difference(one, VllmSpeculativeEngine, make_ours=make_other) for one in workloads]
     assert sum(difference is not None for difference in found) > 20
 
@@ -132,7 +133,7 @@ def test_an_engine_that_speculates_otherwise_is_found_out(change):
 @pytest.mark.parametrize("mode", METHODS)
 def test_the_rules_of_each_proposer_are_those_of_vllm(mode):
     for seed in range(20):
-        settings = make_speculative_workload(mode, seed).settings
+        settings = as_installed(make_speculative_workload(mode, seed)).settings
         proposer = proposer_of(settings.speculation)
         rules, num_tokens = proposer.rules, proposer.num_speculative_tokens
         scheduler = VllmSpeculativeEngine(settings).scheduler

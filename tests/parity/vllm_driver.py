@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import logging
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
+import vllm
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -35,11 +37,14 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from policies.caching.kv_groups import KvGroup
-from tests.parity.lockstep import Arrival, Settings, Step
+from policies.core.release import release_of
+from tests.parity.lockstep import Arrival, Settings, Step, Workload
 
 logging.getLogger("vllm").setLevel(logging.ERROR)  # it warns of odd sizes for every scheduler
 
-STOP_TOKEN = 1
+RELEASE = release_of(vllm.__version__)
+"""The rules of the vLLM that is installed."""
+
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -52,6 +57,13 @@ TINY_LLAMA = {
     "max_position_embeddings": 4096,
     "torch_dtype": "float32",
 }
+
+
+def as_installed(workload: Workload) -> Workload:
+    """Returns a workload whose rules on our side are those of the vLLM that is installed."""
+    return replace(workload, settings=replace(workload.settings, release=RELEASE))
+
+
 REASONS = {RequestStatus.FINISHED_STOPPED: "stop", RequestStatus.FINISHED_LENGTH_CAPPED: "length"}
 
 
@@ -110,8 +122,13 @@ class VllmEngine:
         self._num_steps = 0  # that computed something
         self._is_async = settings.async_scheduling
         self._max_model_len = settings.max_model_len
+        lookahead = {}
+        if RELEASE.hashes_ahead:
+            lookahead = {"num_hash_lookahead_tokens": self.scheduler.num_hash_lookahead_tokens}
         self._hasher = (
-            get_request_block_hasher(settings.block_size, sha256) if settings.is_prefix_caching else None
+            get_request_block_hasher(settings.block_size, sha256, **lookahead)
+            if settings.is_prefix_caching
+            else None
         )
         self._arrivals: dict[int, Arrival] = {}
         self._in_flight: Launch | None = None  # a step with tokens that an asynchronous engine has not read
@@ -127,13 +144,14 @@ class VllmEngine:
     def add(self, arrival: Arrival, arrival_s: float) -> None:
         self._arrivals[arrival.request_id] = arrival
         is_length = arrival.end == "length"
+        stop = [] if is_length else [_answer_token(arrival, arrival.num_output_tokens - 1)]
         self.scheduler.add_request(
             Request(
                 request_id=_name(arrival.request_id),
                 prompt_token_ids=_prompt_token_ids(arrival),
                 sampling_params=SamplingParams(
                     max_tokens=arrival.num_output_tokens if is_length else self._max_model_len,
-                    stop_token_ids=[STOP_TOKEN],
+                    stop_token_ids=stop,
                     ignore_eos=True,
                 ),
                 pooling_params=None,
@@ -155,7 +173,8 @@ class VllmEngine:
         finished: dict[int, str] = {}
         while True:
             # vLLM's engine core does so for each of its data parallel ranks, by the number of the step.
-            plan = self.scheduler.schedule(throttle_prefills=self._num_steps % self._interval != 0)
+            is_throttled = not RELEASE.paces_alone and self._num_steps % self._interval != 0
+            plan = self.scheduler.schedule(throttle_prefills=is_throttled)
             preempted |= plan.preempted_req_ids
             num_free_planned = self._num_free
             launch = Launch(plan, {name: self._samples(name) for name in plan.num_scheduled_tokens})
@@ -224,13 +243,7 @@ class VllmEngine:
     def _token(self, request: Request, num_before: int) -> int:
         """Returns a token of a request: the next one, or one so many tokens later."""
         arrival = self._arrivals[int(request.request_id)]
-        if (
-            arrival.end != "length"
-            and request.num_output_tokens + num_before + 1 == arrival.num_output_tokens
-        ):
-            return STOP_TOKEN
-        content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
-        return _token_id(content, request.num_tokens + num_before)
+        return _answer_token(arrival, request.num_output_tokens + num_before)
 
 
 def _groups(settings: Settings) -> list[KVCacheGroupSpec]:
@@ -263,8 +276,14 @@ def _private(arrival: Arrival) -> int:
     return -arrival.request_id - 1
 
 
+def _answer_token(arrival: Arrival, index: int) -> int:
+    """Returns a token of the answer to a request, whether it goes on to it or not."""
+    content = _private(arrival) if arrival.answer_id is None else arrival.answer_id
+    return _token_id(content, arrival.prompt.num_tokens + index)
+
+
 def _token_id(content: int, place: int) -> int:
-    """Returns a token id above STOP_TOKEN that differs for every (content, place)."""
+    """Returns a token id that differs for every (content, place)."""
     return (1 << 40) + (content << 20) + place
 
 

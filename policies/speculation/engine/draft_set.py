@@ -58,6 +58,8 @@ class DraftSet(DecodeSet):
         self.num_lookahead = 0
         """KV slots behind those of a pass that the proposer needs."""
         self.reads_late = False
+        self.caches_verified = False
+        """Whether accepted draft tokens are in a prefix cache when they are verified; see `Release`."""
         self.is_read = False
         """Whether the tokens of the step in flight have been read, while members leave that it has ended."""
         self._pool = pool
@@ -71,6 +73,7 @@ class DraftSet(DecodeSet):
         """Draft tokens for the next pass."""
         self.last_S = np.zeros(max_num_seqs, np.int64)
         """Tokens of the last pass, until the scheduler has read them; see `leave`."""
+        self._is_covered = pool.lookahead > 0  # whether the content of a block includes the token after it
         self._num_told = 0  # see `tell`
         self._told_S = np.zeros(max_num_seqs, np.int64)  # tokens that a prefix cache knows at least
         self.end_S = np.zeros(max_num_seqs, np.int64)
@@ -164,7 +167,7 @@ class DraftSet(DecodeSet):
             self._may_idle = True
         else:
             self.last_S[slot] = int(self.reads_late)  # its first token
-            self._told_S[slot] = num_computed
+            self._told_S[slot] = num_computed - self._is_covered
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
@@ -241,14 +244,16 @@ class DraftSet(DecodeSet):
         num_computed, num_last = int(self.computed_S[seq.slot]), int(self.last_S[seq.slot])
         if self.reads_late:
             return max(num_computed - num_last + has_decoded, int(self._told_S[seq.slot]))
-        return num_computed + 1 if has_decoded else num_computed - max(num_last - 1, 0)
+        if has_decoded or self.caches_verified:
+            return num_computed + has_decoded
+        return num_computed - max(num_last - 1, 0)
 
     def tell(self, seq: Sequence) -> None:
         """Records that the step that is being planned has told a prefix cache all tokens of a member.
 
         The next call must be `leave` of this member: the step has decoded it, and now preempts it.
         """
-        self._num_told = self.num_readable(seq, has_decoded=True)
+        self._num_told = self.num_readable(seq, has_decoded=not self._is_covered)
 
     def advance_by(self, drafts: DraftPlan, num_iterations: int) -> list[Sequence]:
         """Advances the sequences of a plan by what iterations have accepted, and one token each.
@@ -291,7 +296,7 @@ class DraftSet(DecodeSet):
         if self._may_idle:
             idle = self.last_S[slots] == 0  # all their tokens had been read when this step was planned
             if np.count_nonzero(idle):
-                self._told_S[slots[idle]] = drafts.num_computed[idle] + 1
+                self._told_S[slots[idle]] = drafts.num_computed[idle] + 1 - self._is_covered
         self._may_idle = num_seqs != self.size
         if self._may_idle:
             self.base_S[self.slots] = self.computed_S[self.slots]

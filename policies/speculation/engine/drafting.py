@@ -30,6 +30,7 @@ from policies.caching.pool import BlockPool
 from policies.core.limits import RejectedError
 from policies.core.parts import Engine
 from policies.core.plan import Progress, StepOutcome, StepPlan
+from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.sequence import DECODING, ENDING, WAITING, FinishReason, Sequence
 from policies.core.state import EngineState
@@ -53,10 +54,16 @@ class Drafting:
     _step: DraftStep
     _reservation: Reservation  # valid while iterations are reserved
 
-    def __init__(self, speculation: Speculation, pool: BlockPool) -> None:
+    def __init__(self, speculation: Speculation, pool: BlockPool, release: Release = VLLM_0_32) -> None:
         self.speculation = replace(speculation, draft_length=deepcopy(speculation.draft_length))
         rules = speculation.proposer.rules
-        pool.drops_last_block = rules.drops_last_block
+        self._caches_verified = release.caches_verified
+        is_covered = (
+            rules.drops_last_block
+            and release.hashes_ahead
+            and pool.look_ahead(max(rules.prefill_lookahead, 1))
+        )
+        pool.drops_last_block = rules.drops_last_block and not is_covered
         pool.num_reprefillable_tokens = max(rules.prefill_lookahead - 1, 0)
         self._pool = pool
         self._reads_late = False
@@ -80,6 +87,7 @@ class Drafting:
         """Joins an engine that has been made. reads_late: whether it plans ahead of what it reads."""
         self._core = core
         self._reads_late = self.decodes.reads_late = reads_late
+        self.decodes.caches_verified = self._caches_verified and not reads_late
         self.watch = DraftWatch(self.speculation, core.view, self.decodes, reads_late=reads_late)
 
     @property
@@ -192,6 +200,8 @@ class Drafting:
             decodes.rest()
         progress = core.commit_step(plan, outcome, now)
         self._set_next(drafts, outcome)
+        if self.decodes.caches_verified:
+            self._offer_read()
         self.watch.committed(progress, now)
         if self._late is not None:
             decodes.num_unread = 0

@@ -119,7 +119,7 @@ class DraftStep(StepBuilder):
         if not self._decoded and not self._all_decode and self.decode_together():
             return True
         for seq in list(decodes.members):
-            if seq.state is DECODING and not self._has_decoded(seq) and not self.decode(seq):
+            if seq.state is DECODING and not (self._has_decoded(seq) or self._decodes_or_left(seq)):
                 return False
         return True
 
@@ -251,6 +251,9 @@ class DraftStep(StepBuilder):
             if self._rules.prefill_lookahead:
                 num_found = num_cached + self._state.transfers.num_loadable(seq, num_cached)
                 max_num_tokens = self._cut_to_lookahead(seq, num_found, max_num_tokens)
+                if max_num_tokens < 1 <= self.tokens_left and self._state.release.skips_unfit:
+                    self._refuse(Cause.budget)
+                    return True  # those behind it may fit
             self._num_rows_now = self._padding_of(seq, num_cached)
             if max_num_tokens < 1 or 1 + self._num_rows_now > self.tokens_left:
                 if num_cached:
@@ -390,5 +393,7 @@ class DraftStep(StepBuilder):
             has_decoded = seq in in_flight.drafts.seqs
         else:
             has_decoded = self.is_open and self._has_decoded(seq)
+        if self._pool.lookahead:  # the token of this step is known, but not the one after it
+            has_decoded = False
         num_known = self._drafting.num_readable(seq, has_decoded=has_decoded)
         return num_known - self._pool.num_reprefillable_tokens

@@ -1,0 +1,57 @@
+"""What differs between the releases of vLLM whose scheduler `EngineCore` follows: a value for each rule.
+
+Sources: `vllm/v1/core/sched/scheduler.py` and `vllm/v1/core/kv_cache_utils.py` of the wheels 0.32.0 and
+0.33.0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Release(NamedTuple):
+    """The rules of one release. Default: vLLM 0.32, whose rules other engines follow, too."""
+
+    hashes_ahead: bool = False
+    """With EAGLE and MTP, whether the content of a KV block includes the tokens after it that drafting reads.
+
+    If not, the last block of a prefix-cache hit is computed again. Engines that send or load KV never do.
+    """
+    caches_verified: bool = False
+    """Whether accepted draft tokens are in the prefix cache once verified, and not with the next step."""
+    serves_past_preempted: bool = False
+    """With scheduling=priority, whether the running requests after one that preempted itself are served."""
+    skips_unfit: bool = False
+    """Whether a waiting prompt of which no chunk fits the budget is skipped; if not, those behind it wait.
+
+    A chunk may not end within the tokens that the modules of MTP read ahead.
+    """
+    paces_alone: bool = False
+    """Whether prefill_schedule_interval counts from the last step with prompts of the engine's own."""
+
+    def under(self, *, has_classes: bool) -> Release:
+        """Returns the rules with a scheduling policy. has_classes: whether it is that of priority classes."""
+        return self._replace(serves_past_preempted=self.serves_past_preempted and has_classes)
+
+
+VLLM_0_32 = Release()
+
+RELEASES = {
+    (0, 32): VLLM_0_32,
+    (0, 33): Release(
+        hashes_ahead=True,
+        caches_verified=True,
+        serves_past_preempted=True,
+        skips_unfit=True,
+        paces_alone=True,
+    ),
+}
+"""Releases in which rules have changed, oldest first. Older ones are taken for the first."""
+
+
+def release_of(version: str | None) -> Release:
+    """Returns the rules of a version, such as 0.32.0; None: those of the newest release."""
+    if version is None:
+        return RELEASES[max(RELEASES)]
+    number = tuple(int(part) for part in version.split(".")[:2])
+    return RELEASES[max((known for known in RELEASES if known <= number), default=min(RELEASES))]
