@@ -125,6 +125,7 @@ def _assembled(
         predictor=settings.predictor,
         num_swap_blocks=memory.num_swap_blocks,
         names_blocks=True,
+        release=settings.release,
         residents=_residents(model, settings, executor.adapters, pool),
     )
 

@@ -20,6 +20,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import SnapKv
 from policies.caching.settings import Caching
 from policies.caching.streaming import StreamingLlm
+from policies.core.release import VLLM_0_32, Release
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
@@ -108,6 +109,8 @@ class EngineSettings:
     speculative_config: SpeculationSettings | Mapping[str, Any] | None = None
     """Speculative decoding: its settings, or a mapping with the keys of vLLM's speculative_config."""
     seed: int = 0
+    release: Release = VLLM_0_32
+    """The rules of the scheduler, which differ between releases of vLLM."""
 
     def __post_init__(self) -> None:
         checks = (

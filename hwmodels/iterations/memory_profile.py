@@ -106,7 +106,7 @@ class MemoryProfile(Checked):
     rule: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
     """vllm, sglang or tensorrt_llm."""
     version: str | None = None
-    """Version of vLLM, such as 0.11.0; None: the newest that is known, 0.32."""
+    """Version of vLLM, such as 0.11.0; None: the newest that is known, 0.33."""
     flashinfer_sampler: bool = False
     """Whether vLLM samples with FlashInfer, which up to 0.16 takes less memory than sorting the logits."""
 

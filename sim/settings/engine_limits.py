@@ -2,9 +2,9 @@
 
 `engine.default_limits` names the rule. Sources, read in the code of each version:
 
-- vllm, vllm_offline: vLLM 0.32, `EngineArgs.get_batch_defaults` and `_set_cudagraph_sizes`, behind its API
+- vllm, vllm_offline: vLLM 0.33, `EngineArgs.get_batch_defaults` and `_set_cudagraph_sizes`, behind its API
   server and for its class `LLM`. The device's name counts, not only its memory: an A100 with 80 GB gets the
-  limits of smaller devices, an A800 does not.
+  limits of smaller devices, an A800 does not, and a GB10 does since 0.33.
 - sglang: SGLang 0.5.23, `handle_gpu_memory_settings` and `_resolve_max_num_reqs`: chunks and CUDA graphs
   follow memory and the number of devices, `tp_size`, which counts those of all attention groups. Running
   requests of each group are 512 a context that the KV memory has room for, between 2,048 and 4,096, and at
@@ -35,6 +35,8 @@ _TPU = re.compile(r"\bv(5e|5p|6e)\b", re.I)
 _TPU_TOKENS = {"6e": (1024, 2048), "5e": (512, 1024), "5p": (256, 512)}
 """TPU -> budget of vLLM behind its API server, and of its class `LLM`."""
 _DATA_CENTRE_BLACKWELL = re.compile(r"\bG?B[23]00\b")
+_SMALL = re.compile(r"a100|\bgb10\b", re.I)
+"""Devices with much memory that get the limits of smaller ones."""
 _CPU = re.compile(r"\b(Xeon|EPYC|CPU)\b", re.I)
 
 
@@ -67,7 +69,7 @@ def vllm(at: Circumstances, *, offline: bool = False) -> dict[str, int]:
     world_size = at.tensor_parallel_size * at.pipeline_parallel_size
     if at.memory_bytes >= 160 * GIB:
         seqs, tokens = 1024, (16384, 16384)
-    elif at.memory_bytes >= 70 * GIB and "a100" not in at.device.lower():
+    elif at.memory_bytes >= 70 * GIB and not _SMALL.search(at.device):
         seqs, tokens = 1024, (8192, 16384)
     else:
         seqs, tokens = 256, (2048, 8192)

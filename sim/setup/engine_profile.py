@@ -12,6 +12,7 @@ from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
+from policies.core.release import VLLM_0_32, Release, release_of
 from sim.engine.frontend import TOKENS, Frontend
 
 MAX_SLOTS = 1_000_000
@@ -56,7 +57,7 @@ class EngineProfile(Checked):
     memory_profile: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
     """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory_profile`."""
     version: str | None = None
-    """Version of vLLM whose memory profile is modelled, such as 0.11.0; None: the newest that is known."""
+    """Version of vLLM whose scheduler and memory profile are modelled, such as 0.11.0; None: the newest."""
     flashinfer_sampler: bool = False
     """Whether FlashInfer samples in vLLM, see `MemoryProfile`."""
     max_model_len: Annotated[int | None, Ge(2), "a prompt and an output token"] = None
@@ -88,6 +89,11 @@ class EngineProfile(Checked):
         """The host overhead with the launches of `compilation`."""
         default = Compilation.inductor if self.cuda_graphs.enabled else Compilation.eager
         return self.host.under(self.compilation or default)
+
+    @property
+    def release(self) -> Release:
+        """The rules of its scheduler, which differ between releases of vLLM."""
+        return release_of(self.version) if self.family == "vllm" else VLLM_0_32
 
     @property
     def idle_frontend_s(self) -> float:

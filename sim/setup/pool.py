@@ -21,6 +21,7 @@ from policies.caching.eviction.future import FutureUses
 from policies.caching.settings import pool_of
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
+from policies.core.release import Release
 from policies.prediction import LengthPredictor
 from policies.scaling import Scaling
 from policies.speculation import DraftLength
@@ -255,6 +256,14 @@ class PoolSettings(Deployment):
             max_batch_seqs=self.max_batch_seqs if has_stages else None,
             new_drafts=new_drafts,
             data_parallel=self.data_parallel,
+            release=self._release,
+        )
+
+    @property
+    def _release(self) -> Release:
+        """The rules of the engine's scheduler; replicas that send or load KV hash blocks in the old way."""
+        return (
+            self.engine.release if self.role == "mixed" else self.engine.release._replace(hashes_ahead=False)
         )
 
     @property

@@ -19,6 +19,7 @@ from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.caching.pool import BlockPool
 from policies.core.policy_names import name_of
+from policies.core.release import Release
 from policies.speculation import DraftLength, Proposer, num_places
 from sim.speculation.acceptance import Acceptance
 
@@ -116,7 +117,7 @@ def drafting_of(
     draft_length: DraftLength,
     model: IterationModel,
     tpot_s: float | None,
-) -> Callable[[BlockPool], Drafting]:
+) -> Callable[[BlockPool, Release], Drafting]:
     """Returns the maker of the part of an engine that verifies draft tokens.
 
     model: for policies that ask for the price of a pass.

@@ -59,6 +59,7 @@ def alone_settings_of(
         predictor=scenario.prediction,
         speculative_config=drafting_of(scenario, config or {}),
         seed=scenario.seed,
+        release=profile.release,
     ).with_layout(scenario.layout)
 
 
