@@ -38,7 +38,9 @@ def shown_commands() -> list[str]:
     commands = (
         re.split(r"\s+# ", line)[0].strip() for line in lines if line.startswith("windtunnel simulate")
     )
-    return sorted({c for c in commands if not re.search(r"--|path=|\+\+", c) and not PLACEHOLDER.search(c)})
+    return sorted(
+        {c for c in commands if not re.search(r"--|path=|own=|\+\+", c) and not PLACEHOLDER.search(c)}
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
