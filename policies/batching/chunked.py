@@ -4,7 +4,7 @@ This is the default of vLLM v1, which follows Sarathi-Serve's stall-free batchin
 running sequences come first, then waiting ones in order; each prompt gets a chunk of at most the remaining
 budget. Sarathi-Serve itself is this policy with a small budget: batching=sarathi.
 With long_prefill_token_threshold several prompts can be in prefill at the same time, and running sequences
-are served in the order of their admission, decodes and prefills mixed, as in vLLM 0.32. Without it, only the
+are served in the order of their admission, decodes and prefills mixed, as in vLLM. Without it, only the
 last running sequence can be in prefill, unless the end of a prompt is kept together for a proposer.
 vLLM v0's max_num_partial_prefills, which v1 accepts at its default only, is a policy of its own:
 batching=partial_prefills. So is its prefill_schedule_interval: batching=paced_prefills.

@@ -1,4 +1,4 @@
-"""What differs between the releases of vLLM whose scheduler `EngineCore` follows: a value for each rule.
+"""The rules that differ between the releases of vLLM whose scheduler `EngineCore` follows, as values.
 
 Sources: `vllm/v1/core/sched/scheduler.py` and `vllm/v1/core/kv_cache_utils.py` of the wheels 0.32.0 and
 0.33.0.

@@ -286,7 +286,7 @@ class StepBuilder:
 
     @property
     def computes_prompts(self) -> bool:
-        """Whether the step computes prompts; the last token of one that the cache has otherwise is none."""
+        """True if the step computes prompts; the last token alone of an admitted one does not count."""
         admitted = self._admitted
         return any(c.seq not in admitted or c.num_cached + 1 < c.seq.stored_known for c in self._chunks)
 
