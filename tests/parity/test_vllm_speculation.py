@@ -179,5 +179,5 @@ def test_a_proposer_overlaps_if_vllm_schedules_its_method_asynchronously(mode):
     if proposer_of(settings.speculation).rules.overlaps:
         VllmSpeculativeEngine(settings)
     else:
-        with pytest.raises(ValueError, match="(?i)async scheduling is (only|not) supported"):
+        with pytest.raises(ValueError, match=r"(?i)async scheduling is (only|not) supported"):
             VllmSpeculativeEngine(settings)

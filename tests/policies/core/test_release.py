@@ -149,7 +149,7 @@ def test_the_running_requests_after_one_that_preempted_itself_are_served(
 
 @pytest.mark.parametrize(("release", "num_waits"), [(VLLM_0_32, 1), (VLLM_0_33, 2)])
 def test_an_engine_alone_counts_from_its_last_step_with_prompts(run_step, release, num_waits):
-    """The steps 0 and 1 have a prompt. The next may be step 3, a multiple of 3, or in 0.33 step 4, 3 later."""
+    """The steps 0 and 1 have a prompt. The next may be step 3, a multiple of 3; in 0.33 step 4, 3 later."""
     batching = PacedPrefills(max_num_batched_tokens=8, prefill_schedule_interval=3)
     core = without_drafts(release, Fcfs(), batching)
     core.add(Request(0, 0.0, Prompt(9)), 20)
