@@ -16,10 +16,9 @@ Memory pressure: none. Horizon: num_repeats steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fieldlimits import Checked, PositiveInt
 from policies.speculation.view import DraftView
@@ -41,7 +40,7 @@ class MyPolicy(Checked):
         """Returns 1: each pass may change the averages."""
         return 1
 
-    def num_draft_tokens(self, view: DraftView) -> NDArray[np.int64]:
+    def num_draft_tokens(self, view: DraftView) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Returns the number of draft tokens of each sequence."""
         average = view.num_accepted // np.maximum(view.num_passes, 1)
         lengths = np.minimum(average + 1, view.max_draft_tokens)
