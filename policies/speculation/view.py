@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from policies.core.sequence_view import SequenceView
 
+Ints = NDArray[np.int64]
+"""One whole number for each sequence."""
+
 PassSeconds = Callable[[int, int, int], float]
 """Estimates the seconds of a pass of (sequences, KV tokens of all of them, draft tokens of each)."""
 

@@ -16,12 +16,10 @@ Memory pressure: none. Horizon: num_repeats steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from fieldlimits import Checked, PositiveInt
-from policies.speculation.view import DraftView
+from policies.speculation.view import DraftView, Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +38,9 @@ class MyPolicy(Checked):
         """Returns 1: each pass may change the averages."""
         return 1
 
-    def num_draft_tokens(self, view: DraftView) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def num_draft_tokens(self, view: DraftView) -> Ints:
         """Returns the number of draft tokens of each sequence."""
-        average = view.num_accepted // np.maximum(view.num_passes, 1)
-        lengths = np.minimum(average + 1, view.max_draft_tokens)
-        return np.where(view.num_passes < self.min_passes, view.max_draft_tokens, lengths)
+        average = view.num_accepted // view.num_passes.clip(min=1)
+        lengths = (average + 1).clip(max=view.max_draft_tokens)
+        lengths[view.num_passes < self.min_passes] = view.max_draft_tokens
+        return lengths
