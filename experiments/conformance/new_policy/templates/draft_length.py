@@ -41,6 +41,6 @@ class MyPolicy(Checked):
     def num_draft_tokens(self, view: DraftView) -> Ints:
         """Returns the number of draft tokens of each sequence."""
         average = view.num_accepted // view.num_passes.clip(min=1)
-        lengths = (average + 1).clip(max=view.max_draft_tokens)
+        lengths: Ints = (average + 1).clip(max=view.max_draft_tokens)
         lengths[view.num_passes < self.min_passes] = view.max_draft_tokens
         return lengths
