@@ -254,8 +254,8 @@ class TestDeadlineFeasible:
             "^retry_after_s=-1: must be a finite number >= 0 s, or null for none",
         ),
         (lambda: DeadlineFeasible(ttft_s=()), "^ttft_s=..: must not be empty"),
-        (lambda: DeadlineFeasible(tpot_s=-1), r"^tpot_s=-1: must be finite and >= 0 s$"),
-        (lambda: DeadlineFeasible(safety=0), r"^safety=0: must be finite and > 0$"),
+        (lambda: DeadlineFeasible(tpot_s=-1), r"^tpot_s=-1: must be a finite number >= 0 s$"),
+        (lambda: DeadlineFeasible(safety=0), r"^safety=0: must be a finite number > 0$"),
         (
             lambda: DeadlineFeasible(initial_tokens_per_s=inf),
             "^initial_tokens_per_s=inf: must be a finite number > 0",

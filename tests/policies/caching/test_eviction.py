@@ -388,7 +388,7 @@ def test_a_future_use_needs_a_run_that_reaches_so_far():
 def test_settings_are_checked():
     with pytest.raises(ValueError, match=r"probation_share=1.5: must be a share, >= 0 and <= 1"):
         TwoQ(probation_share=1.5)
-    with pytest.raises(ValueError, match="ghost_share=-1: must be >= 0"):
+    with pytest.raises(ValueError, match="ghost_share=-1: must be a finite number >= 0"):
         TwoQ(ghost_share=-1)
     with pytest.raises(ValueError, match=r"small_share=1\.5: must be >= 0 and <= 1"):
         S3Fifo(small_share=1.5)

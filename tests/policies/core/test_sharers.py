@@ -15,6 +15,7 @@ from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, SequenceState
 from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.priority import Priority
 from tests.policies.core.labelled_memory import run_core
 
 BLOCK_SIZE = 4
@@ -49,10 +50,10 @@ class Scripted:
             step.admit(seq, 99)
 
 
-def make_engine(cache, script, num_blocks=40, mode="recompute", **options):
+def make_engine(cache, script, num_blocks=40, mode="recompute", scheduling=None, **options):
     return EngineCore(
         batching=Scripted(script),
-        scheduling=Fcfs(preemption_mode=mode),
+        scheduling=scheduling or Fcfs(preemption_mode=mode),
         block_pool=CACHES[cache].pool(KvMemory(num_blocks, 1.0)),
         max_num_seqs=8,
         max_model_len=80,
@@ -165,9 +166,13 @@ def test_what_was_computed_before_is_shared_on(cache):
 @pytest.mark.parametrize(("last", "lost"), [(1, [1]), (0, [1, 0])])
 def test_making_room_displaces_sharers_too(last, lost):
     """Ten blocks: 2 has filled four; 0 takes five, 1 finds four of these and takes the last.
-    For a fifth block of 2 the one goes that came last: 1 alone, or 0 and with it 1.
+    For a fifth block of 2 the least urgent one goes: 1 alone, or 0 and with it 1.
     """
-    core = make_engine("prefix", lambda view, step: step.admit(next(iter(view.waiting)), 99), num_blocks=10)
+
+    def admit_first(view, step):
+        step.admit(next(iter(view.waiting)), 99)
+
+    core = make_engine("prefix", admit_first, num_blocks=10, scheduling=Priority())
     two = core.add(Request(2, 0.0, Prompt(16)), stop_after=3)
     commit(core, core.plan(0.0))
 
@@ -177,8 +182,9 @@ def test_making_room_displaces_sharers_too(last, lost):
         step.decode(two)
 
     core.batching._scripts.append(script)
-    for request_id, arrival_s in ((0, 2.0 if last == 0 else 1.0), (1, 2.0 if last == 1 else 1.0)):
-        core.add(Request(request_id, arrival_s, Prompt(17, (Segment(7, 16),))), stop_after=3)
+    for request_id in range(2):
+        prompt = Prompt(17, (Segment(7, 16),))
+        core.add(Request(request_id, 1.0, prompt, priority=1 + (request_id == last)), stop_after=3)
     plan = core.plan(0.0)
     assert [seq.request_id for seq in plan.preempted] == lost
     assert {seq.displaced_by for seq in plan.preempted} == {2}
