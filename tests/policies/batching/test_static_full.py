@@ -95,9 +95,8 @@ def test_users_of_a_closed_loop_that_are_fewer_than_a_batch_are_served():
     ],
 )
 def test_rejects_runs_that_never_come_to_rest(overrides, driver):
-    with pytest.raises(
-        ConfigError, match=f"(?=.*waits_until_full=true).*{driver}.*does not know when no more requests come"
-    ):
+    message = f"(?=.*waits_until_full=true).*{driver}.*does not know when no more requests come"
+    with pytest.raises(ConfigError, match=message):
         run("workload=poisson", *overrides)
 
 

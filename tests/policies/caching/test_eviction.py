@@ -390,9 +390,9 @@ def test_settings_are_checked():
         TwoQ(probation_share=1.5)
     with pytest.raises(ValueError, match="ghost_share=-1: must be a finite number >= 0"):
         TwoQ(ghost_share=-1)
-    with pytest.raises(ValueError, match=r"small_share=1\.5: must be >= 0 and <= 1"):
+    with pytest.raises(ValueError, match=r"small_share=1\.5: must be a share, >= 0 and <= 1"):
         S3Fifo(small_share=1.5)
-    with pytest.raises(ValueError, match="ghost_share=inf: must be >= 0 and finite"):
+    with pytest.raises(ValueError, match="ghost_share=inf: must be a finite number >= 0"):
         S3Fifo(ghost_share=math.inf)
-    with pytest.raises(ValueError, match="fixed_cost_tokens=nan: must be >= 0 and finite"):
+    with pytest.raises(ValueError, match="fixed_cost_tokens=nan: must be a finite number >= 0"):
         SizeAware(fixed_cost_tokens=math.nan)
