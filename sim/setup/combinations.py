@@ -195,7 +195,9 @@ FEATURES = {
     "migration": _choice("migration", "llumnix", "none", lambda run: run.migration.interval_s is not None),
     "no_slo": _missing("slo", "an SLO, such as slo=chat"),
     "no_tpot": _flag(
-        "slo without a TPOT", "an SLO with a TPOT, such as slo=chat", lambda run: run.tpot_s is None
+        "slo without a TPOT",
+        "an SLO with a TPOT, such as slo=chat, or draft_length.tpot_s",
+        lambda run: run.tpot_s is None,
     ),
     "predicting_decode_routing": _choice(
         "decode_routing", "length_aware", "least_outstanding", lambda run: _predicts(run.decode_routing)

@@ -21,7 +21,7 @@ USUAL = {"migration": "llumnix", "replicas": 2, "workload": "poisson", "workload
         ({"recovery": "kv"}, "recovery=kv: copies of KV"),
         ({"pools": "disaggregated", "replicas": None}, "role=prefill: requests of such pools move once"),
         ({"batching": "static"}, "batching=static: takes no request into a batch that runs"),
-        ({"speculation": "ngram"}, "speculation: its draft tokens do not move"),
+        ({"speculation": "ngram"}, "speculation=ngram: its draft tokens do not move"),
         (
             {"caching": "contiguous"},
             "caching=contiguous: gives a sequence its memory other than block by block",

@@ -88,7 +88,7 @@ def test_a_router_that_reads_more_than_signals_in_secret_is_an_error():
 OTHERS = {
     "signal_age_s=0": "signal_age_s=0: parts run ahead for that time only; set signal_age_s=0.05",
     "routing.ties=outstanding": "it reads the state of replicas, which shards do not share; choose routing=",
-    "pools=disaggregated": "role=prefill: KV goes from replica to replica; set pools.prefill.role=mixed",
+    "pools=disaggregated": "role=prefill: KV goes from replica to replica; choose pools.prefill.role=mixed",
     "recovery=kv": "KV is copied to other replicas over one network; choose recovery=scratch",
     "sim.stop_missed=true slo=chat": "set sim.stop_missed=false",
     **{key: reason for key, reason in REFUSED.items() if not key.startswith("routing")},
@@ -124,5 +124,5 @@ class Learns(JoinShortestKv):
 
 
 def test_a_router_that_learns_from_ends_is_refused_in_windows():
-    with pytest.raises(ConfigError, match=r"its on_end learns from all replicas, .*; choose routing="):
+    with pytest.raises(ConfigError, match="sim.shards=2, routing=learns: it learns from all replicas"):
         simulate("replicas=2", "sim.shards=2", routing=Learns(ties="index"))
