@@ -124,5 +124,5 @@ class Learns(JoinShortestKv):
 
 
 def test_a_router_that_learns_from_ends_is_refused_in_windows():
-    with pytest.raises(ConfigError, match="sim.shards=2, routing=learns: it learns from all replicas"):
+    with pytest.raises(ConfigError, match=r"sim\.shards=2, routing=learns: it learns from all replicas"):
         simulate("replicas=2", "sim.shards=2", routing=Learns(ties="index"))
