@@ -130,9 +130,9 @@ def test_a_model_is_read_from_its_hugging_face_config(tmp_path):
         (["engine.max_model_len=1"], "engine.max_model_len=1: must be >= 2"),
         (["engine.max_model_len=10000000"], "engine.max_model_len=10000000: must be <= 131072"),
         (["caching.block_size=0"], "caching.block_size=0: must be >= 1 token"),
-        (["caching.watermark=1"], "caching.watermark=1: must be >= 0 and < 1"),
+        (["caching.watermark=1"], "caching.watermark=1: must be a share, >= 0 and < 1"),
         (["batching.max_num_batched_tokens=0"], "batching.max_num_batched_tokens=0: must be >= 1"),
-        (["tensor_parallel_size=0"], "tensor_parallel_size=0: must be a whole number >= 1"),
+        (["tensor_parallel_size=0"], "tensor_parallel_size=0: must be >= 1"),
         (["pipeline_parallel_size=33"], "pipeline_parallel_size=33: must be <= 32, the layers of"),
         (["expert_parallel_size=2"], "expert_parallel_size=2: must divide the 1 devices of a stage"),
         (

@@ -110,7 +110,7 @@ def test_several_models_are_refused_with_the_case():
         ("schedulings=mlfq", "schedulings"),
         ("scheduling=mfq", "scheduling=mfq: no such choice; nearest: mlfq"),
         ("load=0", "load=0: must be a finite number > 0"),
-        ("scheduling=s3", "prediction=none: s3 needs predicted output lengths"),
+        ("scheduling=s3", "scheduling=s3, prediction=none: needs predicted output lengths"),
     ],
 )
 def test_a_wrong_setting_is_reported_with_its_case(override, message):
