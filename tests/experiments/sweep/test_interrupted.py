@@ -68,7 +68,7 @@ def test_points_that_cannot_be_built_may_be_skipped(capsys):
     assert sweep(*SMALL, *own) == 0
     runs = runs_of()
     assert runs["status"].tolist() == ["done", "done", "refused", "refused"]
-    assert runs["error"][2] == "replicas=0: must be >= 1"
+    assert runs["error"][2] == "replicas=0: must be >= 1 and <= 1,000,000, as each is an engine in memory"
     assert (
         sweep(*SMALL, "replicas=0,-1", "sweep.unbuildable=skip", "hydra.run.dir=none") == 2
     )  # not one is left
