@@ -47,7 +47,8 @@ def test_every_choice_of_a_group_has_all_its_settings(group):
 def test_a_setting_has_default_unit_and_meaning():
     found = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows("reference/settings.md")}
     assert found["`signal_age_s`"][:2] == ["`0.05`", "s"]
-    assert "age of the router" in found["`signal_age_s`"][2]
+    assert found["`replicas`"][2].startswith(">= 1 and")
+    assert "age of the router" in found["`signal_age_s`"][3]
     hardware = pages()["reference/groups/hardware.md"]
     assert "| `hardware.memory_bandwidth_bytes_per_s` | `3.35e12` | bytes/s |" in hardware
     assert "| `hardware.source` | `NVIDIA H100 Tensor Core GPU data sheet (2023)` |" in hardware

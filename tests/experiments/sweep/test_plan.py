@@ -117,7 +117,7 @@ def test_what_is_no_sweep_is_refused(overrides, message):
     [
         (
             ["replicas=1,0"],
-            "replicas=0: must be >= 1 and <= 1,000,000, as each is an engine in memory (at run 1 (replicas=0)); sweep.unbuildable=skip",
+            "as each is an engine in memory (at run 1 (replicas=0)); sweep.unbuildable=skip",
         ),
         (["replikas=1,2"], "replikas: no such group or setting; nearest: replicas"),
         (["batching=chunked,chunkd"], "batching=chunkd: no such choice; nearest: chunked"),

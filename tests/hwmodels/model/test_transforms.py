@@ -223,5 +223,7 @@ def test_quality_is_an_input_that_the_note_states(transform):
     assert unknown.endswith(
         "The loss of quality is not modelled, and none is given (model.transform.quality)."
     )
-    with pytest.raises(ValueError, match="quality=0: must be a share of the original's score, > 0, or null"):
+    with pytest.raises(
+        ValueError, match="quality=0: must be a finite number > 0; a share of the original's score, or null"
+    ):
         transform(quality=0)

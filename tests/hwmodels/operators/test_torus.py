@@ -136,5 +136,5 @@ def test_messages_of_a_replica_use_the_torus(models, devices, make_shape):
 
 @pytest.mark.parametrize("axes", [0, 4])
 def test_rejects_other_numbers_of_axes(axes):
-    with pytest.raises(ValueError, match=f"axes={axes}: must be 1, 2 or 3"):
+    with pytest.raises(ValueError, match=f"axes={axes}: must be one of 1, 2, 3"):
         Torus(axes=axes, wraps_from=4)
