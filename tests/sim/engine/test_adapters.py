@@ -189,8 +189,8 @@ def test_slots_take_memory_from_kv(scenario):
         ({"adapters": None}, "adapters=none: requests of the workload name 20 LoRA adapters; choose"),
         ({"adapters": FixedSlots(max_lora_rank=32)}, "adapters.max_lora_rank=32: must be >= 64"),
         ({"base_model": "mistral-7b"}, "adapter-0 has base_model=mistral-7b: must be llama-2-7b"),
-        ({"lora": True}, "lora: must be null if requests name their adapters"),
-        ({"latency": True}, "latency=recorded: does not model LoRA adapters; choose latency=calibrated"),
+        ({"lora": True}, "the same adapters in every batch exclude adapters that requests name"),
+        ({"latency": True}, "latency=recorded: the level does not model LoRA adapters; choose latency=calibrated"),
     ],
 )
 def test_what_does_not_go_together_is_refused(scenario, changes, message):
