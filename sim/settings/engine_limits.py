@@ -35,6 +35,8 @@ _TPU = re.compile(r"\bv(5e|5p|6e)\b", re.I)
 _TPU_TOKENS = {"6e": (1024, 2048), "5e": (512, 1024), "5p": (256, 512)}
 """TPU -> budget of vLLM behind its API server, and of its class `LLM`."""
 _DATA_CENTRE_BLACKWELL = re.compile(r"\bG?B[23]00\b")
+SEQS_WITH_DRAFTS = 48
+"""SGLang's limit of running requests with speculative decoding."""
 _SMALL = re.compile(r"a100|\bgb10\b", re.I)
 """Devices with much memory that get the limits of smaller ones."""
 _CPU = re.compile(r"\b(Xeon|EPYC|CPU)\b", re.I)
@@ -55,8 +57,8 @@ class Circumstances:
     """Longest sequence; None: unknown."""
     whole_prompts: bool = False
     """Whether prompts are not cut (enable_chunked_prefill=false)."""
-    drafts: bool = False
-    """Whether a proposer drafts tokens."""
+    num_drafts: int = 0
+    """Draft tokens of a sequence in a pass; 0: no proposer."""
     max_num_seqs: int | None = None
     """The limits that are set; None: not set."""
     max_num_batched_tokens: int | None = None
@@ -112,13 +114,16 @@ def sglang(at: Circumstances) -> dict[str, int]:
     else:
         chunk, graphs = 16384, 512
     seqs = 2048
-    if at.kv_room is not None and not at.drafts and at.max_num_seqs is None:
+    if at.kv_room is not None and not at.num_drafts and at.max_num_seqs is None:
         tokens, context = at.kv_room(chunk, graphs)
         seqs = min(max(min(512 * tokens // context, 4096), 2048), max(1, tokens // 2))
+    captured = min(graphs, at.max_num_seqs or graphs)
+    if at.num_drafts:  # graphs are captured by sequences, each with a row for every draft token, too
+        captured = max(captured, min(graphs, at.max_num_seqs or SEQS_WITH_DRAFTS) * (1 + at.num_drafts))
     return {
-        "max_num_seqs": 48 if at.drafts else seqs * ranks,
+        "max_num_seqs": SEQS_WITH_DRAFTS if at.num_drafts else seqs * ranks,
         "max_num_batched_tokens": chunk,
-        "max_capture_size": min(graphs, at.max_num_seqs or graphs),
+        "max_capture_size": captured,
     }
 
 
@@ -194,7 +199,7 @@ def default_limits(config: Mapping[str, Any], device: Any = None) -> dict[str, i
         attention_data_parallel_size=_plain(config.get("attention_data_parallel_size")) or 1,
         max_model_len=_plain(length),
         whole_prompts=batching.get("enable_chunked_prefill") is False,
-        drafts=bool(config.get("speculation")),
+        num_drafts=_num_drafts(config.get("speculation")),
         max_num_seqs=_plain(engine.get("max_num_seqs")),
         max_num_batched_tokens=_plain(engine.get("max_num_batched_tokens")),
         kv_room=partial(_kv_room, config, device),
@@ -243,6 +248,15 @@ def _kv_room(config: Mapping[str, Any], device: Device | None, chunk: int, graph
 
 UNKNOWN_ROOM = (4 * 8192, 8192)
 """KV tokens and context with which there are as many running requests as at least."""
+
+
+def _num_drafts(speculation: Mapping[str, Any] | None) -> int:
+    """Returns the draft tokens of a sequence in a pass: the nodes of a tree, or the length of a chain."""
+    if not speculation:
+        return 0
+    tree = speculation.get("tree") or {}
+    nodes = tree.get("paths") or tree.get("parents")
+    return len(nodes) if nodes else _plain(speculation.get("num_speculative_tokens")) or 1
 
 
 def _plain(value: Any) -> int | None:

@@ -199,7 +199,15 @@ def _graphs(at: Context, own: Translation) -> None:
         except ValueError:
             raise at.wrong("--cuda-graph-bs-decode", "must be whole numbers") from None
     if largest:
-        own.put("engine.cuda_graphs.max_capture_size", largest)
+        own.put("engine.cuda_graphs.max_capture_size", largest * _rows(at))
+
+
+def _rows(at: Context) -> int:
+    """Returns the rows of a sequence in a decode, several with drafts: SGLang captures graphs by sequences."""
+    if at.get("--speculative-algorithm") is None:
+        return 1
+    steps, tokens = at.get("--speculative-num-steps"), at.get("--speculative-num-draft-tokens")
+    return int(tokens or (3 if steps is None else steps) + 1)
 
 
 def _hicache(at: Context, own: Translation) -> None:

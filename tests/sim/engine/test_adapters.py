@@ -190,7 +190,10 @@ def test_slots_take_memory_from_kv(scenario):
         ({"adapters": FixedSlots(max_lora_rank=32)}, "adapters.max_lora_rank=32: must be >= 64"),
         ({"base_model": "mistral-7b"}, "adapter-0 has base_model=mistral-7b: must be llama-2-7b"),
         ({"lora": True}, "the same adapters in every batch exclude adapters that requests name"),
-        ({"latency": True}, "latency=recorded: the level does not model LoRA adapters; choose latency=calibrated"),
+        (
+            {"latency": True},
+            "latency=recorded: the level does not model LoRA adapters; choose latency=calibrated",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(scenario, changes, message):

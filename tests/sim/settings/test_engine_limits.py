@@ -78,6 +78,19 @@ def test_sglang_chooses_by_memory_and_tensor_parallel_size(overrides, expected):
     assert seqs == expected[0] if expected[0] else 2048 < seqs < 4096
 
 
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        (["engine.max_num_seqs=2", "speculation=eagle"], 8),  # a chain of 3 and the newest token
+        (["engine.max_num_seqs=2", "speculation=eagle", "speculation/tree=eagle_26"], 52),
+        (["speculation=eagle"], 256),  # 48 requests with 4 rows each are fewer
+        (["speculation=eagle", "speculation.num_speculative_tokens=7"], 384),
+    ],
+)
+def test_sglang_captures_graphs_by_sequences_so_all_rows_of_drafts_fit(overrides, rows):
+    assert limits("engine=sglang", *overrides)[2] == rows
+
+
 def test_sglang_runs_512_requests_a_context_that_kv_memory_has_room_for():
     scenario = build_scenario(composed(SOURCE, ["engine=sglang", "engine.max_model_len=65536"]))
     plan = scenario.plan_memory()
