@@ -203,7 +203,7 @@ def _graphs(at: Context, own: Translation) -> None:
 
 
 def _rows(at: Context) -> int:
-    """Returns the rows of a sequence in a decode, several with drafts: SGLang captures graphs by sequences."""
+    """Returns the rows of a sequence in a decode, as SGLang captures graphs by sequences."""
     if at.get("--speculative-algorithm") is None:
         return 1
     steps, tokens = at.get("--speculative-num-steps"), at.get("--speculative-num-draft-tokens")

@@ -192,7 +192,7 @@ def test_slots_take_memory_from_kv(scenario):
         ({"lora": True}, "the same adapters in every batch exclude adapters that requests name"),
         (
             {"latency": True},
-            "latency=recorded: the level does not model LoRA adapters; choose latency=calibrated",
+            "latency=recorded: the level does not model LoRA adapters",
         ),
     ],
 )
