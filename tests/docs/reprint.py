@@ -46,7 +46,11 @@ def renewed(block: Block, printed: str) -> tuple[str, list[str]]:
     """Returns the block's new text, and its lines that have no counterpart in what is printed."""
     if block.kind == "printed by":
         is_equal = shown_lines(printed) == shown_lines(block.text)
-        text = "".join(f"{line.rstrip()}\n" for line in printed.strip("\n").splitlines())
+        lines = shown_lines(printed)
+        if "\n\n" in block.text:  # the page keeps the empty lines, too
+            lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+            lines = [line for line in lines if not line.startswith("outputs/")]
+        text = "".join(f"{line}\n" for line in lines)
         return (block.text if is_equal else text), []
     rest, new, lost = shown_lines(printed), [], []
     for line in block.text.splitlines():
