@@ -167,14 +167,14 @@ class ByClass(Figure):
 
 
 class ByPriority(ByClass):
-    """Figures by priority."""
+    """The figures of each priority class."""
 
     name = "by_priority"
     kind = "priority"
 
 
 class ByTenant(ByClass):
-    """Figures by tenant."""
+    """The figures of each tenant."""
 
     name = "by_tenant"
     kind = "tenant"

@@ -209,7 +209,7 @@ class Kept(NamedTuple):
     values: Callable[[], Distribution]
     latency: Callable[[], Latency]
     shares: Callable[[], OfRequests]
-    """Of 0 and 1 by request."""
+    """Makes a mean of values that are 0 or 1 for each request, such as an SLO attainment."""
     rates: Callable[[float], Rates]
     """Made with the start of the measured part, s."""
     error: float = 0.0

@@ -47,7 +47,7 @@ class OutputFigure(Figure):
 
     @property
     def output(self) -> Output:
-        """Requests and tokens."""
+        """Returns the numbers of requests and of tokens."""
         return Output(*(int(self.inside[name]) for name in Output._fields))
 
     def value(self, run: EndedRun) -> dict[str, float]:

@@ -108,7 +108,7 @@ class PlotFigures(Figure):
         self.whole_run = Bins()
         """Arrivals, requests that finished, input and output tokens over time."""
         self.states = States(4, MAX_REPLICAS_APART + 1)
-        """Of all iterations of the run."""
+        """Four quantities of the replicas over all iterations of the run, the warm-up included."""
         self.forget_measured()
 
     def forget_measured(self) -> None:

@@ -31,7 +31,7 @@ from sim.report.whole_file import write_whole
 
 REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
 PLOTS = "plots.bin"
-"""What the plots of the page show: `sim.metrics.plots.Plots`."""
+"""The file of the data that the plots of the page show: `sim.metrics.plots.Plots`."""
 EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
 """Tables of a run that is not streamed, or is, of which some would remain beside those of another run."""
 REQUEST_BYTES: Final = 120

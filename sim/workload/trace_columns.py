@@ -30,7 +30,7 @@ class Columns:
     least_hash: int | None = None
     """The smallest id that is no mistake; None: ids may be negative."""
     no_hashes: str = ""
-    """What a note says if a row has no ids; empty: nothing."""
+    """The text of the note for rows without ids; empty: there is no note."""
     hash_tokens: str = ""
     """The tokens that an id stands for, which must be those of the setting."""
     cached: str = ""

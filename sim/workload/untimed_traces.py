@@ -37,7 +37,7 @@ class UntimedTrace:
     """Settings of all such files."""
 
     begins: ClassVar[str] = "session"
-    """What begins, for messages."""
+    """The noun for what begins at an arrival, in messages."""
     sorts: ClassVar[bool] = False
     """Whether requests of the file are in no order of time."""
 
