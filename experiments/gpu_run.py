@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     seed = secrets.randbelow(1 << 31) if asked.seed is None else asked.seed
     call = Call(folder, device, asked.rehearse, seed, only)
-    names = in_order(list(only), done=[name for name in STEPS if (folder / f"{name}.jsonl").exists()])
+    names = in_order(list(only), done=[name for name in STEPS if _is_done(folder, name)])
     end = begin + (asked.limit_s or (180.0 if only else 480.0)) - RESERVE_S
     # Other cores compile the kernels into Triton's cache while the first steps run.
     compiling = _process(
@@ -85,6 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     archive(folder)
     print("\n".join(summary(folder)), flush=True)
     return int(failed)
+
+
+def _is_done(folder: Path, name: str) -> bool:
+    """Returns whether a folder has the results of a step, none of which failed."""
+    rows = rows_of(folder / f"{name}.jsonl")
+    return bool(rows) and not any(map(is_failed, rows))
 
 
 def _steps(call: Call, names: Sequence[str], end: float) -> bool:

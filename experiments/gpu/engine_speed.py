@@ -49,6 +49,7 @@ from realengine.model.lora_adapter import Adapter, LowRank, linear_layers
 ITEM_BYTES = 2
 LONG = 32_768
 PROFILED = 12
+MOST_KERNELS = 16
 RANK, ADAPTERS = 16, [f"adapter{i}" for i in range(4)]
 PLAIN = "bf16"
 DRAFTS = {"num_speculative_tokens": 4}
@@ -230,7 +231,8 @@ def _beside_plain(name: str, batch: int, run: Run, engine: Engine) -> Mapping[st
 def _idle(batch: int, run: Run, engine: Engine) -> Mapping[str, Any]:
     """Profiles decode steps; returns the device's seconds per step with a kernel and without, and the gaps.
 
-    gap_s: median of the largest gaps, as many as lie between steps.
+    gap_s: median of the largest gaps, as many as lie between steps. kernels: calls and seconds per step of
+    the kernels that take longest.
     """
     steps = run.size(PROFILED, 2)
     on_gpu = run.device.type == "cuda"
@@ -240,14 +242,21 @@ def _idle(batch: int, run: Run, engine: Engine) -> Mapping[str, Any]:
             for _ in range(steps):
                 decoding.engine.step()
             synchronize(run.device)
-    seen = [
-        (event.time_range.start / 1e6, event.time_range.end / 1e6)
-        for event in profiler.events() or ()
-        if not on_gpu or event.device_type.name == "CUDA"
-    ]
-    if not seen:
+    events = [each for each in profiler.events() or () if not on_gpu or each.device_type.name == "CUDA"]
+    if not events:
         raise UnavailableError("the profiler recorded nothing")
-    return idle_of(seen, steps)
+    seen = [(each.name, each.time_range.start / 1e6, each.time_range.end / 1e6) for each in events]
+    return {**idle_of([(a, b) for _, a, b in seen], steps), "kernels": kernels_of(seen, steps)}
+
+
+def kernels_of(seen: Sequence[tuple[str, float, float]], num_steps: int) -> dict[str, list[float]]:
+    """Returns calls and seconds per step by name, from (name, begin, end) of everything that ran."""
+    found: dict[str, list[float]] = {}
+    for name, begin, end in seen:
+        sums = found.setdefault(name[:120], [0.0, 0.0])
+        sums[0] += 1 / num_steps
+        sums[1] += (end - begin) / num_steps
+    return dict(sorted(found.items(), key=lambda item: -item[1][1])[:MOST_KERNELS])
 
 
 def idle_of(seen: Sequence[tuple[float, float]], num_steps: int) -> dict[str, float]:

@@ -30,11 +30,11 @@ class Step(NamedTuple):
 
 
 STEPS: Mapping[str, Step] = {
-    "limits": Step("limits:table", 30, "the machine; rates of copies, reads and products; launches"),
-    "smoke": Step("engine_speed:smoke", 25, "Qwen3-0.6B's sizes serve 16 requests, with CUDA graphs"),
-    "kernels_correct": Step("kernels_correct:table", 60, "kernels against float64 at real models' sizes"),
-    "engine_correct": Step("engine_correct:table", 60, "tokens of all attention kinds against torch"),
-    "llama_8b": Step("engine_speed:llama_8b", 120, "Llama-3.1-8B: start, decode, prefill, host", "limits"),
+    "limits": Step("limits:table", 25, "the machine; rates of copies, reads and products; launches"),
+    "smoke": Step("engine_speed:smoke", 40, "Qwen3-0.6B's sizes serve 16 requests, with CUDA graphs"),
+    "kernels_correct": Step("kernels_correct:table", 50, "kernels against float64 at real models' sizes"),
+    "engine_correct": Step("engine_correct:table", 80, "tokens of all attention kinds against torch"),
+    "llama_8b": Step("engine_speed:llama_8b", 105, "Llama-3.1-8B: start, decode, prefill, host", "limits"),
     "calibrate": Step("fidelity:calibrate", 60, "operator times of Llama-3.1-8B, fitted into tables"),
     "validate": Step("fidelity:validate", 90, "a load on the engine, recorded and simulated", "calibrate"),
     "peers": Step("peers:table", 60, "torch's SDPA and transformers' batching", "limits"),

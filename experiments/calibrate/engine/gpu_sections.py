@@ -10,6 +10,7 @@ Written for torch 2.11; it has not run on a GPU yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,11 +73,14 @@ def measure_totals(served: Served, steps: Sequence[Step]) -> list[Total]:
 
 
 def _calls(served: Served, step: Step) -> dict[str, tuple[int, list[Callable[[], Any]]]]:
-    """Returns for each operator how often a step calls it, and some of its calls."""
+    """Returns for each operator how often a step calls it, and some of its calls.
+
+    A decode step has the rows of the CUDA graph that serves it, with its padding, but runs call by call.
+    """
     catcher = Catcher(LAYERS_TIMED)
     served.watched.watch = catcher
     try:
-        served.executor.run(served.work(step))
+        served.executor.run(replace(served.work(step), size=None))
     finally:
         served.watched.watch = None
     calls = {name: (catcher.counts[name], each) for name, each in catcher.calls.items()}

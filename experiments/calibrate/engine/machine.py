@@ -100,7 +100,7 @@ def _cpu(dtype: torch.dtype) -> Machine:
 
 
 def _gpu(device: torch.device) -> Machine:
-    """Measures a GPU. Written for torch 2.11; it has not run on a GPU yet."""
+    """Measures a GPU."""
     found = torch.cuda.get_device_properties(device)
     source = torch.ones(GPU_COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)

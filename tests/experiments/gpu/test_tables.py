@@ -26,7 +26,7 @@ from experiments.gpu.engine_models import (
     read_once_bytes,
     served,
 )
-from experiments.gpu.engine_speed import idle_of
+from experiments.gpu.engine_speed import idle_of, kernels_of
 from experiments.gpu.kernels_speed import cases
 from experiments.gpu.measurement import Run, UnavailableError
 from experiments.gpu.steps import STEPS
@@ -63,6 +63,13 @@ def test_idle_time_is_what_no_interval_covers():
     assert idle["busy_s"] == pytest.approx((2.0 + 0.5 + 2.0) / 2)
     assert idle["idle_s"] == pytest.approx((0.5 + 7.0) / 2)
     assert idle_of([(1.0, 2.0)], num_steps=1) == {"gap_s": 0.0, "busy_s": 1.0, "idle_s": 0.0}
+
+
+def test_kernels_are_summed_by_name_and_step_the_longest_first():
+    seen = [("gemm", 0.0, 1.0), ("norm", 1.0, 1.5), ("gemm", 2.0, 4.0)]
+    found = kernels_of(seen, num_steps=2)
+    assert found == {"gemm": [1.0, 1.5], "norm": [0.5, 0.25]}
+    assert list(found) == ["gemm", "norm"]
 
 
 def test_agreement_says_where_answers_part():

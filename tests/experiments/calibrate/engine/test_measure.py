@@ -17,6 +17,7 @@ from experiments.calibrate.engine.steps import Chunk, Step
 from experiments.calibrate.engine.watch import Catcher
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
+from realengine.runner.work import StepSize
 from tests.experiments.calibrate.engine.tiny import TINY, quiet, spec
 from tests.realengine.steps import batch_of
 
@@ -154,6 +155,18 @@ def test_the_way_of_a_gpu_finds_the_same_operators_call_by_call(served):
     (total,) = gpu_sections.measure_totals(served, [points[0].step])
     assert total.seconds > 0
     assert served.watched.watch is None
+
+
+def test_a_step_of_a_graph_is_watched_call_by_call_with_its_padding(served, monkeypatch):
+    """Three sequences run in the graph of four; the watched executor has no graphs."""
+    graphs = SimpleNamespace(fit=lambda num_seqs, num_rows: StepSize(4))
+    monkeypatch.setattr(served.plain, "graphs", graphs)
+    step = Step(contexts=(9, 17, 5))
+    assert served.work(step).size == StepSize(4)
+    with torch.inference_mode():
+        calls = gpu_sections._calls(served, step)
+    (qkv, *_others) = calls["qkv"][1]
+    assert qkv.args[2].shape[0] == 4
 
 
 def test_profile_rows_divide_by_layers_and_take_medians():
