@@ -23,8 +23,8 @@ import triton.language as tl
 from kernels.launch import INTERPRETER, launch, sm_count, target
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MIN_RANGE_TOKENS = 256
-"""Keys of a range, at least: combining shorter parts costs more than it gains."""
+MIN_RANGE_TOKENS = 64
+"""Keys of a range, at least. On an H200, a decode of 512 tokens takes 9.1 us with 64, 16.5 us with 256."""
 STEP_ARGS = ["context_lens_ptr", "query_start_loc_ptr", "num_before"]
 STEP_ARGS += ["num_units", "num_ranges", "num_seqs", "num_steps"]
 MAX_RANGES = 2048

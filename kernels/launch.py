@@ -7,10 +7,11 @@ alignment (see `kernels.ahead`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
+from contextvars import ContextVar
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,6 +23,7 @@ Grid = tuple[int, ...]
 Compile = Callable[[Any, Grid, tuple[Any, ...], dict[str, Any]], None]
 
 _compile: tuple[str, Compile] | None = None
+_recorded: ContextVar[list[Repeatable] | None] = ContextVar("_recorded", default=None)
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
@@ -43,7 +45,65 @@ def launch(kernel: Any, grid: Grid, *args: Any, **meta: Any) -> None:
             f"{kernel.__name__}: its tensors are on the CPU; use a GPU, the torch reference of its module, "
             "or (slow, for tests) TRITON_INTERPRET=1 in the environment before kernels are imported"
         )
-    kernel[grid](*args, **meta)
+    compiled = kernel[grid](*args, **meta)
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(_repeatable(kernel, compiled, grid, args, meta))
+
+
+class Repeatable(NamedTuple):
+    """A launch that was made, to be made again with some of its tensors replaced."""
+
+    run: Callable[..., object]
+    """Launches the kernel with all its arguments in their order."""
+    args: tuple[Any, ...]
+
+
+def _repeatable(
+    kernel: Any, compiled: Any, grid: Grid, args: tuple[Any, ...], meta: Mapping[str, Any]
+) -> Repeatable:
+    if compiled is None:  # the interpreter's
+        return Repeatable(partial(kernel[grid], **meta), args)
+    constants = tuple(meta[name] for name in kernel.arg_names[len(args) :])
+    return Repeatable(compiled[(*grid, 1, 1)[:3]], args + constants)
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Repeatable]]:
+    """Yields a list to which every launch is appended, of this thread."""
+    found: list[Repeatable] = []
+    before = _recorded.set(found)
+    try:
+        yield found
+    finally:
+        _recorded.reset(before)
+
+
+class Repeated:
+    """Launches that are made again and again on other tensors, such as the KV of another layer.
+
+    tensors: those that others replace, which must have their dtypes, shapes, strides and alignment; a launch
+    is repeated if it takes one of them, or a tensor that a repeated launch before it takes. Arguments are
+    neither checked nor looked at, so that a repetition costs the host a quarter of a launch.
+    """
+
+    def __init__(self, launches: Sequence[Repeatable], tensors: Sequence[torch.Tensor | None]) -> None:
+        places = {id(tensor): place for place, tensor in enumerate(tensors) if tensor is not None}
+        touched = set(places)
+        self._launches: list[tuple[Callable[..., object], list[Any], list[tuple[int, int]]]] = []
+        for run, args in launches:
+            own = {id(arg) for arg in args if isinstance(arg, torch.Tensor)}
+            if own & touched:
+                touched |= own
+                swapped = [(i, places[id(arg)]) for i, arg in enumerate(args) if id(arg) in places]
+                self._launches.append((run, list(args), swapped))
+
+    def on(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launches the kernels on these tensors."""
+        for run, args, swapped in self._launches:
+            for index, place in swapped:
+                args[index] = tensors[place]
+            run(*args)
 
 
 def target() -> str:

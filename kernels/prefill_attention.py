@@ -62,7 +62,7 @@ TILES: dict[str, dict[int, tuple[Tile, ...]]] = {
     },
     "sm_90": {
         64: (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
-        128: (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+        128: (Tile(16, 64, 4, 3), Tile(64, 64, 4, 3), Tile(128, 128, 8, 3)),
         256: (Tile(16, 32, 4, 3), Tile(64, 32, 8, 3)),
     },
     "gfx942": {
@@ -279,6 +279,12 @@ def _tile_for(
     tile = tile_of(head_dim, group, max_len)
     if tile.block_m == 64 and chip == "sm_80" and (divides or (has_window and kv.key_scales is not None)):
         tile = tile._replace(num_warps=8)  # four warps spill
+    if (
+        chip == "sm_90"
+        and tile.block_n > 64
+        and (divides or options.alibi_slopes_H is not None or options.softcap is not None)
+    ):
+        tile = tile._replace(block_n=64)
     if tile.block_m == 64 and chip == "sm_90" and divides and is_wide:
         return tile._replace(block_n=32)
     # Tiles of 16 rows with scales have enough registers; with 32 keys, ptxas aims at more programs and spills

@@ -277,18 +277,22 @@ def cases() -> Iterator[Case]:
         ("falcon_7b", 1, 2048, 2048, bf16, 16),
     ):
         for specialised in (True, False):
-            yield _case(name, num_seqs, query_len, context_len, dtype, block_size, specialised)
+            yield hopper_case(
+                name, num_seqs, query_len, context_len, dtype, block_size, specialised=specialised
+            )
 
 
-def _case(
+def hopper_case(
     name: str,
     num_seqs: int,
     query_len: int,
     context_len: int,
     dtype: torch.dtype,
     block_size: int,
-    specialised: bool,
+    *,
+    specialised: bool = True,
 ) -> Case:
+    """Returns the case of sequences with chunks and contexts of these lengths."""
     model = MODELS[name]
     return Case(
         f"{name}-{name_of(dtype)}-batch{num_seqs}-{query_len}of{context_len}"

@@ -29,7 +29,7 @@ TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]
 EAGER = {"cudagraph_mode": "NONE", "overlap": False}
 ALL = {"cudagraph_mode": "FULL_AND_PIECEWISE", "overlap": True}
 BACKENDS = ("torch_sdpa", "torch_varlen", "flashinfer", "triton_hopper")
-"""Names of attention_backend; specialised warps (triton_hopper) have never run on a GPU: they come last."""
+"""Names of attention_backend."""
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "graphs": ALL,
     "eager": EAGER,

@@ -131,8 +131,8 @@ def public_workload(num_requests: int = 256) -> list[Request]:
 def random_requests(
     seed: int, lengths: Sequence[int], num_output_tokens: int, vocab_size: int
 ) -> list[Request]:
-    """Returns requests with random prompts of these lengths."""
-    draw = random.Random(seed)
+    """Returns requests with random prompts of these lengths; no other call's prompts begin like them."""
+    draw = random.Random(f"{seed} {num_output_tokens} {list(lengths)}")
     return [Request([draw.randrange(vocab_size) for _ in range(n)], num_output_tokens) for n in lengths]
 
 

@@ -40,7 +40,9 @@ from experiments.gpu.engine_models import (
 )
 from experiments.gpu.measurement import Measurement, Run, UnavailableError
 from experiments.gpu.targets import VLLM_H200_S, VLLM_SIZES
+from kernels.launch import target
 from kernels.prefill_attention import prefill_case
+from kernels.prefill_hopper import hopper_case
 from policies.batching.chunked import Chunked
 from realengine.ahead.setups import MODELS
 from realengine.model.architecture import Architecture
@@ -80,7 +82,9 @@ def smoke(run: Run) -> list[Measurement]:
 def llama_8b(run: Run) -> list[Measurement]:
     """Returns the table of Llama-3.1-8B's sizes."""
     batching, lengths = Chunked(max_num_batched_tokens=8192), {1: 128, 64: 960, 16: 960, 256: 512}
-    engine = _engine(run, LLAMA_8B, max_model_len=LONG + 1024, max_num_seqs=256, batching=batching)
+    sizes = {"max_model_len": LONG + 1024, "max_num_seqs": 256, "batching": batching}
+    engine = _engine(run, LLAMA_8B, **sizes)
+    hopper = _engine(run, LLAMA_8B, **sizes, attention_backend="triton_hopper")
     return [
         Measurement("start", _start, engine),
         *(Measurement(f"decode_batch{n}", partial(_decode, [k] * n), engine) for n, k in lengths.items()),
@@ -94,8 +98,11 @@ def llama_8b(run: Run) -> list[Measurement]:
         Measurement("mixed_step_64_decodes", partial(_mixed_steps, 64), engine),
         Measurement("idle_batch1", partial(_idle, 1), engine, 40.0),
         Measurement("idle_batch64", partial(_idle, 64), engine, 40.0),
+        Measurement("idle_batch256", partial(_idle, 256), engine, 40.0),
         Measurement("public_workload", partial(_throughput, _public, temperature=0.6), engine, 40.0),
         *(Measurement(f"attention_{n}", partial(_attention, n)) for n in (8192, 2048, 4096, 16384, LONG)),
+        Measurement("hopper/start", _start, hopper),
+        *(Measurement(f"hopper/prefill_{n}", partial(_prefill, n), hopper) for n in (8192, LONG)),
     ]
 
 
@@ -292,11 +299,19 @@ def _prefill(length: int, run: Run, engine: Engine) -> Mapping[str, Any]:
 
 
 def _attention(length: int, run: Run, _: None) -> Mapping[str, Any]:
-    """Times the attention of a whole prompt in one layer; FLOPs count the causal half only."""
+    """Times the attention of a whole prompt in one layer; FLOPs count the causal half only.
+
+    hopper: the same by `kernels.prefill_hopper`, where the chip has it.
+    """
     length = run.size(length, 24)
     case = prefill_case("llama_8b", 1, length, length, torch.bfloat16)
     found = timed(input_sets(case.make, run.device, case.bytes_moved), run.device)
-    return found.row() | {"bf16_share": run.share(case.flops / found.median_s, "bf16")}
+    row = found.row() | {"bf16_share": run.share(case.flops / found.median_s, "bf16")}
+    if target() != "sm_90":
+        return row
+    other = hopper_case("llama_8b", 1, length, length, torch.bfloat16, 16)
+    hopper_s = timed(input_sets(other.make, run.device, other.bytes_moved), run.device).median_s
+    return row | {"hopper_s": hopper_s, "hopper_share": run.share(case.flops / hopper_s, "bf16")}
 
 
 def _vllm_latency(run: Run, engine: Engine) -> Mapping[str, Any]:

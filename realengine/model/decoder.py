@@ -7,17 +7,18 @@ allocates there, so it can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from kernels.attention import AttentionOptions
+from kernels.decode_attention import decode_attention
 from kernels.mxfp4_weight import Mxfp4Weight
 from kernels.paged_kv import LatentKv, PagedKv
-from kernels.prefill_attention import Chunks
+from kernels.prefill_attention import Chunks, prefill_attention
 from kernels.rope import Rotation
 from kernels.rope_angles import cos_sin_table
 from kernels.w8a16 import Int8Weight
@@ -223,6 +224,22 @@ class Decoder:
     ) -> None:
         """Computes the attention of a layer between two pieces into attended_THD."""
         self._attention(q_THD, cache.layers[index], batch, self._layers[index].attention, attended_THD)
+
+    def attention_kind(self, index: int, cache: KvCache) -> Hashable:
+        """Returns a key: layers with the same one launch the same attention on other KV.
+
+        None: the attention of the layer is more than launches of our kernels.
+        """
+        ours = (decode_attention, prefill_attention)
+        if (self._backend.decode_attention, self._backend.prefill_attention) != ours:
+            return None
+        options = self._layers[index].attention
+        own = [getattr(options, each.name) for each in fields(options)]
+        kv = [one for one in cache.layers[index] if one is not None]
+        return (
+            tuple(id(one) if isinstance(one, torch.Tensor) else one for one in own),
+            tuple((one.dtype, one.shape, one.stride(), one.data_ptr() % 16) for one in kv),
+        )
 
     @property
     def queries_shape(self) -> tuple[int, int] | None:

@@ -15,9 +15,11 @@ from kernels.attention_reference import gather_slots
 from kernels.block_copy import CacheSet, copy_blocks, gather_blocks, scatter_blocks
 from kernels.decode_attention import decode_attention, decode_attention_reference
 from kernels.int4_kv import quantise_int4_heads
+from kernels.launch import target
 from kernels.mla_decode import mla_decode, mla_decode_reference
 from kernels.paged_kv import INT4, QUANTISED, PagedKv
 from kernels.prefill_attention import Chunks, prefill_attention, prefill_attention_reference
+from kernels.prefill_hopper import prefill_hopper
 from kernels.rope import Rotation, rope_and_write_kv, rope_and_write_kv_reference
 from kernels.rope_angles import cos_sin_table
 
@@ -45,6 +47,10 @@ def attention_checks(random: Random) -> Iterator[Check]:
         name = f"{model}-{name_of(dtype)}-kv-{name_of(kv_dtype)}"
         yield f"decode_attention/{name}", partial(_decode, random, model, dtype, kv_dtype)
         yield f"prefill_attention/{name}", partial(_prefill, random, model, dtype, kv_dtype)
+    for model, kv_dtype in (("llama_8b", BF16), ("gpt_oss_20b", BF16), ("llama_8b", INT8)):
+        if not random.quick:
+            name = f"{model}-bfloat16-kv-{name_of(kv_dtype)}"
+            yield f"prefill_hopper/{name}", partial(_hopper, random, model, kv_dtype)
     for num_heads in (16,) if random.quick else (16, 128):
         yield f"mla_decode/heads{num_heads}", partial(_mla, random, num_heads)
     for kv_dtype in (BF16, INT8, FP8, INT4):
@@ -114,6 +120,25 @@ def _prefill(random: Random, model: str, dtype: torch.dtype, kv_dtype: torch.dty
         prefill_attention(q, kv, contexts, chunks, options, num_ranges=num_ranges, out_THD=out)
         pairs[f"ranges {num_ranges}"] = out, reference
     return random.compared(pairs, dtype)
+
+
+def _hopper(random: Random, model: str, kv_dtype: torch.dtype) -> Mapping[str, Any]:
+    if target() != "sm_90":
+        raise UnavailableError("needs a GPU with compute capability 9.0")
+    sizes = MODELS[model]
+    query_lens, prefixes = (1, 37, 512, 3000), (4095, 0, 777, 1000)
+    lens = tuple(q + p for q, p in zip(query_lens, prefixes, strict=True))
+    kv, contexts = _caches(random, lens, model, BF16, kv_dtype)
+    q = random.normal(sum(query_lens), sizes.num_heads, sizes.head_dim)
+    starts = random.tensor([0, *query_lens], torch.int32).cumsum(0).int()
+    chunks, options = Chunks(starts, max(query_lens)), _options(random, model)
+    reference = cache(lambda: prefill_attention_reference(q.double(), _wide(kv), contexts, chunks, options))
+    pairs = {}
+    for specialised in (True, False):
+        out = torch.full_like(q, torch.nan)
+        prefill_hopper(q, kv, contexts, chunks, options, specialised=specialised, out_THD=out)
+        pairs["specialised" if specialised else "plain"] = out, reference
+    return random.compared(pairs, BF16)
 
 
 def _options(random: Random, model: str) -> AttentionOptions:

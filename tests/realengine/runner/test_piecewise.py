@@ -9,10 +9,12 @@ pytest.importorskip("torch", reason="the engine needs torch")
 
 import torch
 
+from kernels.launch import Repeated
 from policies.batching.chunked import Chunked
 from policies.scheduling.fcfs import Fcfs
 from realengine.model.architecture import Architecture
 from realengine.model.decoder import Decoder
+from realengine.runner import piecewise
 from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
@@ -146,3 +148,18 @@ def test_families_in_pieces_change_no_token(recorders, monkeypatch, name):
 def test_other_modes_are_refused_by_name(mode):
     with pytest.raises(ValueError, match=f"cudagraph_mode={mode}: .*FULL_AND_PIECEWISE"):
         EngineSettings(device="cpu", cudagraph_mode=mode)
+
+
+def test_layers_of_a_kind_repeat_the_first_ones_launches(recorders, monkeypatch):
+    """Kernels in the interpreter: the second layer launches the attention of the first one on its KV."""
+    monkeypatch.setattr(piecewise, "SIZES", (32,))
+    architecture = replace(Architecture.from_hf(FAMILIES["phi3"]), num_layers=2)
+    counts, inner = Counter(), Repeated.on
+    monkeypatch.setattr(Repeated, "on", lambda self, kv: counts.update(["repeated"]) or inner(self, kv))
+    texts = [[5] * 20, [7] * 9]
+    settings = {"seed": 1, "device": "cpu", "num_kv_blocks": 20, "max_num_seqs": 2}
+    short = replace(GREEDY, max_tokens=2)
+    expected = tokens_of(LLM(architecture, **settings).generate(texts, short))
+    llm = LLM(architecture, **settings, backend="triton", cudagraph_mode="PIECEWISE")
+    assert tokens_of(llm.generate(texts, short)) == expected
+    assert counts["repeated"]
