@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.batching.dynamic import Dynamic
-from policies.batching.inflight import InFlight
+from policies.batching.inflight import (
+    CAPACITY_SCHEDULER_POLICIES,
+    CONTEXT_CHUNKING_POLICIES,
+    InFlight,
+)
 from policies.batching.one_at_a_time import OneAtATime
 from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
@@ -182,8 +186,9 @@ def draw_batching(tick_s: float) -> st.SearchStrategy[Any]:
         | st.builds(
             InFlight,
             max_num_batched_tokens=budget,
-            capacity_scheduler_policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+            capacity_scheduler_policy=st.sampled_from(CAPACITY_SCHEDULER_POLICIES),
             enable_chunked_context=st.booleans(),
+            context_chunking_policy=st.sampled_from(CONTEXT_CHUNKING_POLICIES),
             batch_wait_timeout_iters=st.integers(0, 5),
             batch_wait_max_tokens_ratio=st.sampled_from([0.0, 0.5, 1.0]),
         )

@@ -1,30 +1,35 @@
 """In-flight batching as in TensorRT-LLM: a capacity scheduler admits requests, a budget limits iterations.
 
 Decodes come first, then prompts in prefill, then new ones. With enable_chunked_context a prompt that exceeds
-the remaining budget gets a chunk of whole KV blocks; without it, the prompt waits until all of it fits, and
-no later request overtakes it. A prompt that exceeds the whole budget is split in any case (TensorRT-LLM
-refuses it).
+the remaining budget gets a chunk of whole KV blocks, and what the rounding leaves goes to later prompts that
+fit it whole; without it, the prompt waits until all of it fits, and no later request overtakes it. A prompt
+that exceeds the whole budget is split in any case (TensorRT-LLM refuses it). The rules are those of
+TensorRT-LLM's scheduler; docs/policies.md has each of them with its source, and what has no counterpart.
 capacity_scheduler_policy:
-- guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if the KV of all requests would fit
-  even with the longest possible outputs (the client's max_tokens, else the model's context). No sequence is
-  ever preempted. If requests have no max_tokens, few of them run at a time.
-- max_utilization: a request is admitted if its prompt fits now. When KV memory runs out, the sequence of
-  largest rank is preempted ("paused") and recomputed later.
-Batch waiting (off by default): while sequences decode, prompts wait until decodes and prompts together have
-batch_wait_max_tokens_ratio of the budget, or for batch_wait_timeout_iters iterations. Prompts then run in
-fewer and larger iterations, and each waits longer for its first token. With batch_wait_min_prompts, that
-number of prompts ends the wait, too: TensorRT-LLM's attention_dp_config.enable_balance waits for a prompt on
-each rank of attention data parallelism, so that all ranks compute prompts in the same iteration.
-Not modelled: context_chunking_policy=EQUAL_PROGRESS (chunks are given first come, first served),
-reservations that count shared blocks of a prefix cache once, and waiting prompts without room in KV, which
-count towards the ratio here.
+- guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if the free blocks suffice for all
+  requests even with the longest possible outputs (the client's max_tokens, else the model's context). No
+  sequence is ever preempted. If requests have no max_tokens, few of them run at a time.
+- static_batch: the same, but requests are only admitted while no sequence decodes.
+- max_utilization: a request is admitted if its prompt fits now, beside the rest of split prompts. When KV
+  memory runs out, the sequence of largest rank is preempted ("paused") and recomputed later.
+context_chunking_policy: first_come_first_served, or equal_progress: prompts that do not all fit get a block
+each, in turn, until the budget is used up.
+Prefixes (enable_prefix_aware_scheduling): a prompt with a prefix that this iteration computes for another
+waits for the next, in which it finds it in the cache; later prompts overtake it.
+Batch waiting (off by default): while sequences decode, prompts that could run wait until decodes and their
+chunks together have batch_wait_max_tokens_ratio of the budget, or for batch_wait_timeout_iters iterations.
+Prompts then run in fewer and larger iterations, and each waits longer for its first token. With
+batch_wait_min_prompts, that number of prompts ends the wait, too: TensorRT-LLM's
+attention_dp_config.enable_balance waits for a prompt on each rank of attention data parallelism, so that all
+ranks compute prompts in the same iteration.
 Horizon: the plan repeats until something changes, or until batch waiting ends. A split prompt gets chunks of
 the same size until the rest fits: for (remaining tokens of the prompt - remaining budget) / chunk size
-iterations, rounded up.
+iterations, rounded up; one iteration if a prompt waits for budget.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -33,8 +38,10 @@ from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
-GUARANTEED_NO_EVICT = "guaranteed_no_evict"
-CAPACITY_SCHEDULER_POLICIES = (GUARANTEED_NO_EVICT, "max_utilization")
+GUARANTEED_NO_EVICT, STATIC_BATCH, MAX_UTILIZATION = "guaranteed_no_evict", "static_batch", "max_utilization"
+CAPACITY_SCHEDULER_POLICIES = (GUARANTEED_NO_EVICT, MAX_UTILIZATION, STATIC_BATCH)
+EQUAL_PROGRESS = "equal_progress"
+CONTEXT_CHUNKING_POLICIES = ("first_come_first_served", EQUAL_PROGRESS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +51,13 @@ class InFlight(Checked):
     max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration (max_num_tokens in TensorRT-LLM)."""
     capacity_scheduler_policy: Annotated[str, OneOf(CAPACITY_SCHEDULER_POLICIES)] = "guaranteed_no_evict"
-    """Capacity policy: guaranteed_no_evict or max_utilization."""
+    """Capacity policy: guaranteed_no_evict, max_utilization or static_batch."""
     enable_chunked_context: bool = True
     """Whether prompts are split into chunks that fit the remaining budget."""
+    context_chunking_policy: Annotated[str, OneOf(CONTEXT_CHUNKING_POLICIES)] = "first_come_first_served"
+    """Who gets the budget if not all prompts fit: first_come_first_served or equal_progress."""
+    enable_prefix_aware_scheduling: bool = True
+    """Whether a prompt waits for the prefix that the same iteration computes for another."""
     batch_wait_timeout_iters: NonNegativeInt = 0
     """Maximum number of decode iterations that prompts wait for others; 0: they do not wait."""
     batch_wait_min_prompts: NonNegativeInt = 0
@@ -54,103 +65,254 @@ class InFlight(Checked):
     batch_wait_max_tokens_ratio: Share = 0.0
     """Share of the budget that decodes and prompts must have to end the wait; 0: prompts do not wait."""
     _wait: dict[str, int] = field(init=False, default_factory=dict, repr=False, compare=False)
-    """since: the iteration in which the current wait began."""
+    """since: the iteration from which the current wait counts; count: iterations of an interrupted one."""
 
     @property
     def max_unasked_decodes(self) -> int:
         """Number of decodes within the budget."""
         return self.max_num_batched_tokens
 
+    @property
+    def _reserves(self) -> bool:
+        return self.capacity_scheduler_policy != MAX_UTILIZATION
+
+    @property
+    def _takes_turns(self) -> bool:
+        return self.enable_chunked_context and self.context_chunking_policy == EQUAL_PROGRESS
+
     def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
         """Gives the budget to decodes, prompts in prefill and new ones, if the capacity policy allows."""
         step.budget(self.max_num_batched_tokens)
         most = step.tokens_left  # of a prompt that has an iteration to itself; drafting may need a part
+        if not self._reserves:
+            _keep_rests(view, step)
+        num_free = _num_unreserved(view) if self._reserves and view.num_waiting else 0
         step.decode_all()
         num_decodes = step.num_tokens
         limits_wait = self.batch_wait_max_tokens_ratio or self.batch_wait_min_prompts
-        if self.batch_wait_timeout_iters and limits_wait:
-            num_iterations = self._iterations_to_wait(view, step)
+        waits = bool(self.batch_wait_timeout_iters and limits_wait)
+        shares: dict[int, int] = {}
+        if (waits or self._takes_turns) and (view.prefilling or view.num_waiting):
+            shares = self._shares(view, step, num_free, most)
+        if waits:
+            num_iterations = self._iterations_to_wait(view, step, sum(shares.values()))
             if num_iterations:
                 step.repeat(num_iterations)
                 return
+        num_rest = 0  # blocks for the rest of split prompts
         for seq in view.prefilling:
             num_left = seq.num_uncomputed
-            num_tokens = self._chunk(num_left, step, view.block_size, may_split=True)
+            num_tokens = self._share(seq, num_left, shares, step, view.block_size, may_split=True)
             step.prefill(seq, num_tokens)
-            _close(step, num_left, num_tokens)
-        reserves = self.capacity_scheduler_policy == GUARANTEED_NO_EVICT
-        num_reserved = _num_reserved(view) if reserves and view.num_waiting else 0
-        for seq in view.waiting:
-            if reserves:
-                num_reserved += _num_blocks_at_end(seq, view.block_size)
-                if num_reserved > view.num_blocks:
-                    break
-            num_left = seq.num_uncomputed - view.num_found(seq)
-            num_tokens = self._chunk(num_left, step, view.block_size, may_split=num_left > most)
-            if not step.admit(seq, num_tokens):
-                limits = (step.tokens_left, most)
-                fits_by_hit = any(num_left <= limit < seq.num_uncomputed for limit in limits)
-                if fits_by_hit and not self.enable_chunked_context:
-                    step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
-                break
-            _close(step, num_left, num_tokens)
-        if self._wait and step.num_tokens > num_decodes:
-            self._wait.clear()  # a wait without room for any prompt stays over until one runs
+            num_rest += _num_blocks_left(seq, num_left - num_tokens, view.block_size)
+            self._close(step, num_left, num_tokens)
+        num_rest = self._admit(view, step, shares, num_decodes, num_free, num_rest, most)
+        if num_rest and not self._reserves and view.num_decoding:
+            num_spare = view.num_free_blocks - num_rest
+            step.hold(max(1, num_spare // view.num_decoding) if view.max_tokens_per_pass == 1 else 1)
         step.repeat()
 
-    def _iterations_to_wait(self, view: StepView, step: StepBuilder) -> int:
-        """Returns for how many iterations, this one with its decodes included, prompts wait for others."""
-        may_wait = step.num_tokens > 0 and (view.prefilling or view.num_waiting)
-        if not may_wait or self._enough_prompts(view) or self._enough_tokens(view, step):
-            self._wait.clear()
-            return 0
-        since = self._wait.setdefault("since", view.num_iterations)
-        return max(0, self.batch_wait_timeout_iters - (view.num_iterations - since))
+    def _admit(
+        self,
+        view: StepView,
+        step: StepBuilder,
+        shares: dict[int, int],
+        num_decodes: int,
+        num_free: int,
+        num_rest: int,
+        most: int,
+    ) -> int:
+        """Admits waiting sequences as the capacity policy allows; returns num_rest with what they add.
 
-    def _enough_prompts(self, view: StepView) -> bool:
-        """Returns whether as many prompts wait, or have begun, as end the wait."""
-        return 0 < self.batch_wait_min_prompts <= view.num_prompts
+        num_free: blocks that no running sequence will need. num_rest: blocks for the rest of split prompts.
+        """
+        num_skipped = num_kept = 0  # prompts that wait for budget, and their blocks
+        for seq in self._candidates(view):
+            if (
+                self.enable_prefix_aware_scheduling
+                and step.num_tokens > num_decodes
+                and view.finds_planned(seq)
+            ):
+                step.hold(1)
+                continue
+            if view.num_running + num_skipped >= view.max_num_seqs and num_skipped:
+                break
+            num_blocks = self._num_blocks(seq, view) if self._reserves or num_rest + num_kept else 0
+            if self._reserves:
+                num_free -= num_blocks
+                if num_free < 0 and view.num_running:
+                    break
+            elif num_blocks and num_blocks > view.num_free_blocks - num_rest - num_kept:
+                break
+            num_left = seq.num_uncomputed - view.num_found(seq)
+            num_tokens = self._share(seq, num_left, shares, step, view.block_size, may_split=num_left > most)
+            if step.admit(seq, num_tokens):
+                num_rest += _num_blocks_left(seq, num_left - num_tokens, view.block_size)
+                self._close(step, num_left, num_tokens)
+                continue
+            if not self.enable_chunked_context:
+                if any(num_left <= limit < seq.num_uncomputed for limit in (step.tokens_left, most)):
+                    step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
+                break
+            if num_tokens or step.tokens_left < 1:
+                break
+            num_skipped += 1
+            num_kept += num_blocks or self._num_blocks(seq, view)
+            step.hold(1)  # a later prompt may find a prefix and fit then
+        return num_rest
 
-    def _enough_tokens(self, view: StepView, step: StepBuilder) -> bool:
-        """Returns whether decodes and prompts together have the share of the budget that ends the wait."""
-        if not self.batch_wait_max_tokens_ratio:
-            return False
-        num_missing = self.batch_wait_max_tokens_ratio * self.max_num_batched_tokens - step.num_tokens
-        for seqs in (view.prefilling, view.waiting):
-            for seq in seqs:
-                if num_missing <= 0:
-                    return True
-                num_missing -= seq.num_uncomputed
-        return num_missing <= 0
+    def _candidates(self, view: StepView) -> Iterable[SequenceView]:
+        """Returns the waiting sequences that the capacity policy looks at."""
+        if self.capacity_scheduler_policy == STATIC_BATCH and view.num_decoding:
+            return ()
+        return view.waiting
 
-    def _chunk(self, num_left: int, step: StepBuilder, block_size: int, *, may_split: bool) -> int:
+    def _num_blocks(self, seq: SequenceView, view: StepView) -> int:
+        """Returns the free blocks that a waiting sequence needs: now, or up to its longest output."""
+        num_blocks = view.num_blocks_to_admit(seq)
+        if not self._reserves:
+            return num_blocks
+        return num_blocks + _num_blocks_at_end(seq, view) + -seq.num_known // view.block_size
+
+    def _share(
+        self,
+        seq: SequenceView,
+        num_left: int,
+        shares: dict[int, int],
+        step: StepBuilder,
+        block_size: int,
+        *,
+        may_split: bool,
+    ) -> int:
         """Returns how many of a prompt's num_left remaining tokens are computed in this step.
 
         may_split: whether it has begun or exceeds the whole budget, so that it is split in any case.
         """
         num_tokens = step.tokens_left
+        if self._takes_turns:
+            share = shares.get(seq.request_id, 0)
+            if share < num_left:
+                step.hold(1)
+            return share or (0 if step.num_tokens else min(num_left, num_tokens))
+        share = self._chunk(num_left, num_tokens, block_size, may_split=may_split)
+        if num_left <= num_tokens or not (self.enable_chunked_context or may_split):
+            return share
+        if share:
+            step.hold(-(-(num_left - num_tokens) // share))
+        # An otherwise empty step computes less than a block, so that a budget below block_size still works.
+        return share or (0 if step.num_tokens else num_tokens)
+
+    def _chunk(self, num_left: int, num_tokens: int, block_size: int, *, may_split: bool) -> int:
+        """Returns the chunk of a prompt that gets up to num_tokens of its num_left remaining tokens."""
         if num_left <= num_tokens:
             return num_left
-        if not (self.enable_chunked_context or may_split):
+        return num_tokens // block_size * block_size if self.enable_chunked_context or may_split else 0
+
+    def _close(self, step: StepBuilder, num_left: int, num_tokens: int) -> None:
+        """Ends the step after a split prompt, if only prompts that exceed the budget are split."""
+        if num_tokens < num_left and not self.enable_chunked_context:
+            step.budget(step.num_tokens)
+
+    def _shares(self, view: StepView, step: StepBuilder, num_free: int, most: int) -> dict[int, int]:
+        """Returns the tokens that each prompt would get in this step, by request id.
+
+        num_free: blocks that no running sequence will need. Prefixes of this step count as missing.
+        """
+        prompts = [(seq.request_id, seq.num_uncomputed, True) for seq in view.prefilling]
+        if not self._reserves:
+            num_free = view.num_free_blocks - sum(map(view.num_blocks_missing, view.prefilling))
+        num_slots = view.max_num_seqs - view.num_running
+        for seq in self._candidates(view):
+            num_free -= self._num_blocks(seq, view)
+            if num_slots < 1 or num_free < 0:
+                break
+            num_slots -= 1
+            num_left = seq.num_uncomputed - view.num_found(seq)
+            prompts.append((seq.request_id, num_left, num_left > most))
+        if self._takes_turns:
+            lengths = {request_id: num_left for request_id, num_left, _ in prompts}
+            return _equal_shares(lengths, step.tokens_left, view.block_size)
+        shares, num_tokens = {}, step.tokens_left
+        for request_id, num_left, may_split in prompts:
+            share = self._chunk(num_left, num_tokens, view.block_size, may_split=may_split)
+            if share < num_left and not self.enable_chunked_context:
+                if may_split:
+                    shares[request_id] = share
+                break
+            shares[request_id] = share
+            num_tokens -= share
+        return shares
+
+    def _iterations_to_wait(self, view: StepView, step: StepBuilder, num_tokens: int) -> int:
+        """Returns for how many iterations, this one with its decodes included, prompts wait for others.
+
+        num_tokens: those of the prompts that could run now. If there are none, the wait is interrupted.
+        """
+        since = self._wait.pop("since", None)
+        if since is not None:
+            self._wait["count"] = view.num_iterations - since
+        if not (num_tokens and step.num_tokens):
             return 0
-        whole_blocks = num_tokens // block_size * block_size
-        if whole_blocks:
-            step.hold(-(-(num_left - num_tokens) // whole_blocks))
-        # An otherwise empty step computes less than a block, so that a budget below block_size still works.
-        return whole_blocks or (0 if step.num_tokens else num_tokens)
+        count = self._wait.pop("count", 0)
+        if count >= self.batch_wait_timeout_iters or self._enough(view, step.num_tokens + num_tokens):
+            return 0
+        self._wait["since"] = view.num_iterations - count
+        if not (self._reserves or view.prefilling):
+            first = next(iter(view.waiting))  # it could run until decodes take its blocks
+            num_spare = view.num_free_blocks - self._num_blocks(first, view)
+            step.hold(max(1, num_spare // view.num_decoding) if view.max_tokens_per_pass == 1 else 1)
+        return self.batch_wait_timeout_iters - count
+
+    def _enough(self, view: StepView, num_tokens: int) -> bool:
+        """Returns whether there are as many prompts, or tokens in an iteration, as end the wait."""
+        if 0 < self.batch_wait_min_prompts <= view.num_prompts:
+            return True
+        return 0 < self.batch_wait_max_tokens_ratio * self.max_num_batched_tokens <= num_tokens
 
 
-def _close(step: StepBuilder, num_left: int, num_tokens: int) -> None:
-    """Ends the step after a split prompt: no other prompt gets the rest of the budget."""
-    if num_tokens < num_left:
-        step.budget(step.num_tokens)
+def _equal_shares(lengths: dict[int, int], num_tokens: int, block_size: int) -> dict[int, int]:
+    """Divides num_tokens among prompts: each gets a block, or its rest, in turn, until none fits.
+
+    lengths: their remaining tokens, by request id.
+    """
+    if sum(lengths.values()) <= num_tokens:
+        return lengths
+    shares, has_grown = dict.fromkeys(lengths, 0), True
+    while has_grown:
+        has_grown = False
+        for request_id, num_left in lengths.items():
+            more = min(block_size, num_left - shares[request_id])
+            if 0 < more <= num_tokens:
+                shares[request_id] += more
+                num_tokens -= more
+                has_grown = True
+    return shares
 
 
-def _num_reserved(view: StepView) -> int:
-    """Returns the number of blocks that the running sequences need if all reach their maximum length."""
-    return sum(_num_blocks_at_end(seq, view.block_size) for seq in view.running)
+def _keep_rests(view: StepView, step: StepBuilder) -> None:
+    """Preempts until the decodes of this step fit beside the rest of split prompts, which is theirs."""
+    while prefilling := view.prefilling:
+        num_free = view.num_free_blocks - sum(map(view.num_blocks_missing, prefilling))
+        if view.num_decoding <= num_free or sum(map(view.needs_block, view.decoding)) <= num_free:
+            return
+        step.preempt(max((*view.decoding, *prefilling), key=lambda seq: (seq.rank, seq.request_id)))
 
 
-def _num_blocks_at_end(seq: SequenceView, block_size: int) -> int:
-    """Returns the number of blocks of a sequence at its maximum length; its last token needs no KV."""
-    return -(-(seq.max_num_tokens - 1) // block_size)
+def _num_unreserved(view: StepView) -> int:
+    """Returns the number of free blocks that are left if all running sequences reach their maximum length."""
+    return view.num_free_blocks - sum(
+        max(0, _num_blocks_at_end(seq, view) - view.num_blocks_held(seq)) for seq in view.running
+    )
+
+
+def _num_blocks_at_end(seq: SequenceView, view: StepView) -> int:
+    """Returns the number of blocks that are reserved for a sequence: for prompt and longest output.
+
+    This is a block more than it needs if its last token, which has no KV, would be the first of a block.
+    """
+    return min(-(-seq.max_num_tokens // view.block_size), view.num_blocks)
+
+
+def _num_blocks_left(seq: SequenceView, num_left: int, block_size: int) -> int:
+    """Returns the number of blocks that the last num_left known tokens of a sequence will take."""
+    return -(-seq.num_known // block_size) - -(-(seq.num_known - num_left) // block_size)

@@ -324,6 +324,14 @@ class BlockPool:
         """
         return ()
 
+    def owners_found(self, seq: Sequence) -> Iterable[int]:
+        """Returns the owners of the last block that `num_cached` has just found for a waiting sequence.
+
+        Request ids, and numbers below 0 of pins. Like `sharers`, they are told by a pool that offers blocks
+        before they are computed.
+        """
+        return ()
+
     def blocks_held(self, seq: Sequence, num_tokens: int) -> int:
         """Returns the number of blocks that a running sequence with num_tokens tokens owns."""
         return -(-num_tokens // self.block_size)

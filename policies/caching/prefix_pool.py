@@ -211,6 +211,10 @@ class PrefixPool(BlockPool):
     def sharers(self, seq: Sequence) -> Iterable[int]:
         return self._runs.owners_after(seq.kv, seq.num_computed // self.block_size) - {seq.request_id}
 
+    def owners_found(self, seq: Sequence) -> Iterable[int]:
+        found = seq.kv.found
+        return found[-1][0].owners if found else ()
+
     def block_ids(self, seq: Sequence, num_tokens: int) -> list[int]:
         held: Holding = seq.kv
         self._runs.make_private_run(held, seq.request_id)

@@ -199,6 +199,27 @@ class StepView:
         num_cached = self._state.transfers.num_cached(seq)
         return self._state.block_pool.num_free_found(seq, num_cached)
 
+    def num_blocks_to_admit(self, seq: SequenceView) -> int:
+        """Counts the free KV blocks that a waiting sequence takes for its known tokens, cached ones included.
+
+        Blocks of its cached tokens that running sequences hold are not free.
+        """
+        assert isinstance(seq, Sequence)
+        pool = self._state.block_pool
+        num_cached = self._state.transfers.num_cached(seq)
+        num_shared = pool.num_tables * pool.blocks_for(num_cached) - pool.num_free_found(seq, num_cached)
+        return pool.blocks_to_admit(seq) - num_shared
+
+    def finds_planned(self, seq: SequenceView) -> bool:
+        """Returns whether a waiting sequence would find KV in the cache that this step has yet to compute."""
+        assert isinstance(seq, Sequence)
+        state = self._state
+        num_cached = state.transfers.num_cached(seq)
+        if not num_cached:
+            return False
+        owners = [state.running_set.running.get(owner) for owner in state.block_pool.owners_found(seq)]
+        return bool(owners) and all(owner is not None and owner.num_computed < num_cached for owner in owners)
+
     @property
     def last_end_s(self) -> float:
         """Time at which the last iteration ended, in seconds; -inf before the first end."""
