@@ -9,7 +9,7 @@ capacity_scheduler_policy:
 - guaranteed_no_evict (TensorRT-LLM's default): a request is admitted only if the free blocks suffice for all
   requests even with the longest possible outputs (the client's max_tokens, else the model's context). No
   sequence is ever preempted. If requests have no max_tokens, few of them run at a time.
-- static_batch: the same, but requests are only admitted while no sequence decodes.
+- static_batch: the same, but prompts are only computed while no sequence decodes.
 - max_utilization: a request is admitted if its prompt fits now, beside the rest of split prompts. When KV
   memory runs out, the sequence of largest rank is preempted ("paused") and recomputed later.
 context_chunking_policy: first_come_first_served, or equal_progress: prompts that do not all fit get a block
@@ -29,7 +29,6 @@ iterations, rounded up; one iteration if a prompt waits for budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -88,6 +87,9 @@ class InFlight(Checked):
             _keep_rests(view, step)
         num_free = _num_unreserved(view) if self._reserves and view.num_waiting else 0
         step.decode_all()
+        if self.capacity_scheduler_policy == STATIC_BATCH and view.num_decoding:
+            step.repeat()
+            return
         num_decodes = step.num_tokens
         limits_wait = self.batch_wait_max_tokens_ratio or self.batch_wait_min_prompts
         waits = bool(self.batch_wait_timeout_iters and limits_wait)
@@ -107,9 +109,10 @@ class InFlight(Checked):
             num_rest += _num_blocks_left(seq, num_left - num_tokens, view.block_size)
             self._close(step, num_left, num_tokens)
         num_rest = self._admit(view, step, shares, num_decodes, num_free, num_rest, most)
-        if num_rest and not self._reserves and view.num_decoding:
-            num_spare = view.num_free_blocks - num_rest
-            step.hold(max(1, num_spare // view.num_decoding) if view.max_tokens_per_pass == 1 else 1)
+        if waits and step.num_tokens > num_decodes:
+            step.hold(1)  # the rest of a split prompt may wait again
+        if num_rest and not self._reserves:
+            _hold_while_free(view, step, num_rest)
         step.repeat()
 
     def _admit(
@@ -127,7 +130,7 @@ class InFlight(Checked):
         num_free: blocks that no running sequence will need. num_rest: blocks for the rest of split prompts.
         """
         num_skipped = num_kept = 0  # prompts that wait for budget, and their blocks
-        for seq in self._candidates(view):
+        for seq in view.waiting:
             if (
                 self.enable_prefix_aware_scheduling
                 and step.num_tokens > num_decodes
@@ -160,12 +163,6 @@ class InFlight(Checked):
             num_kept += num_blocks or self._num_blocks(seq, view)
             step.hold(1)  # a later prompt may find a prefix and fit then
         return num_rest
-
-    def _candidates(self, view: StepView) -> Iterable[SequenceView]:
-        """Returns the waiting sequences that the capacity policy looks at."""
-        if self.capacity_scheduler_policy == STATIC_BATCH and view.num_decoding:
-            return ()
-        return view.waiting
 
     def _num_blocks(self, seq: SequenceView, view: StepView) -> int:
         """Returns the free blocks that a waiting sequence needs: now, or up to its longest output."""
@@ -222,12 +219,14 @@ class InFlight(Checked):
         if not self._reserves:
             num_free = view.num_free_blocks - sum(map(view.num_blocks_missing, view.prefilling))
         num_slots = view.max_num_seqs - view.num_running
-        for seq in self._candidates(view):
+        for seq in view.waiting:
             num_free -= self._num_blocks(seq, view)
             if num_slots < 1 or num_free < 0:
                 break
             num_slots -= 1
             num_left = seq.num_uncomputed - view.num_found(seq)
+            if num_left < seq.num_uncomputed:
+                step.hold(1)  # what it finds may be evicted
             prompts.append((seq.request_id, num_left, num_left > most))
         if self._takes_turns:
             lengths = {request_id: num_left for request_id, num_left, _ in prompts}
@@ -257,10 +256,11 @@ class InFlight(Checked):
         if count >= self.batch_wait_timeout_iters or self._enough(view, step.num_tokens + num_tokens):
             return 0
         self._wait["since"] = view.num_iterations - count
-        if not (self._reserves or view.prefilling):
-            first = next(iter(view.waiting))  # it could run until decodes take its blocks
-            num_spare = view.num_free_blocks - self._num_blocks(first, view)
-            step.hold(max(1, num_spare // view.num_decoding) if view.max_tokens_per_pass == 1 else 1)
+        if not self._reserves:  # prompts could run until decodes take their blocks
+            num_needed = sum(map(view.num_blocks_missing, view.prefilling))
+            if not view.prefilling:
+                num_needed = self._num_blocks(next(iter(view.waiting)), view)
+            _hold_while_free(view, step, num_needed)
         return self.batch_wait_timeout_iters - count
 
     def _enough(self, view: StepView, num_tokens: int) -> bool:
@@ -296,6 +296,13 @@ def _keep_rests(view: StepView, step: StepBuilder) -> None:
         if view.num_decoding <= num_free or sum(map(view.needs_block, view.decoding)) <= num_free:
             return
         step.preempt(max((*view.decoding, *prefilling), key=lambda seq: (seq.rank, seq.request_id)))
+
+
+def _hold_while_free(view: StepView, step: StepBuilder, num_blocks: int) -> None:
+    """Limits the promise to iterations after which num_blocks are still free, as far as that is certain."""
+    num_growing = max(1, view.num_decoding)
+    num_spare = view.num_free_blocks - num_blocks
+    step.hold(max(1, num_spare // num_growing) if view.max_tokens_per_pass == 1 else 1)
 
 
 def _num_unreserved(view: StepView) -> int:

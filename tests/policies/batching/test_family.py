@@ -53,6 +53,12 @@ BY_NAME = {
     "inflight, waiting": InFlight(
         max_num_batched_tokens=BUDGET, batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.9
     ),
+    "inflight, waiting for room": InFlight(
+        max_num_batched_tokens=BUDGET,
+        capacity_scheduler_policy="max_utilization",
+        batch_wait_timeout_iters=3,
+        batch_wait_max_tokens_ratio=0.9,
+    ),
     "inflight, turns": InFlight(
         max_num_batched_tokens=BUDGET,
         capacity_scheduler_policy="max_utilization",
