@@ -20,7 +20,7 @@ from hwmodels.hf.engine_names import ENGINE_NAMES
 from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.model.quantization import kind_of
 from policies.batching.chunked import Chunked
-from policies.batching.inflight import InFlight
+from policies.batching.inflight import EQUAL_PROGRESS, InFlight
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
@@ -270,6 +270,8 @@ def _trtllm_options(candidate: Candidate, notes: list[str]) -> dict[str, Any]:
     if isinstance(batching, InFlight):
         policy = batching.capacity_scheduler_policy.upper()
         options["scheduler_config"] = {"capacity_scheduler_policy": policy}
+        if batching.context_chunking_policy == EQUAL_PROGRESS:
+            options["scheduler_config"]["context_chunking_policy"] = EQUAL_PROGRESS.upper()
         if batching.batch_wait_timeout_iters:
             options["batch_wait_timeout_iters"] = batching.batch_wait_timeout_iters
             options["batch_wait_max_tokens_ratio"] = batching.batch_wait_max_tokens_ratio

@@ -17,6 +17,7 @@ from experiments.app.launch_lines.translation import (
     set_limits,
     text_of,
 )
+from policies.batching.inflight import CONTEXT_CHUNKING_POLICIES, STATIC_BATCH
 from sim.settings.errors import ConfigError, nearest, suggest
 
 TRTLLM_KEYS: Mapping[str, str] = {
@@ -147,7 +148,11 @@ HANDLED = (
 )
 """Keys that `meaning` reads."""
 OLD_GRAPHS = ("cuda_graph_batch_sizes", "cuda_graph_max_batch_size", "cuda_graph_padding_enabled")
-POLICIES = {"GUARANTEED_NO_EVICT": "inflight", "MAX_UTILIZATION": "inflight_max_utilization"}
+POLICIES = {
+    "GUARANTEED_NO_EVICT": "inflight",
+    "MAX_UTILIZATION": "inflight_max_utilization",
+    STATIC_BATCH.upper(): "inflight",
+}
 DECODING = {
     "MTP": "mtp",
     "Eagle": "eagle3",
@@ -269,7 +274,17 @@ def _policies(at: Context, own: Translation, options: Mapping[str, Any]) -> None
             f"{' or '.join(POLICIES)}"
         )
     own.put("batching", POLICIES[policy])
+    if policy == STATIC_BATCH.upper():
+        own.put("batching.capacity_scheduler_policy", STATIC_BATCH)
     own.put("batching.enable_chunked_context", bool(at.found.values.get("--enable-chunked-prefill", False)))
+    chunking = scheduler.pop("context_chunking_policy", None)
+    if chunking is not None:
+        if str(chunking).lower() not in CONTEXT_CHUNKING_POLICIES:
+            raise ConfigError(
+                f"--from: scheduler_config.context_chunking_policy: {chunking} is not modelled; use "
+                f"{' or '.join(map(str.upper, CONTEXT_CHUNKING_POLICIES))}"
+            )
+        own.put("batching.context_chunking_policy", str(chunking).lower())
     for key in ("batch_wait_timeout_iters", "batch_wait_max_tokens_ratio"):
         if options.get(key):
             own.put(f"batching.{key}", options[key])

@@ -121,6 +121,41 @@ def test_the_yaml_file_of_trtllm_wins_over_its_flags(tmp_path):
         translated(command_in(command), [CONFIG_DIR])
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("{}", {"batching": "inflight"}),
+        (
+            "{capacity_scheduler_policy: STATIC_BATCH}",
+            {"batching": "inflight", "batching.capacity_scheduler_policy": "static_batch"},
+        ),
+        (
+            "{capacity_scheduler_policy: MAX_UTILIZATION, context_chunking_policy: EQUAL_PROGRESS}",
+            {
+                "batching": "inflight_max_utilization",
+                "batching.context_chunking_policy": "equal_progress",
+            },
+        ),
+    ],
+)
+def test_the_scheduler_of_trtllm_is_in_its_yaml_file(tmp_path, scheduler, expected):
+    file = tmp_path / "scheduler.yml"
+    file.write_text(f"scheduler_config: {scheduler}\n")
+    found = settings(f"trtllm-serve Qwen/Qwen3-32B --config {file}")
+    assert expected.items() <= found.items()
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    build_scenario(composed(source, [f"{key}={value}" for key, value in found.items()]))
+
+
+def test_a_chunking_policy_that_is_not_modelled_is_refused(tmp_path):
+    file = tmp_path / "scheduler.yml"
+    file.write_text("scheduler_config: {context_chunking_policy: FORCE_CHUNK}\n")
+    with pytest.raises(
+        ConfigError, match="FORCE_CHUNK is not modelled; use FIRST_COME_FIRST_SERVED or EQUAL"
+    ):
+        settings(f"trtllm-serve Qwen/Qwen3-32B --config {file}")
+
+
 def test_the_adapters_of_trtllm_are_in_its_yaml_file(tmp_path):
     file = tmp_path / "lora.yml"
     command = f"trtllm-serve Qwen/Qwen3-32B --config {file}"
