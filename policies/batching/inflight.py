@@ -54,7 +54,7 @@ class InFlight(Checked):
     enable_chunked_context: bool = True
     """Whether prompts are split into chunks that fit the remaining budget."""
     context_chunking_policy: Annotated[str, OneOf(CONTEXT_CHUNKING_POLICIES)] = "first_come_first_served"
-    """Who gets the budget if not all prompts fit: first_come_first_served or equal_progress."""
+    """Order of prompts that do not all fit the budget: first_come_first_served or equal_progress."""
     enable_prefix_aware_scheduling: bool = True
     """Whether a prompt waits for the prefix that the same iteration computes for another."""
     batch_wait_timeout_iters: NonNegativeInt = 0

@@ -126,7 +126,7 @@ def test_a_prompt_waits_for_the_next_chunk_of_a_started_one(run_out):
     assert [step[0] for step in run_out(core)] == [{A: 4}, {A: 4}, {A: 4, B: 1}]
 
 
-def test_with_prefix_aware_scheduling_off_nobody_waits(run_step):
+def test_with_prefix_aware_scheduling_off_no_prompt_waits(run_step):
     core = sharing_core(40, capacity_scheduler_policy="max_utilization", enable_prefix_aware_scheduling=False)
     core.add(sharer(A, 12))
     core.add(sharer(B, 11))
