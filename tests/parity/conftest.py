@@ -33,7 +33,7 @@ if find_spec("torch") is not None and FOR_SGLANG.is_dir():
 
 RELEASES = []
 if find_spec("vllm") is not None:
-    # A package that a newer vLLM imports and the environment lacks is an error here. In a test it would be a skip.
+    # A package that a newer vLLM imports and the environment lacks is an error here; in a test it is a skip.
     RELEASES.append(f"vLLM {import_module('vllm').__version__}")
 if find_spec("sglang") is not None:
     RELEASES.append(f"SGLang {version('sglang')}")
