@@ -54,6 +54,7 @@ class LateEnds:
     def __init__(self, core: Engine) -> None:
         self._core = core
         core.running_set.reads_late = True
+        core.block_pool.plan_ahead()
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step of an engine with complete sequences."""
