@@ -251,6 +251,8 @@ class InFlight(Checked):
         if since is not None:
             self._wait["count"] = view.num_iterations - since
         if not (num_tokens and step.num_tokens):
+            if not self.batch_wait_max_tokens_ratio:
+                self._wait.clear()  # the wait for other ranks begins anew
             return 0
         count = self._wait.pop("count", 0)
         if count >= self.batch_wait_timeout_iters or self._enough(view, step.num_tokens + num_tokens):
