@@ -27,7 +27,15 @@ TABLES = (
     *("runs", "candidates", "chunks"),
 )
 RESULTS = (
-    *("config.yaml", "multirun.yaml", "summary.json", "records.json", "timeline.json", "vllm_bench.json"),
+    *(
+        "config.yaml",
+        "multirun.yaml",
+        "run.json",
+        "summary.json",
+        "records.json",
+        "timeline.json",
+        "vllm_bench.json",
+    ),
     *("recording.json", "events.jsonl", "steps.parquet", "tokens.parquet"),
     *("requests.csv.gz", "error.txt", "plots.bin"),
     *("simulated_*.parquet", "measured_*.parquet", ".*.part"),
