@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from fieldlimits import Checked, Positive, PositiveInt, check
+from policies.core.sequence import DECODING, ENDING
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -107,21 +108,33 @@ class Sglang(Checked):
         """Computes prompts if there are some and they fit, else decodes."""
         state = self._state
         self._note_last_step(view, now)
-        state.num_expected = num_decoding = view.num_decoding
+        state.num_expected = _batch_size(view)
         if view.prefilling or (view.num_waiting and not state.is_full):
             self._prefill(view, step)
         if not step.num_tokens:
-            state.decodes_since = view.num_iterations
-            if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
-                self._retract(view, step)
-            step.decode_all()
-            step.repeat()
+            self._decode(view, step)
             return
+        is_ending = state.num_expected > view.num_decoding
         joins = self.mixed_chunk and _num_blocks_due(view) <= view.num_free_blocks
         if joins:
             step.decode_all()
-        if joins or not num_decoding:
+        if joins or not view.num_decoding or (self.mixed_chunk and is_ending):
             state.is_full = False  # SGLang keeps the mark with its batch of decodes, and there is none now
+
+    def _decode(self, view: StepView, step: StepBuilder) -> None:
+        """Decodes all sequences, after a retraction if memory is short; none while memory is about to be free.
+
+        Sequences with a complete output free theirs after this step.
+        """
+        state, num_decoding = self._state, view.num_decoding
+        if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
+            if num_decoding < _batch_size(view):
+                return
+            self._retract(view, step)
+        if num_decoding:
+            state.decodes_since = view.num_iterations
+        step.decode_all()
+        step.repeat()
 
     def _note_last_step(self, view: StepView, now: float) -> None:
         """Lowers the ratio for the decodes since the last call, and opens admission if a request has left."""
@@ -134,7 +147,8 @@ class Sglang(Checked):
                     break
                 state.ratio = max(state.ratio - decay, lowest)
             state.decodes_since = None
-        if view.num_decoding < state.num_expected or view.prefilling or not view.num_decoding:
+        size = _batch_size(view)
+        if size < state.num_expected or view.prefilling or not size:
             state.is_full = False
         if not view.num_running and now - view.last_end_s > MIN_IDLE_S:
             state.ratio = self._first_ratio
@@ -142,16 +156,16 @@ class Sglang(Checked):
     def _prefill(self, view: StepView, step: StepBuilder) -> None:
         """Gives tokens to the prompt that was cut last, then to waiting requests."""
         state = self._state
-        num_decoding = view.num_decoding
-        num_slots = view.max_num_seqs - num_decoding
+        size = _batch_size(view)
+        num_slots = view.max_num_seqs - size
         if num_slots <= 0 and not view.prefilling:
             state.is_full = True
             return
-        num_mixed = num_decoding if self.mixed_chunk else 0
-        size = self.max_num_batched_tokens if self.enable_chunked_prefill else inf
-        expected = sum([_num_new_tokens(seq) * state.ratio for seq in view.decoding])
+        num_mixed = size if self.mixed_chunk else 0
+        limit = self.max_num_batched_tokens if self.enable_chunked_prefill else inf
+        expected = sum([_num_new_tokens(seq, view) * state.ratio for seq in _batch(view)])
         budget = _Budget(
-            size - num_mixed, self.max_prefill_tokens - num_mixed, num_mixed + expected, num_mixed
+            limit - num_mixed, self.max_prefill_tokens - num_mixed, num_mixed + expected, num_mixed
         )
         for seq in view.prefilling:
             room = int(view.num_free_blocks * view.block_size - budget.promised)
@@ -171,9 +185,9 @@ class Sglang(Checked):
         page, num_found = view.block_size, view.num_found(seq)
         num_tokens = seq.num_known - num_found
         num_free = view.num_free_blocks - view.num_free_found(seq)
-        needed = num_tokens + _num_new_tokens(seq) + page
+        needed = num_tokens + _num_new_tokens(seq, view) + page
         if needed >= num_free * page - budget.promised and (view.num_running or budget.num_prompts):
-            self._state.is_full = budget.num_prompts > 0 or view.num_decoding > 0
+            self._state.is_full = budget.num_prompts > 0 or _batch_size(view) > 0
             return False
         num_paged = -(-num_tokens // page) * page
         if not self.enable_chunked_prefill:
@@ -214,11 +228,13 @@ class Sglang(Checked):
         """Preempts sequences until the others can decode, which opens admission and raises the ratio."""
         state = self._state
         kept = sorted(
-            view.decoding, key=lambda seq: (seq.num_output_tokens, -seq.num_prompt_tokens), reverse=True
+            view.decoding,
+            key=lambda seq: (seq.num_output_tokens - view.num_unread(seq), -seq.num_prompt_tokens),
+            reverse=True,
         )
         while len(kept) > 1 and sum(map(view.needs_block, kept)) > view.num_free_blocks:
             step.preempt(kept.pop())
-        num_reached = sum(seq.num_output_tokens for seq in kept)
+        num_reached = sum(seq.num_output_tokens - view.num_unread(seq) for seq in kept)
         num_longest = sum(seq.max_num_tokens - seq.num_prompt_tokens for seq in kept)
         granted = NUM_STEPS_AFTER_RETRACTION * len(kept)
         state.ratio = min(1.0, (num_reached + granted) / (num_longest + 1))
@@ -227,9 +243,19 @@ class Sglang(Checked):
         state.is_full = False
 
 
-def _num_new_tokens(seq: SequenceView) -> int:
-    """Returns the number of output tokens that memory is counted for."""
-    return min(seq.max_num_tokens - seq.num_known, MAX_NEW_TOKENS_COUNTED)
+def _batch_size(view: StepView) -> int:
+    """Counts the sequences in SGLang's running batch: those that decode, or have ended with the step before."""
+    return view.num_decoding + view.num_ending
+
+
+def _batch(view: StepView) -> list[SequenceView]:
+    """Returns the sequences in SGLang's running batch, in the order of their admission."""
+    return [seq for seq in view.running if seq.state in (DECODING, ENDING)]
+
+
+def _num_new_tokens(seq: SequenceView, view: StepView) -> int:
+    """Returns the number of output tokens that memory is counted for; unread tokens are still to come."""
+    return min(seq.max_num_tokens - seq.num_known + view.num_unread(seq), MAX_NEW_TOKENS_COUNTED)
 
 
 def _num_blocks_due(view: StepView) -> int:

@@ -51,9 +51,15 @@ class LateEnds:
 
     is_batch = False
 
-    def __init__(self, core: Engine) -> None:
+    def __init__(self, core: Engine, caches_when_read: bool) -> None:
         self._core = core
+        self._caches_when_read = caches_when_read
         core.running_set.reads_late = True
+        self.uncached: list[tuple[Sequence, int]] = []
+        """Sequences with a complete prompt that enters the cache when its step is read, and their admissions.
+
+        Empty unless `Release.caches_when_read`.
+        """
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step of an engine with complete sequences."""
@@ -137,6 +143,8 @@ class LateEnds:
         ending = core.running_set.ending
         if late:
             _note_stops(late, ending)
+        if self.uncached:
+            self._cache_prompts()
         members = list(ending.values())
         for seq in members:
             if seq.request.answer_id is not None:
@@ -152,6 +160,10 @@ class LateEnds:
                 if plan is not None and plan.num_decodes and seq not in plan.idle:
                     num_lost = max(1, core.num_reserved)
                     core.num_discarded += num_lost
+                    if self._caches_when_read:
+                        core.running_set.decodes.leave(seq, ENDING)
+                        seq.stored_computed += num_lost  # the plan has run
+                        num_lost = 0
                 else:
                     seq.stored_computed = seq.num_computed  # its newest token has been read
             core.finish(seq, seq.finish_reason, num_lost)
@@ -159,6 +171,21 @@ class LateEnds:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
+
+
+    def delays_caching(self, seq: Sequence) -> bool:
+        """Returns whether a prompt that is complete now enters the cache later, and notes it if so."""
+        if self._caches_when_read and seq.request.branching is None:
+            self.uncached.append((seq, seq.admission))
+            return True
+        return False
+
+    def _cache_prompts(self) -> None:
+        """Lets the prompts that the step before has completed enter the cache; those of ended ones do so then."""
+        uncached, self.uncached = self.uncached, []
+        for seq, admission in uncached:
+            if seq.state is DECODING and seq.admission == admission and seq.finish_reason is None:
+                self._core.note_chunk(seq, seq.num_prompt_tokens)
 
 
 def _note_stops(late: Iterable[Sequence], ending: dict[int, Sequence]) -> None:
@@ -179,6 +206,7 @@ class BatchEnds:
     """Outputs that are complete together, when the last member of their batch ends: `Ends.with_batch`."""
 
     is_batch = True
+    uncached: SequenceOf[tuple[Sequence, int]] = ()
 
     def __init__(self, core: Engine) -> None:
         self._core = core
@@ -230,6 +258,10 @@ class BatchEnds:
     def num_unfinished(self, num_sequences: int) -> int:
         """Returns the number of sequences whose output has not been returned."""
         return num_sequences + len(self.unfinished(()))
+
+    def delays_caching(self, seq: Sequence) -> bool:
+        """Returns False: what is computed enters the cache at once."""
+        return False
 
     def hides(self, seq: Sequence) -> bool:
         """Returns whether the engine is asked for a request in vain: it runs, so it cannot be aborted."""
