@@ -31,6 +31,7 @@ In both, sequences with branches end at once, as vLLM serves each branch as a re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
 from policies.core.parts import Engine
