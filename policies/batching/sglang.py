@@ -16,6 +16,7 @@ Horizon: decodes repeat until a request ends or arrives, because nothing else op
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 from fieldlimits import Checked, Positive, PositiveInt, check
@@ -33,6 +34,10 @@ MAX_NEW_TOKENS_COUNTED = 4096
 """Maximum of the output tokens for which memory is estimated."""
 SHARE_WITH_RANKS = 0.3
 """Factor of schedule_conservativeness with data-parallel attention."""
+NUM_PASSES_PER_REFRESH = 32
+"""Attempts to admit requests of which one marks the cached prefixes of waiting ones as used, if not sorted."""
+MAX_REFRESHED = 128
+"""Waiting requests at the front of the queue whose prefixes it marks; the first is marked last."""
 MIN_IDLE_S = 1e-3
 """Seconds without an iteration after which the engine counts as idle, which restores the first ratio."""
 
@@ -46,6 +51,8 @@ class _State:
     """Whether admission is closed until a request leaves."""
     num_expected: int = 0
     """Number of decoding sequences in the next step if none ends."""
+    num_passes: int = 0
+    """Steps that have tried to admit requests."""
     decodes_since: int | None = None
     """Iteration since which the engine only decodes; None: its last step had prompts."""
 
@@ -118,6 +125,8 @@ class Sglang(Checked):
         joins = self.mixed_chunk and _num_blocks_due(view) <= view.num_free_blocks
         if joins:
             step.decode_all()
+        elif self.mixed_chunk:
+            step.evict_ahead(_num_blocks_due(view))  # in vain, as above
         if joins or not view.num_decoding or (self.mixed_chunk and is_ending):
             state.is_full = False  # SGLang keeps the mark with its batch of decodes, and there is none now
 
@@ -128,6 +137,7 @@ class Sglang(Checked):
         """
         state, num_decoding = self._state, view.num_decoding
         if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
+            step.evict_ahead(_num_blocks_due(view))  # in vain: SGLang evicts all that it can
             if num_decoding < _batch_size(view):
                 return
             self._retract(view, step)
@@ -161,6 +171,11 @@ class Sglang(Checked):
         if num_slots <= 0 and not view.prefilling:
             state.is_full = True
             return
+        if view.num_waiting:
+            if state.num_passes % NUM_PASSES_PER_REFRESH == 0:
+                for seq in reversed(list(islice(view.waiting, MAX_REFRESHED))):
+                    step.refresh(seq)
+            state.num_passes += 1
         num_mixed = size if self.mixed_chunk else 0
         limit = self.max_num_batched_tokens if self.enable_chunked_prefill else inf
         expected = sum([_num_new_tokens(seq, view) * state.ratio for seq in _batch(view)])
@@ -234,6 +249,7 @@ class Sglang(Checked):
         )
         while len(kept) > 1 and sum(map(view.needs_block, kept)) > view.num_free_blocks:
             step.preempt(kept.pop())
+            step.evict_ahead(-(-NUM_STEPS_AFTER_RETRACTION * len(kept) // view.block_size))
         num_reached = sum(seq.num_output_tokens - view.num_unread(seq) for seq in kept)
         num_longest = sum(seq.max_num_tokens - seq.num_prompt_tokens for seq in kept)
         granted = NUM_STEPS_AFTER_RETRACTION * len(kept)

@@ -116,6 +116,7 @@ class EngineCore:
         """The verification of draft tokens; None: each decode is one token."""
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks, release)
         self._share(state)
+        state.looks_up = self.scheduling.looks_up
         self.view = StepView(state)
         self.may_branch = False  # whether a request with branches was added
         self.wake_s = inf  # after a plan of None: time of the next call that policies ask for

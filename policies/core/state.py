@@ -73,6 +73,8 @@ class EngineState:
         self.num_preemptions = 0
         self.release = release
         """The rules that differ between schedulers and their releases."""
+        self.looks_up = False
+        """Whether the scheduling policy looks up the cached prefixes of waiting sequences."""
         self.last_plan: StepPlan | None = None
         """The plan that was committed last; None if nothing could be computed after it."""
         self.max_tokens_per_pass = 1

@@ -206,6 +206,13 @@ class StepView:
         num_cached = transfers.num_cached(seq)
         return num_cached + transfers.num_loadable(seq, num_cached)
 
+    def num_matched(self, seq: SequenceView) -> int:
+        """Counts the tokens as `num_found` does, but also a last page that is computed again (SGLang's lpm)."""
+        assert isinstance(seq, Sequence)
+        if self._state.loads_kv or seq.num_swapped:
+            return self.num_found(seq)
+        return min(self._state.block_pool.num_matched(seq), seq.num_known - 1)
+
     def num_free_found(self, seq: SequenceView) -> int:
         """Counts the free KV blocks with cached tokens of a waiting sequence; its admission takes them."""
         assert isinstance(seq, Sequence)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, PositiveInt, Unit
 from policies.core.sequence import SequenceState
@@ -31,6 +31,8 @@ from policies.scheduling.shared_prefixes import SharedPrefixes
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestPrefix(Scheduling):
     """The longest prefix hit is first; ties keep their order."""
+
+    looks_up: ClassVar[bool] = True
 
     max_sorted: Annotated[PositiveInt, Unit("request")] = 128
     """Number of waiting requests above which the order stays as it is."""
@@ -73,7 +75,7 @@ class LongestPrefix(Scheduling):
     def _sort(self, view: StepView, step: StepBuilder) -> None:
         """Looks up the hits of the waiting sequences and sorts them in place."""
         queue = sorted(view.waiting, key=self._entries.of)
-        hits = {seq.request_id: view.num_found(seq) for seq in queue}
+        hits = {seq.request_id: view.num_matched(seq) for seq in queue}
         behind = self._shared.behind(queue, hits)
         changed = self._behind ^ behind
         self._behind.symmetric_difference_update(changed)
