@@ -35,7 +35,7 @@ MAX_NEW_TOKENS_COUNTED = 4096
 SHARE_WITH_RANKS = 0.3
 """Factor of schedule_conservativeness with data-parallel attention."""
 NUM_PASSES_PER_REFRESH = 32
-"""Attempts to admit requests of which one marks the cached prefixes of waiting ones as used, if not sorted."""
+"""Attempts to admit requests of which one marks the cached prefixes of waiting requests as used."""
 MAX_REFRESHED = 128
 """Waiting requests at the front of the queue whose prefixes it marks; the first is marked last."""
 MIN_IDLE_S = 1e-3
@@ -124,16 +124,16 @@ class Sglang(Checked):
         is_ending = state.num_expected > view.num_decoding
         joins = self.mixed_chunk and _num_blocks_due(view) <= view.num_free_blocks
         if joins:
-            step.decode_all()
+            self._decode_all(view, step)
         elif self.mixed_chunk:
             step.evict_ahead(_num_blocks_due(view))  # in vain, as above
         if joins or not view.num_decoding or (self.mixed_chunk and is_ending):
             state.is_full = False  # SGLang keeps the mark with its batch of decodes, and there is none now
 
     def _decode(self, view: StepView, step: StepBuilder) -> None:
-        """Decodes all sequences, after a retraction if memory is short; none while memory is about to be free.
+        """Decodes all sequences, after a retraction if memory is short.
 
-        Sequences with a complete output free theirs after this step.
+        None decodes while memory is short and sequences with a complete output are about to free theirs.
         """
         state, num_decoding = self._state, view.num_decoding
         if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
@@ -143,8 +143,13 @@ class Sglang(Checked):
             self._retract(view, step)
         if num_decoding:
             state.decodes_since = view.num_iterations
-        step.decode_all()
+        self._decode_all(view, step)
         step.repeat()
+
+    def _decode_all(self, view: StepView, step: StepBuilder) -> None:
+        """Decodes all sequences; SGLang makes room for one page each, also where they need none yet."""
+        step.evict_ahead(view.num_decoding)
+        step.decode_all()
 
     def _note_last_step(self, view: StepView, now: float) -> None:
         """Lowers the ratio for the decodes since the last call, and opens admission if a request has left."""
@@ -260,7 +265,7 @@ class Sglang(Checked):
 
 
 def _batch_size(view: StepView) -> int:
-    """Counts the sequences in SGLang's running batch: those that decode, or have ended with the step before."""
+    """Counts the sequences in SGLang's running batch: those that decode or have just ended."""
     return view.num_decoding + view.num_ending
 
 

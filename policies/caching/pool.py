@@ -167,7 +167,7 @@ class BlockPool:
         """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""
 
     def evict_ahead(self, num_blocks: int) -> None:
-        """Evicts contents until num_blocks are free without content, in a pool that does this ahead of need."""
+        """Evicts contents until num_blocks are free without content, if the pool does this ahead of need."""
 
     def settle(self) -> None:
         """Is called at the end of a step: evicts what its prompts need, if the pool delays this."""
@@ -176,7 +176,7 @@ class BlockPool:
         """Marks the contents that a waiting sequence would find as used, if that may delay their eviction."""
 
     def num_matched(self, seq: Sequence) -> int:
-        """Counts the known tokens of a waiting sequence with content here: like `num_cached`, or all of them."""
+        """Counts the known tokens of a waiting sequence with content here; may be all of them."""
         return self.num_cached(seq)
 
     def clear_cache(self) -> None:

@@ -56,8 +56,8 @@ class LateEnds:
         self._core = core
         self._caches_when_read = caches_when_read
         core.running_set.reads_late = True
-        self.uncached: list[tuple[Sequence, int]] = []
-        """Sequences with a complete prompt that enters the cache when its step is read, and their admissions.
+        self.uncached: list[tuple[Sequence, int, int]] = []
+        """Complete prompts that enter the cache when their step is read: sequence, its admission, tokens.
 
         Empty unless `Release.caches_when_read`.
         """
@@ -155,38 +155,43 @@ class LateEnds:
         if len(members) > 1:
             members.sort(key=_admission)
         for seq in members:
-            seq.num_unread = num_lost = 0
+            seq.num_unread = 0
             assert seq.finish_reason is not None
-            if seq.state is DECODING:
-                if plan is not None and plan.num_decodes and seq not in plan.idle:
-                    num_lost = max(1, core.num_reserved)
-                    core.num_discarded += num_lost
-                    if self._caches_when_read:
-                        core.running_set.decodes.leave(seq, ENDING)
-                        seq.stored_computed += num_lost  # the plan has run
-                        num_lost = 0
-                else:
-                    seq.stored_computed = seq.num_computed  # its newest token has been read
-            core.finish(seq, seq.finish_reason, num_lost)
+            core.finish(seq, seq.finish_reason, self._num_lost(seq, plan))
         if core.drafts is not None:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
 
+    def _num_lost(self, seq: Sequence, plan: StepPlan | None) -> int:
+        """Returns the tokens of a complete sequence that are in flight and will not be of use."""
+        core = self._core
+        if seq.state is not DECODING:
+            return 0
+        if plan is None or not plan.num_decodes or seq in plan.idle:
+            seq.stored_computed = seq.num_computed  # its newest token has been read
+            return 0
+        num_lost = max(1, core.num_reserved)
+        core.num_discarded += num_lost
+        if not self._caches_when_read or core.drafts is not None:
+            return num_lost
+        core.running_set.decodes.leave(seq, ENDING)
+        seq.stored_computed += num_lost  # the plan has run: the KV of the stop token is there
+        return 0
 
-    def delays_caching(self, seq: Sequence) -> bool:
+    def delays_caching(self, seq: Sequence, num_computed: int) -> bool:
         """Returns whether a prompt that is complete now enters the cache later, and notes it if so."""
         if self._caches_when_read and seq.request.branching is None:
-            self.uncached.append((seq, seq.admission))
+            self.uncached.append((seq, seq.admission, num_computed))
             return True
         return False
 
     def _cache_prompts(self) -> None:
-        """Lets the prompts that the step before has completed enter the cache; those of ended ones do so then."""
+        """Lets prompts that the step before has completed enter the cache, unless their requests have ended."""
         uncached, self.uncached = self.uncached, []
-        for seq, admission in uncached:
+        for seq, admission, num_computed in uncached:
             if seq.state is DECODING and seq.admission == admission and seq.finish_reason is None:
-                self._core.note_chunk(seq, seq.num_prompt_tokens)
+                self._core.note_chunk(seq, num_computed)
 
 
 def _note_stops(late: Iterable[Sequence], ending: dict[int, Sequence]) -> None:
@@ -207,7 +212,7 @@ class BatchEnds:
     """Outputs that are complete together, when the last member of their batch ends: `Ends.with_batch`."""
 
     is_batch = True
-    uncached: SequenceOf[tuple[Sequence, int]] = ()
+    uncached: SequenceOf[tuple[Sequence, int, int]] = ()
 
     def __init__(self, core: Engine) -> None:
         self._core = core
@@ -260,7 +265,7 @@ class BatchEnds:
         """Returns the number of sequences whose output has not been returned."""
         return num_sequences + len(self.unfinished(()))
 
-    def delays_caching(self, seq: Sequence) -> bool:
+    def delays_caching(self, seq: Sequence, num_computed: int) -> bool:
         """Returns False: what is computed enters the cache at once."""
         return False
 

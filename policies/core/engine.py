@@ -116,7 +116,6 @@ class EngineCore:
         """The verification of draft tokens; None: each decode is one token."""
         self._state = state = self._new_state(max_num_seqs, num_swap_blocks, names_blocks, release)
         self._share(state)
-        state.looks_up = self.scheduling.looks_up
         self.view = StepView(state)
         self.may_branch = False  # whether a request with branches was added
         self.wake_s = inf  # after a plan of None: time of the next call that policies ask for
@@ -213,7 +212,7 @@ class EngineCore:
     ) -> EngineState:
         scheduling = self.scheduling
         make = EngineState if self.residents is None else partial(AdapterState, self.residents)
-        return make(
+        state = make(
             self.block_pool,
             scheduling.queue(),
             self.rank,
@@ -224,11 +223,11 @@ class EngineCore:
             num_swap_blocks=num_swap_blocks,
             names_blocks=names_blocks,
             preempts_newest=scheduling.preempts_newest,
-            release=release.under(
-                has_classes=scheduling.has_classes, speculates=self.drafts is not None
-            ),
+            release=release.under(has_classes=scheduling.has_classes, speculates=self.drafts is not None),
             new_running_set=self._new_running_set,
         )
+        state.looks_up = scheduling.looks_up
+        return state
 
     def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> RunningSet:
         if self.drafts is None:
@@ -826,7 +825,7 @@ class EngineCore:
         for seq, _, num_tokens, _ in plan.chunks:
             seq.stored_computed = num_computed = seq.stored_computed + num_tokens * outcome.iterations
             is_complete = num_computed >= seq.stored_known
-            is_late = is_complete and self._ends is not None and self._ends.delays_caching(seq)
+            is_late = is_complete and self._ends is not None and self._ends.delays_caching(seq, num_computed)
             if notes_chunks and not is_late:
                 self.block_pool.computed(seq, num_computed)
             if not is_complete:

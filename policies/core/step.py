@@ -299,11 +299,14 @@ class StepBuilder:
         self._reserves_all = False
 
     def evict_ahead(self, num_blocks: int) -> None:
-        """Evicts cached contents until num_blocks are free without content, if the cache does so (`radix`)."""
+        """Evicts cached contents until num_blocks are free without content, in caches that can (`radix`)."""
         self._pool.evict_ahead(num_blocks)
 
     def refresh(self, seq: SequenceView) -> None:
-        """Marks what the cache has for a waiting sequence as used now, unless the scheduling policy looks it up."""
+        """Marks what the cache has for a waiting sequence as used now.
+
+        Does nothing if the scheduling policy looks it up in every step.
+        """
         assert isinstance(seq, Sequence)
         if not self._state.looks_up:
             self._pool.touch(seq)

@@ -207,7 +207,7 @@ class StepView:
         return num_cached + transfers.num_loadable(seq, num_cached)
 
     def num_matched(self, seq: SequenceView) -> int:
-        """Counts the tokens as `num_found` does, but also a last page that is computed again (SGLang's lpm)."""
+        """Counts tokens as `num_found` does, but also those of a last page that is computed again."""
         assert isinstance(seq, Sequence)
         if self._state.loads_kv or seq.num_swapped:
             return self.num_found(seq)

@@ -151,9 +151,9 @@ class SGLang:
             for name in names:
                 setattr(scheduler, name, make())
         scheduler.device = "cpu"
-        scheduler.enable_overlap = scheduler.enable_skip_finishing_decode = (
-            not settings.disable_overlap_schedule
-        )
+        scheduler.enable_overlap = (
+            scheduler.enable_skip_finishing_decode
+        ) = not settings.disable_overlap_schedule
         scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator = slots, pool
         scheduler.tree_cache = self.tree
         for name in ("page_size", "chunked_prefill_size", "max_prefill_tokens", "max_running_requests"):

@@ -205,10 +205,8 @@ def test_a_retraction_evicts_for_twenty_steps_of_the_others():
 
 
 def test_lpm_counts_a_page_that_is_computed_again():
-    """Of C's only page all 4 tokens are cached. One must be computed, so the page is, but 3 count as a hit."""
-    core = make_engine(
-        page=4, caching=Radix, scheduling=LongestPrefix(), is_overlapped=False, max_num_seqs=1
-    )
+    """Of C's only page all 4 tokens are cached. It must be computed again, but 3 tokens count as a hit."""
+    core = make_engine(page=4, caching=Radix, scheduling=LongestPrefix(), is_overlapped=False, max_num_seqs=1)
     core.add(request(A, 4, 1, Segment(1, 4)))
     run(core)
     core.add(request(B, 2, 1, Segment(1, 2)))
