@@ -10,6 +10,19 @@ of that during 600 iterations of decodes. A request that does not fit closes adm
 Memory pressure: a decode without free memory retracts the requests with the fewest output tokens (of these,
 the one with the longest prompt), and raises the ratio to the share of output that the others have reached.
 With scheduling=queue_order they wait behind all others, as in SGLang.
+
+An engine that overlaps the host with the GPU (`event_loop_overlap`, SGLang's default) has not read the tokens
+of the last step when it decides. Then its estimates and retractions count one output token less for each
+sequence of that step, and a sequence that has ended with it holds its slot and its place in the estimate. If
+memory is short while there is such a sequence, nothing is retracted: the step waits for its memory.
+
+A cache that evicts does so ahead of need: all that it can before a retraction, then for 20 tokens of each
+sequence that remains, and for one block of each sequence before a decode. In one of 32 attempts to admit, the
+prefixes that waiting requests would find are marked as used (`SchedulePolicy._touch_waiting_prefixes`).
+Source: SGLang 0.5.23, `managers/scheduler.py` (`get_next_batch_to_run`, `update_running_batch`,
+`_reqs_finishing_inflight`), `managers/schedule_policy.py`, `managers/schedule_batch.py`
+(`check_decode_mem`, `retract_decode`, `release_req`), and `mem_cache/allocation.py`.
+
 Horizon: decodes repeat until a request ends or arrives, because nothing else opens admission.
 """
 

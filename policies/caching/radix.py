@@ -5,7 +5,8 @@ when the sequence ends, in a node of its own; a preempted sequence inserts nothi
 has inserted the same tokens before, the sequence uses those and frees its own. Unlocked leaves are evicted as
 a whole in the order of an eviction policy.
 
-Memory pressure: leaves are evicted for new tokens; locked nodes are kept.
+Memory pressure: leaves are evicted for new tokens, once for all prompts of a step, so that none loses what
+another one has found; locked nodes are kept. A policy may evict ahead (`StepBuilder.evict_ahead`).
 Horizon: as paged; steps with prompt chunks hold for one iteration, because inserting them may free memory.
 """
 

@@ -187,7 +187,7 @@ class LateEnds:
         return False
 
     def _cache_prompts(self) -> None:
-        """Lets prompts that the step before has completed enter the cache, unless their requests have ended."""
+        """Lets prompts that the step before has completed enter the cache, unless they have ended."""
         uncached, self.uncached = self.uncached, []
         for seq, admission, num_computed in uncached:
             if seq.state is DECODING and seq.admission == admission and seq.finish_reason is None:

@@ -1,14 +1,16 @@
 """Our core with batching=sglang against SGLang's scheduler (0.5.23): the same batches, step by step.
 
 Runs in an environment that has `sglang` (`make parity` makes one), and is skipped elsewhere. Compared are, in
-random workloads, the tokens of every request, hits in the cache, retractions, ends, and the free tokens while
-a step runs. Without a prefix cache, KV memory may be short; with it, memory is ample in these modes. Where it
-is short, SGLang evicts other contents: for a whole iteration at once, ahead of need after a retraction, and
-it refreshes the prefixes of waiting requests every 32 passes. A test counts how often that leads to another
-hit. So does another that counts how often lpm, which sorts its queue only while it may admit, orders equals
-otherwise than ours, which sorts it in every step. Not compared: the overlapped loop, other schedule policies,
-aborts, and lpm with pages of several tokens, which ranks a prompt that is cached to its last token by all its
-pages, ours by those that it can use.
+random workloads and in both of SGLang's loops, the tokens of every request, hits in the cache, retractions,
+ends, and the free tokens while a step runs. "overlap" is `event_loop_overlap`, SGLang's default: the result
+of a batch is processed after the next one was launched, so both engines are asked what they know at that
+time. Without a prefix cache, KV memory may be short; "tight" is short of it with one.
+
+A few workloads of the modes in `MAX_SHARES` differ. In the overlapped loop, a request may be retracted before
+its stop token was read: SGLang discards that token and computes it again, ours has ended with it. Smallest
+example: `overlap+radix+tight+lpm`, seed 8, without the requests 3 and 7. lpm sorts its queue only while it
+may admit, ours sorts it in every step, which may order equals otherwise. Not compared: other schedule
+policies and aborts.
 """
 
 import os
@@ -35,8 +37,10 @@ pytestmark = pytest.mark.parity
 NUM_WORKLOADS = int(os.environ.get("PARITY_WORKLOADS", "1000"))
 MAX_SEGMENT = 4096
 MODES = ("paged", "paged+pages", "paged+whole", "paged+mixed", "radix", "radix+pages", "radix+mixed")
-MAX_SHARES = {"radix+tight": 0.06, "radix+lpm": 0.01}
-"""By mode: share of the workloads that may differ; measured: 2 % and one in 1,000."""
+MAX_SHARES = {"radix+tight": 0.02, "radix+tight+pages": 0.02, "radix+tight+mixed": 0.03}
+MAX_SHARES |= {"radix+tight+lpm": 0.05, "radix+lpm": 0.01, "radix+lpm+pages": 0.01}
+"""By mode, in both loops: share of the workloads that may differ; docs/policies.md has what was measured."""
+LOOPS = ("", "overlap+")
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ def mods():
     return modules()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [loop + mode for loop in LOOPS for mode in MODES])
 def test_every_batch_is_sglangs(mods, mode):
     for seed in range(NUM_WORKLOADS):
         settings, arrivals = make_workload(mode, seed)
@@ -212,12 +216,12 @@ def test_every_batch_is_sglangs(mods, mode):
         assert difference is None, f"{mode}, workload {seed}, {settings}\n{arrivals}\n{difference}"
 
 
-@pytest.mark.parametrize("mode", MAX_SHARES)
-def test_other_evictions_and_ties_rarely_lead_to_another_batch(mods, mode):
+@pytest.mark.parametrize(("loop", "mode"), [(loop, mode) for loop in LOOPS for mode in MAX_SHARES])
+def test_stops_that_were_not_read_and_ties_rarely_lead_to_another_batch(mods, loop, mode):
     num_workloads = max(NUM_WORKLOADS // 4, 100)
     differences = []
     for seed in range(num_workloads):
-        settings, arrivals = make_workload(mode, seed)
+        settings, arrivals = make_workload(loop + mode, seed)
         differences.append(first_difference(mods, settings, arrivals, leaps=seed % 2 == 1) is not None)
     assert sum(differences) <= MAX_SHARES[mode] * num_workloads
 
