@@ -179,12 +179,9 @@ class LateEnds:
         seq.stored_computed += num_lost  # the plan has run: the KV of the stop token is there
         return 0
 
-    def delays_caching(self, seq: Sequence, num_computed: int) -> bool:
-        """Returns whether a prompt that is complete now enters the cache later, and notes it if so."""
-        if self._caches_when_read and seq.request.branching is None:
-            self.uncached.append((seq, seq.admission, num_computed))
-            return True
-        return False
+    def cache_late(self, seq: Sequence, num_computed: int) -> None:
+        """Lets a prompt that is complete now enter the cache when its step is read."""
+        self.uncached.append((seq, seq.admission, num_computed))
 
     def _cache_prompts(self) -> None:
         """Lets prompts that the step before has completed enter the cache, unless they have ended."""
@@ -265,9 +262,9 @@ class BatchEnds:
         """Returns the number of sequences whose output has not been returned."""
         return num_sequences + len(self.unfinished(()))
 
-    def delays_caching(self, seq: Sequence, num_computed: int) -> bool:
-        """Returns False: what is computed enters the cache at once."""
-        return False
+    def cache_late(self, seq: Sequence, num_computed: int) -> None:
+        """Lets a prompt that is complete now enter the cache at once."""
+        self._core.note_chunk(seq, num_computed)
 
     def hides(self, seq: Sequence) -> bool:
         """Returns whether the engine is asked for a request in vain: it runs, so it cannot be aborted."""

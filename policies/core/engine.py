@@ -825,7 +825,7 @@ class EngineCore:
         for seq, _, num_tokens, _ in plan.chunks:
             seq.stored_computed = num_computed = seq.stored_computed + num_tokens * outcome.iterations
             is_complete = num_computed >= seq.stored_known
-            is_late = is_complete and self._ends is not None and self._ends.delays_caching(seq, num_computed)
+            is_late = is_complete and self._state.release.caches_when_read and seq.request.branching is None
             if notes_chunks and not is_late:
                 self.block_pool.computed(seq, num_computed)
             if not is_complete:
@@ -833,6 +833,11 @@ class EngineCore:
             prefilled.append(seq)
             if self.end_prefill(seq, outcome):
                 finished.append(seq)
+            elif is_late and notes_chunks:
+                if self._ends is None:
+                    self.block_pool.computed(seq, num_computed)
+                else:
+                    self._ends.cache_late(seq, num_computed)
         return prefilled
 
     def end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:

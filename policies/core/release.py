@@ -32,7 +32,8 @@ class Release(NamedTuple):
     """Whether prompts and outputs enter the prefix cache when their step's tokens are read.
 
     With `Ends.one_step_late` that is one step later than with vLLM: a complete prompt enters it after the
-    next plan, and the KV of a stop token, which the next step has computed, enters it, too
+    next plan, and the KV of a stop token, which the next step has computed, enters it, too. The prompt of a
+    request that ends with it enters it with the output only
     (`process_batch_result_prefill` and `Req.owned_kv_len` of SGLang).
     """
     discards_unread: bool = False
