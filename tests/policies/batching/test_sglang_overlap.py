@@ -1,4 +1,4 @@
-"""What SGLang's overlapped loop knows when, and what its cache evicts, worked out on paper (SGLang 0.5.23).
+"""The rules of SGLang's overlapped loop and of what its cache evicts, worked out on paper (SGLang 0.5.23).
 
 `make parity` compares with SGLang itself.
 """
