@@ -170,7 +170,7 @@ class BlockPool:
         """Evicts contents until num_blocks are free without content, if the pool does this ahead of need."""
 
     def settle(self) -> None:
-        """Is called at the end of a step: evicts what its prompts need, if the pool delays this."""
+        """Evicts what the prompts of a step need, if the pool delays this: at its end or before transfers."""
 
     def touch(self, seq: Sequence) -> None:
         """Marks the contents that a waiting sequence would find as used, if that may delay their eviction."""

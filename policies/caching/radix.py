@@ -177,6 +177,10 @@ class RadixPool(BlockPool):
         self._evict_for(num_wanted - (self._num_unused + num_blocks) * page)
         self._evict_for(-self._num_unused * page)
 
+    def draw(self, num_ids: int) -> list[int]:
+        self.settle()
+        return super().draw(num_ids)
+
     def _evict_for(self, num_tokens: int) -> None:
         if num_tokens > 0:
             self._num_unused += self._tree.evict(num_tokens) // self.block_size

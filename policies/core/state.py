@@ -240,6 +240,7 @@ class EngineState:
         num_branched = self.running_set.leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
+            self.block_pool.settle()  # its blocks are named now
             self.transfers.swap_out(seq, is_branched=num_branched is not None)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_loading:
