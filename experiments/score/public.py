@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.score.engine_versions import WITH_ASYNC_SCHEDULING, engine_of
+from experiments.app.launch_lines.versions import WITH_ASYNC_SCHEDULING
+from experiments.score.engine_versions import engine_of
 from experiments.score.layouts import layout_of
 from experiments.score.length_shapes import capped_lognormal
 from experiments.score.silicon import OWN_FORMATS, checkpoint_format

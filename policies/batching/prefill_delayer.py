@@ -63,11 +63,12 @@ class PrefillDelayer(Chunked):
     def _num_passes_left(self, view: StepView) -> int:
         """Returns the number of iterations for which prompts must wait; 0: they may start."""
         has_free_rank = view.is_decoding and view.num_prompts < self.num_ranks
-        if not (view.num_waiting and not view.prefilling and has_free_rank):
+        may_delay = view.num_waiting and not view.prefilling and has_free_rank
+        first = next(iter(view.waiting), None) if may_delay else None  # the scheduling may hold all back
+        if first is None:
             self._waiting_since.clear()
             return 0
-        first = next(iter(view.waiting)).request_id
-        since = self._waiting_since.get(first, view.num_iterations)
+        since = self._waiting_since.get(first.request_id, view.num_iterations)
         self._waiting_since.clear()
-        self._waiting_since[first] = since
+        self._waiting_since[first.request_id] = since
         return max(0, since + self.max_delay_passes - view.num_iterations)

@@ -39,7 +39,10 @@ class Tables:
     tables[g][n]: block n of group g, while it has content and its attention still reaches it.
     """
 
-    __slots__ = ("found", "num_skipped", "num_with_content", "path", "tables")
+    __slots__ = (
+        *("chunk_iteration", "found", "num_before_chunk", "num_in_chunks"),
+        *("num_skipped", "num_with_content", "path", "tables"),
+    )
 
     def __init__(self, path: list[PathPart], num_groups: int) -> None:
         self.path = path
@@ -47,13 +50,16 @@ class Tables:
         self.tables: list[list[CachedBlock | None]] = [[] for _ in range(num_groups)]
         self.num_with_content = 0  # first blocks of the sequence with content
         self.num_skipped = [0] * num_groups  # first blocks that a group does not hold
+        self.num_in_chunks = 0  # tokens that were found or computed by chunks
+        self.num_before_chunk = 0  # those before the last chunk
+        self.chunk_iteration = 0  # iterations that were committed with the last chunk
 
 
 class GroupPool(BlockPool):
     """A block pool for several block tables per sequence; `groups` says which blocks each of them keeps.
 
-    max_num_new: tokens that a step computes at most. A sequence is admitted if the blocks that it holds at
-    the same time are free, not those of all its tokens.
+    max_in_flight_tokens: tokens of the steps that are planned and have not ended, at most. A sequence is
+    admitted if the blocks that it holds at the same time are free, not those of all its tokens.
     """
 
     can_fork: ClassVar[bool] = False
@@ -66,14 +72,17 @@ class GroupPool(BlockPool):
         num_watermark_blocks: int = 0,
         *,
         groups: tuple[KvGroup, ...],
-        max_num_new: int,
+        max_in_flight_tokens: int,
         max_model_len: int,
         keeps_content: bool = True,
     ) -> None:
         super().__init__(num_blocks, block_size, num_watermark_blocks)
         self.groups = groups
         self.num_tables = len(groups)
-        self._max_blocks = [group.max_blocks(max_num_new, max_model_len, block_size) for group in groups]
+        self._plans_ahead = False
+        self._max_blocks = [
+            group.max_blocks(max_in_flight_tokens, max_model_len, block_size) for group in groups
+        ]
         self._keeps_content = keeps_content
         self._places = Places(block_size)
         self._index: list[dict[Content, dict[CachedBlock, None]]] = [{} for _ in groups]
@@ -81,6 +90,10 @@ class GroupPool(BlockPool):
         self._kinds: dict[tuple[int | None, bool], list[int]] = {}  # groups that keep the same tokens
         for number, group in enumerate(groups):
             self._kinds.setdefault((group.window, group.is_chunked), []).append(number)
+
+    def plan_ahead(self) -> None:
+        """Keeps the blocks to which the attention of the step in flight reaches until it has ended."""
+        self._plans_ahead = True
 
     # Lookups.
 
@@ -169,6 +182,7 @@ class GroupPool(BlockPool):
 
     def admit(self, seq: Sequence, num_cached: int) -> None:
         held: Tables = seq.kv or self._new_tables(seq)
+        held.num_in_chunks = num_cached
         if not num_cached:
             return
         for table in held.found:
@@ -199,11 +213,28 @@ class GroupPool(BlockPool):
     def loaded(self, seq: Sequence) -> None:
         self._offer(seq, seq.stored_computed // self.block_size)
 
+    def computed(self, seq: Sequence, num_tokens: int) -> None:
+        held: Tables = seq.kv
+        held.num_before_chunk, held.num_in_chunks = held.num_in_chunks, num_tokens
+        held.chunk_iteration = self.num_iterations
+
     def slide(self, seq: Sequence, num_computed: int) -> None:
-        skipped = self._num_skipped(num_computed)
-        if skipped != seq.kv.num_skipped:
+        skipped = self._num_skipped(self._num_ended(seq, num_computed))
+        before = seq.kv.num_skipped
+        if self._plans_ahead:
+            skipped = list(map(max, skipped, before))
+        if skipped != before:
             self._offer(seq, num_computed // self.block_size)
             self._slide_to(seq, skipped, self.blocks_for(num_computed))
+
+    def _num_ended(self, seq: Sequence, num_computed: int) -> int:
+        """Returns how many of a sequence's computed tokens are of steps that have ended."""
+        held: Tables = seq.kv
+        if not self._plans_ahead:
+            return num_computed
+        if held.chunk_iteration == self.num_iterations:
+            return held.num_before_chunk
+        return num_computed - (num_computed > held.num_in_chunks)
 
     def _slide_to(self, seq: Sequence, skipped: list[int], num_blocks: int) -> None:
         """Frees the first skipped[g] of the num_blocks blocks of each group g of a sequence."""
@@ -222,6 +253,10 @@ class GroupPool(BlockPool):
             for group, skipped in zip(self.groups, seq.kv.num_skipped, strict=True)
         ]
         until = min((limit for limit in limits if limit is not None), default=seq.max_num_tokens)
+        if self._plans_ahead and until > self._num_ended(seq, seq.stored_computed):
+            until = (
+                max(until, seq.stored_computed) + 1
+            )  # its step has ended when the step after it is planned
         return PAGED if until >= seq.max_num_tokens else Growth(until=until)
 
     # Contents.

@@ -38,7 +38,7 @@ class KvGroups(Caching):
             self.block_size,
             int(self.watermark * memory.num_blocks),
             groups=memory.groups or (KvGroup(),),
-            max_num_new=memory.max_num_new,
+            max_in_flight_tokens=memory.max_in_flight_tokens,
             max_model_len=memory.max_model_len,
             keeps_content=self.enable_prefix_caching,
         )

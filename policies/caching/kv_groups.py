@@ -10,10 +10,11 @@ window frees the blocks that its attention does not reach any more:
     window         |    |    |    |////|////|//  |      blocks 0 to 2 are free again
                                     ^--------^ the window of the next token begins in block 3
 
-The rules are those of vLLM 0.32 without asynchronous scheduling
-(`vllm/v1/core/single_type_kv_cache_manager.py`): blocks outside of a window are freed when the scheduler next
-gives the sequence tokens. Asynchronous scheduling frees them one step later there. vLLM's padding layers, if
-a kind of layers does not fill its last group, take memory here, too.
+The rules are those of vLLM 0.32 and 0.33 (`vllm/v1/core/single_type_kv_cache_manager.py`): blocks outside of
+a window are freed when the scheduler next gives the sequence tokens. With asynchronous scheduling the tokens
+of the step in flight do not count, as its attention still reads the blocks, so they are freed one step later
+(`KVCacheManager.allocate_slots`, num_in_flight_tokens). vLLM's padding layers, if a kind of layers does not
+fill its last group, take memory here, too.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class KvGroup(NamedTuple):
             return -(-num_tokens // self.window) * self.window
         return self.window - 1 + num_tokens
 
-    def max_blocks(self, max_num_new: int, max_model_len: int, block_size: int) -> int:
-        """Returns the most blocks that a sequence holds if a step computes at most max_num_new tokens.
+    def max_blocks(self, max_in_flight_tokens: int, max_model_len: int, block_size: int) -> int:
+        """Returns the most blocks that a sequence holds if at most so many of its tokens are in flight.
 
         Window of 1,024, steps of 2,048, blocks of 16: (1,023 + 2,048) / 16 = 192, and one more, as the window
         may begin within a block.
@@ -58,8 +59,8 @@ class KvGroup(NamedTuple):
         if self.window is None:
             return -(-max_model_len // block_size)
         if self.is_chunked:
-            return -(-min(self.window + max_num_new, max_model_len) // block_size)
-        return -(-min(self.window - 1 + max_num_new, max_model_len) // block_size) + 1
+            return -(-min(self.window + max_in_flight_tokens, max_model_len) // block_size)
+        return -(-min(self.window - 1 + max_in_flight_tokens, max_model_len) // block_size) + 1
 
     def longest_hit(self, is_cached: Callable[[int], bool], num_blocks: int, block_size: int) -> int:
         """Returns the number of first blocks, at most num_blocks, after which a sequence can continue.

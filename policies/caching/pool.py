@@ -260,6 +260,9 @@ class BlockPool:
         """True if iterations with prompt chunks are not repeated, because `computed` may free blocks."""
         return False
 
+    def plan_ahead(self) -> None:
+        """Is called once by an engine that plans a step before the step before has ended."""
+
     def slide(self, seq: Sequence, num_computed: int) -> None:
         """Frees the blocks that no further token of a sequence with num_computed tokens attends to.
 

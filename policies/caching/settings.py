@@ -22,7 +22,7 @@ class KvMemory(NamedTuple):
     max_model_len: int = 2**31  # prompt and output tokens of one sequence
     future: FutureUses | None = None  # future requests, for offline bounds; no engine knows them
     groups: tuple[KvGroup, ...] = ()  # KV groups of the model, for a cache that has them
-    max_num_new: int = 2**31  # tokens that a step computes at most
+    max_in_flight_tokens: int = 2**31  # tokens of steps that have not ended, at most
     state_blocks: int = 0  # blocks that a sequence takes for its states of linear attention
 
 

@@ -61,6 +61,7 @@ class LateEnds:
 
         Empty unless `Release.caches_when_read`.
         """
+        core.block_pool.plan_ahead()
 
     def plan(self, now: float) -> StepPlan | None:
         """Returns the next step of an engine with complete sequences."""

@@ -8,7 +8,7 @@ allocates there, so it can be captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -225,20 +225,26 @@ class Decoder:
         """Computes the attention of a layer between two pieces into attended_THD."""
         self._attention(q_THD, cache.layers[index], batch, self._layers[index].attention, attended_THD)
 
+    def attention_tensors(self, index: int, cache: KvCache) -> tuple[torch.Tensor | None, ...]:
+        """Returns the tensors of a layer's attention: its KV, and what its options have."""
+        options = self._layers[index].attention
+        return (*cache.layers[index], options.sinks_H, options.alibi_slopes_H)
+
     def attention_kind(self, index: int, cache: KvCache) -> Hashable:
-        """Returns a key: layers with the same one launch the same attention on other KV.
+        """Returns a key: layers with the same one launch the same attention on other `attention_tensors`.
 
         None: the attention of the layer is more than launches of our kernels.
         """
         ours = (decode_attention, prefill_attention)
         if (self._backend.decode_attention, self._backend.prefill_attention) != ours:
             return None
-        options = self._layers[index].attention
-        own = [getattr(options, each.name) for each in fields(options)]
-        kv = [one for one in cache.layers[index] if one is not None]
+        options, tensors = self._layers[index].attention, self.attention_tensors(index, cache)
         return (
-            tuple(id(one) if isinstance(one, torch.Tensor) else one for one in own),
-            tuple((one.dtype, one.shape, one.stride(), one.data_ptr() % 16) for one in kv),
+            (options.scale, options.window, options.softcap),
+            *(
+                None if one is None else (one.dtype, one.shape, one.stride(), one.data_ptr() % 16)
+                for one in tensors
+            ),
         )
 
     @property

@@ -1,9 +1,9 @@
 """Steps with prompt chunks in pieces: everything between two attentions as a CUDA graph.
 
 Attention depends on the chunks and contexts of a step, so it is launched kernel by kernel: by the first layer
-of a kind as usual, by the others as a repetition of its launches on their KV. All else depends on the number
-of tokens only: a step runs in the graphs of the next larger number. Tokens of padding write no KV, and
-nothing reads what they compute. Larger steps run eagerly: they take longer than their launches.
+of a kind as usual, by the others as a repetition of its launches on their own tensors. All else depends on
+the number of tokens only: a step runs in the graphs of the next larger number. Tokens of padding write no KV,
+and nothing reads what they compute. Larger steps run eagerly: they take longer than their launches.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class PiecewiseGraphs:
         first()
         repeated: dict[Hashable, Repeated] = {}
         for index, (kind, piece) in enumerate(zip(self._kinds, others, strict=True)):
-            kv = self._cache.layers[index]
+            tensors = self._decoder.attention_tensors(index, self._cache)
             if kind in repeated:
-                repeated[kind].on(kv)
+                repeated[kind].on(tensors)
             else:
                 with recorded_launches() as launches:
                     self._decoder.attention_of(index, queries_THD, batch, self._cache, attended_THD)
                 if kind is not None:
-                    repeated[kind] = Repeated(launches, kv)
+                    repeated[kind] = Repeated(launches, tensors)
             piece()
         return self._states_TH[:num_tokens]
 

@@ -235,8 +235,18 @@ class Deployment(Checked):
         states, block_size = self._state_blocks(plan), plan.block_size
         if not self.kv_groups:
             return states - (-length // block_size)
-        most_new = self.max_num_batched_tokens
-        return states + sum(group.max_blocks(most_new, length, block_size) for group in self.kv_groups)
+        most = self.max_in_flight_tokens
+        return states + sum(group.max_blocks(most, length, block_size) for group in self.kv_groups)
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """Tokens of steps that are planned and have not ended, at most (vLLM 0.33, `VllmConfig`).
+
+        Asynchronous scheduling has two such steps, a pipeline one per stage.
+        """
+        num_stages = self.layout.pipeline_parallel_size
+        num_steps = 2 if self.host.overlapped and num_stages == 1 else num_stages
+        return num_steps * self.max_num_batched_tokens
 
     def _state_blocks(self, plan: MemoryPlan) -> int:
         """Returns the blocks that a sequence takes for its states, on all devices that share its tokens."""
@@ -309,7 +319,7 @@ class Deployment(Checked):
             max_model_len=self.max_model_len,
             future=future,
             groups=self.kv_groups,
-            max_num_new=self.max_num_batched_tokens,
+            max_in_flight_tokens=self.max_in_flight_tokens,
             state_blocks=self._state_blocks(self.plan_memory()),
         )
 

@@ -19,7 +19,7 @@ def test_the_site_is_built_and_fetches_nothing_from_outside(tmp_path, monkeypatc
     home = (tmp_path / "site" / "0.1" / "index.html").read_text()
     assert "cluster.html" in home
     assert 'src="./assets/' in home
-    assert '<a href="engine.html">The real engine</a>' in home
+    assert '<a href="own_policy.html">Write a policy</a>' in home
     assert 'href="./site.css"' in home
     absolute = re.compile(r'(?:src|href)="/')
     assert [file.name for file in tmp_path.rglob("*.html") if absolute.search(file.read_text())] == []

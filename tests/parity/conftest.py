@@ -9,8 +9,10 @@ are declared without bodies.
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 if find_spec("vllm") is not None or find_spec("sglang") is not None:
     # Without them these tests are skipped, and clients that other tests start would inherit the variables.
@@ -28,3 +30,16 @@ if find_spec("torch") is not None and FOR_SGLANG.is_dir():
         library = torch.library.Library("torchvision", "FRAGMENT")  # it counts for as long as it lives
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+RELEASES = []
+if find_spec("vllm") is not None:
+    # A package that a newer vLLM imports and the environment lacks is an error here; in a test it is a skip.
+    RELEASES.append(f"vLLM {import_module('vllm').__version__}")
+if find_spec("sglang") is not None:
+    RELEASES.append(f"SGLang {version('sglang')}")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints the releases that a run was compared with."""
+    if RELEASES:
+        terminalreporter.write_line(f"compared with {', '.join(RELEASES)}")

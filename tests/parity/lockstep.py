@@ -136,7 +136,7 @@ class OurEngine:
                     settings.num_blocks,
                     max_model_len=settings.max_model_len,
                     groups=settings.groups,
-                    max_num_new=settings.max_num_batched_tokens,
+                    max_in_flight_tokens=(1 + self._is_async) * settings.max_num_batched_tokens,
                 )
             ),
             max_num_seqs=settings.max_num_seqs,

@@ -108,6 +108,8 @@ class VllmEngine:
             cache_config=caching,
             speculative_config=self._speculative_config(settings),
         )
+        # vLLM turns it off on a CPU; on a GPU two steps are in flight, and windows keep the blocks of both.
+        config.scheduler_config.async_scheduling = settings.async_scheduling
         self.scheduler = (AsyncScheduler if settings.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(

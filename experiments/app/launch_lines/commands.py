@@ -11,7 +11,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from experiments.app.launch_lines.branches import Branches, number_of
 from experiments.app.launch_lines.flags import Engine
+from experiments.app.launch_lines.versions import IMAGES, version_in
 from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
 from sim.settings.errors import ConfigError
 
@@ -31,13 +32,6 @@ FORMS = (
     "'vllm serve MODEL ...', 'python -m vllm.entrypoints.openai.api_server ...', "
     "'python -m sglang.launch_server ...', 'sglang serve ...' or 'trtllm-serve MODEL ...'"
 )
-
-IMAGES: Mapping[Engine, re.Pattern[str]] = {
-    "vllm": re.compile(r"(^|/)vllm(-openai|-cpu|-rocm)?[\w.-]*(:|@|$)|vllm/vllm-|/vllm[:/]"),
-    "sglang": re.compile(r"lmsysorg/sglang|(^|/)sglang[\w.-]*(:|@|$)"),
-    "tensorrt_llm": re.compile(r"tensorrt-llm/release|tensorrt_llm"),
-}
-"""Container images whose entry point, or whose arguments, start a server."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _ARRAY = re.compile(
@@ -82,6 +76,8 @@ class Command:
     """Files that the same script writes, by the name that it gives them."""
     folder: Path = Path()
     """Folder in which files that the command names are looked for."""
+    version: str | None = None
+    """Version of the engine, by its container image or package; None: it is not named."""
 
 
 def command_in(given: str) -> Command:
@@ -89,7 +85,7 @@ def command_in(given: str) -> Command:
     given, variables = _before_a_file(given)
     path = _file(given)
     if path is None:
-        found = list(_commands(given, Path()))
+        text, found = given, list(_commands(given, Path()))
         where = "--from"
     else:
         text = read_text(path)
@@ -109,7 +105,11 @@ def command_in(given: str) -> Command:
         raise ConfigError(
             f"{where}: has {len(found)} commands that start a server; give one of them ({shown})"
         )
-    return found[0]
+    return replace(found[0], version=version_in(found[0].engine, _without_comments(text)))
+
+
+def _without_comments(text: str) -> list[str]:
+    return [line for line in text.split("\n") if not line.lstrip().startswith("#")]
 
 
 def _before_a_file(given: str) -> tuple[str, dict[str, str]]:

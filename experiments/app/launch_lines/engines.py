@@ -19,6 +19,7 @@ from experiments.app.launch_lines.flags import (
     typed,
 )
 from experiments.app.launch_lines.translation import Context, Translation, file_of, text_of
+from experiments.app.launch_lines.versions import WITH_ASYNC_SCHEDULING, known, profile_at
 from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.model_names import model_named
@@ -32,6 +33,7 @@ BY_ENGINE: Mapping[Engine, Callable[[Context, Translation], None]] = {
 
 PARTITIONS: Mapping[Engine, str] = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
 """Variable with the layers of each pipeline stage, by engine."""
+CHUNKED = "batching.enable_chunked_prefill"
 
 
 def translated(
@@ -100,14 +102,27 @@ def _meaning(
     own = Translation(
         engine=command.engine, without_effect=without_effect, refused=refused, ignored=[*found.ignored]
     )
-    own.put("engine", command.engine)
+    _profile(at, own)
     if layers := command.environment.get(PARTITIONS.get(command.engine, "")):
         own.put("pp_layer_partition", _partition(PARTITIONS[command.engine], layers))
     _model(at, own)
     for key, value in settings_of(found):
         own.put(key, value)
     BY_ENGINE[command.engine](at, own)
+    if own.settings["engine"] == "vllm_v0" and own.settings.pop(CHUNKED, "false") == "true":
+        own.put("batching", "chunked")  # v0 has chunks only if it is asked for them
     return own
+
+
+def _profile(at: Context, own: Translation) -> None:
+    """Chooses the profile of the engine, by the version that the command's image or package names."""
+    engine, version = at.command.engine, at.command.version
+    profile = engine if version is None else profile_at(engine, version)
+    if at.get("--async-scheduling"):
+        profile = WITH_ASYNC_SCHEDULING.get(profile, profile)
+    own.put("engine", profile)
+    if engine == "vllm" and profile != "vllm_v0" and version is not None:
+        own.put("engine.version", known(version))
 
 
 def with_file(at: Context, ignored: Sequence[str] = ()) -> None:

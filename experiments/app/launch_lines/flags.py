@@ -126,8 +126,8 @@ def parse(engine: Engine, tokens: Sequence[str], ignored: Collection[str] = ()) 
         if not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
             found.positional.append(word)
             continue
-        if engine == "vllm" and (level := re.fullmatch(r"-O=?(\w*)", word)):
-            word = f"--optimization-level={level[1] or (rest.pop(0) if rest else '')}"
+        if engine == "vllm" and word.startswith("-O"):
+            word = _of_level(word, rest)
         name, equals, value = word.partition("=")
         name, dot, keys = name.partition(".")
         if name in ignored and name.replace("_", "-") not in _names(engine):
@@ -155,6 +155,21 @@ def parse(engine: Engine, tokens: Sequence[str], ignored: Collection[str] = ()) 
         before = found.values.get(flag)
         found.values[flag] = (before if isinstance(before, dict) else {}) | own
     return found
+
+
+def _of_level(word: str, rest: list[str]) -> str:
+    """Returns vLLM's -O with its value as the flag that it stands for: a level, or fields or JSON.
+
+    Before 0.11 it was another name of --compilation-config.
+    """
+    if word.startswith(("-O.", "-O={")):
+        return word.replace("-O", "--compilation-config", 1)
+    if word == "-O" and rest and rest[0].lstrip().startswith("{"):
+        return "--compilation-config"
+    level = re.fullmatch(r"-O=?(\w*)", word)
+    if level is None:
+        return word
+    return f"--optimization-level={level[1] or (rest.pop(0) if rest else '')}"
 
 
 def _row(engine: Engine, name: str) -> tuple[Flag, bool]:

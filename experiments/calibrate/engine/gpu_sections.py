@@ -9,6 +9,8 @@ Written for torch 2.11; it has not run on a GPU yet.
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +21,8 @@ import torch.nn.functional as F
 from experiments.calibrate.engine.grids import Point
 from experiments.calibrate.engine.measure import Progress, Sections, Total
 from experiments.calibrate.engine.served import Served
-from experiments.calibrate.engine.steps import Step
-from experiments.calibrate.engine.timing import timed, wall_s
+from experiments.calibrate.engine.steps import Chunk, Step
+from experiments.calibrate.engine.timing import synchronize, timed, wall_s
 from experiments.calibrate.engine.watch import HEAD, INPUTS, Catcher
 
 LAYERS_TIMED = 6
@@ -28,6 +30,8 @@ REP_MS = 20.0
 BY_ROWS = (HEAD, "sampler")
 ATTENTION = ("decode_attention", "prefill_attention")
 REPEATS = 9
+LAUNCHED_TOKENS = 48
+"""Tokens of a step whose launch is measured: so few that the device does not hold up the host."""
 
 
 @torch.inference_mode()  # the calls were recorded in this mode, and some write in place
@@ -65,6 +69,23 @@ def _whole_s(served: Served, step: Step) -> float:
     """
     works = iter([served.work(step) for _ in range(REPEATS + 1)])
     return wall_s(lambda: served.plain.run(next(works)), served.device, REPEATS)
+
+
+def measure_launches(served: Served) -> float:
+    """Measures the host seconds to launch a step with a chunk of a prompt, as in service.
+
+    Decodes are one launch of a CUDA graph; other steps have a launch per kernel, or per piece between two
+    attentions.
+    """
+    step = Step(contexts=(64,) * min(8, served.padding.slot - 1), chunks=(Chunk(0, LAUNCHED_TOKENS),))
+    found = []
+    for work in [served.work(step) for _ in range(REPEATS + 1)]:
+        synchronize(served.device)
+        begin = time.perf_counter()
+        served.plain.run(work)
+        found.append(time.perf_counter() - begin)
+    synchronize(served.device)
+    return statistics.median(found[1:])
 
 
 def measure_totals(served: Served, steps: Sequence[Step]) -> list[Total]:

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -124,6 +124,9 @@ def measure(settings: MeasureSettings, node: Mapping[str, Any], progress: Progre
     rows = profile_rows(sections, architecture.num_layers)
     chunks_apart = int(served.backend.name == "torch")  # the torch reference computes chunks one by one
     rows = rows.assign(gpu=name, model=settings.model.name, chunks_apart=chunks_apart)
+    if device.type == "cuda":  # an operator of the table stands for all that the host launches for it
+        num_calls = int(rows.drop_duplicates("operator")["calls"].sum())
+        machine = replace(machine, launch_s=gpu_sections.measure_launches(served) / num_calls)
     hardware_text = hardware_yaml(name, machine, link)
     profile = _profile(settings, served, machine, host, drafts)
     undetermined = {f"host.{figure}": ends for figure, ends in host.undetermined.items()} | {

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.score.engine_versions import PROFILES, engine_of
+from experiments.app.launch_lines.versions import PROFILES
+from experiments.score.engine_versions import engine_of
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 

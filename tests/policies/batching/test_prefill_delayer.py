@@ -3,6 +3,8 @@
 import pytest
 
 from policies.batching.prefill_delayer import PrefillDelayer
+from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.scheduling.s3 import S3
 
 A, B, C, D = range(4)
 
@@ -21,6 +23,22 @@ def test_a_prompt_waits_for_one_of_every_rank(make_core, make_request, run_step)
     assert [run_step(core)[0] for _ in range(2)] == [{A: 1}, {A: 1}]
     core.add(make_request(C, 6))
     assert run_step(core)[0] == {A: 1, B: 5, C: 6}
+
+
+def test_prompts_that_the_scheduling_holds_back_are_not_delayed(make_core, make_request, run_step):
+    """S3 allots all 8 blocks to the first sequence, so that its queue offers no other one."""
+    core = make_core(
+        batching=delayer(),
+        scheduling=S3(),
+        num_blocks=8,
+        block_size=4,
+        predictor=OracleWithNoise(error=0),
+        max_model_len=32,
+    )
+    core.add(make_request(A, 4, max_tokens=28), stop_after=28)
+    run_step(core)
+    core.add(make_request(B, 4, max_tokens=4), stop_after=4)
+    assert run_step(core)[0] == {A: 1}
 
 
 def test_a_delay_ends_after_max_delay_passes(make_core, make_request, run_step):

@@ -13,6 +13,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.hybrid import KvGroups
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.settings import KvMemory
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
@@ -23,8 +24,11 @@ from tests.parity.workloads import make_workload
 FULL, WINDOW_6, CHUNK_8 = KvGroup(), KvGroup(1, 6), KvGroup(1, 8, is_chunked=True)
 
 
-def make_engine(groups, num_blocks=64, max_num_batched_tokens=64, num_swap_blocks=0):
-    memory = KvMemory(num_blocks, groups=groups, max_num_new=max_num_batched_tokens, max_model_len=1000)
+def make_engine(groups, num_blocks=64, max_num_batched_tokens=64, num_swap_blocks=0, ends=Ends.at_once):
+    num_steps = 2 if ends is Ends.one_step_late else 1
+    memory = KvMemory(
+        num_blocks, groups=groups, max_in_flight_tokens=num_steps * max_num_batched_tokens, max_model_len=1000
+    )
     return EngineCore(
         batching=Chunked(max_num_batched_tokens=max_num_batched_tokens),
         scheduling=Fcfs(preemption_mode="swap" if num_swap_blocks else "recompute"),
@@ -32,6 +36,7 @@ def make_engine(groups, num_blocks=64, max_num_batched_tokens=64, num_swap_block
         max_num_seqs=8,
         max_model_len=1000,
         num_swap_blocks=num_swap_blocks,
+        ends=ends,
     )
 
 
@@ -85,6 +90,26 @@ def test_a_prompt_in_chunks_frees_what_its_window_has_left():
     assert decision_log == [(0, 2), (8, 4), (16, 4), (24, 4)]  # 16 and 24: tokens from 11 and 19 on are kept
 
 
+def test_with_asynchronous_scheduling_a_window_keeps_what_the_step_in_flight_reads():
+    """The window of the token at 9 has left block 0, which is free when the step after it is planned."""
+    core = make_engine((FULL, WINDOW_6), ends=Ends.one_step_late)
+    decision_log = run(core, Request(0, 0.0, Prompt(6), max_tokens=12))
+    expected = [(0, 4), (6, 4), (7, 4), (8, 6), (9, 6), (10, 5), (11, 5), (12, 7), (13, 7), (14, 6), (15, 6)]
+    assert decision_log[: len(expected)] == expected
+
+
+def test_with_asynchronous_scheduling_a_chunk_keeps_what_the_chunk_before_reads():
+    """Steps of 8, window of 6. At 16 the chunk from 8 on is in flight and reads from 3 on: no block is free.
+
+    At 24 that from 16 on reads from 11 on: blocks 0 and 1 of 8 are free. At 32, the first decode, that from
+    24 on reads from 19 on: 4 of 9; at 33, the first decode in flight reads from 27 on: 6 of 9.
+    """
+    core = make_engine((WINDOW_6,), max_num_batched_tokens=8, ends=Ends.one_step_late)
+    decision_log = run(core, Request(0, 0.0, Prompt(32), max_tokens=3))
+    assert decision_log == [(0, 2), (8, 4), (16, 6), (24, 6), (32, 5), (33, 3)]
+    assert core.block_pool._max_blocks == [7]  # (5 + 2 * 8) / 4, and one more
+
+
 @pytest.mark.parametrize(
     ("group", "cached", "expected"),
     [
@@ -128,7 +153,16 @@ def test_one_group_with_full_attention_decides_as_the_caches_without_groups(mode
 
 
 @given(
-    st.sampled_from(["windows", "prefix+windows+priority+threshold", "prefix+chunks"]), st.integers(0, 10**6)
+    st.sampled_from(
+        [
+            "windows",
+            "prefix+windows+priority+threshold",
+            "prefix+chunks",
+            "async+prefix+windows",
+            "async+windows",
+        ]
+    ),
+    st.integers(0, 10**6),
 )
 def test_leaps_decide_as_steps_and_no_block_is_lost(mode, seed):
     assert first_difference(make_workload(mode, seed), Others, leaps=True) is None
@@ -146,7 +180,7 @@ def test_swapped_sequences_come_back_with_the_blocks_of_their_windows():
 @pytest.mark.parametrize(("num_blocks", "expected"), [(10, 20), (14, 36), (15, 40)])
 def test_the_longest_sequence_is_that_of_full_attention_next_to_a_full_window(num_blocks, expected):
     """Window of 6, steps of 8: (5 + 8) / 4 = 4 blocks and one more; up to 5 both groups have the same."""
-    memory = KvMemory(num_blocks, groups=(FULL, WINDOW_6), max_num_new=8, max_model_len=1000)
+    memory = KvMemory(num_blocks, groups=(FULL, WINDOW_6), max_in_flight_tokens=8, max_model_len=1000)
     assert KvGroups(block_size=4).pool(memory).max_tokens_per_seq == expected
 
 

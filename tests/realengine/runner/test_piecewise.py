@@ -150,12 +150,13 @@ def test_other_modes_are_refused_by_name(mode):
         EngineSettings(device="cpu", cudagraph_mode=mode)
 
 
-def test_layers_of_a_kind_repeat_the_first_ones_launches(recorders, monkeypatch):
-    """Kernels in the interpreter: the second layer launches the attention of the first one on its KV."""
+@pytest.mark.parametrize("name", ["phi3", pytest.param("baichuan", marks=pytest.mark.slow)])
+def test_layers_of_a_kind_repeat_the_first_ones_launches(recorders, monkeypatch, name):
+    """Kernels in the interpreter: the second layer launches the attention of the first one on its tensors."""
     monkeypatch.setattr(piecewise, "SIZES", (32,))
-    architecture = replace(Architecture.from_hf(FAMILIES["phi3"]), num_layers=2)
+    architecture = replace(Architecture.from_hf(FAMILIES[name]), num_layers=2)
     counts, inner = Counter(), Repeated.on
-    monkeypatch.setattr(Repeated, "on", lambda self, kv: counts.update(["repeated"]) or inner(self, kv))
+    monkeypatch.setattr(Repeated, "on", lambda self, on: counts.update(["repeated"]) or inner(self, on))
     texts = [[5] * 20, [7] * 9]
     settings = {"seed": 1, "device": "cpu", "num_kv_blocks": 20, "max_num_seqs": 2}
     short = replace(GREEDY, max_tokens=2)

@@ -13,6 +13,8 @@ from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 
 LLAMA = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+MODEL = "--model meta-llama/Llama-3.1-8B-Instruct"
+IMAGE = "docker run --gpus all vllm/vllm-openai"
 SGLANG = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B"
 
 
@@ -28,6 +30,20 @@ def settings(command, *beside):
         (f"VLLM_PP_LAYER_PARTITION=12,20 {LLAMA} -pp 2", {"pp_layer_partition": "[12,20]"}),
         (f"SGLANG_PP_LAYER_PARTITION='40, 24' {SGLANG} --pp-size 2 --pp-max-micro-batch-size 16",
          {"pp_layer_partition": "[40,24]", "engine.pp_max_micro_batch_size": "16"}),
+        (f"{LLAMA} -O.cudagraph_mode=NONE", {"engine.cuda_graphs.enabled": "false"}),
+        (f"{LLAMA} -O '{{\"cudagraph_mode\": \"NONE\"}}'", {"engine.cuda_graphs.enabled": "false"}),
+        (f"{IMAGE}:v0.15.1 {MODEL}", {"engine": "vllm", "engine.version": "0.15.1"}),
+        (f"{IMAGE}:v0.10.2 {MODEL}", {"engine": "vllm_sync", "engine.version": "0.10.2"}),
+        (f"{IMAGE}:v0.10.2 {MODEL} --async-scheduling", {"engine": "vllm_0_10_async"}),
+        (f"{IMAGE}:v0.8.5.post1 {MODEL}", {"engine": "vllm_sync", "engine.version": "0.9.0"}),
+        (f"{IMAGE}:v0.6.3 {MODEL}", {"engine": "vllm_v0"}),
+        (f"{IMAGE}:v0.6.3 {MODEL} --enable-chunked-prefill", {"engine": "vllm_v0", "batching": "chunked"}),
+        (f"{IMAGE}:latest {MODEL}", {"engine": "vllm"}),
+        (f"pip install vllm==0.9.2\n{LLAMA}", {"engine": "vllm_sync", "engine.version": "0.9.2"}),
+        (f"pip install vllm==0.9.2 # not vllm==0.8.1\n{LLAMA}", {"engine": "vllm"}),  # which one is unsure
+        ("docker run nvcr.io/nvidia/tensorrt-llm/release:1.0.0 trtllm-serve Qwen/Qwen3-8B",
+         {"engine": "tensorrt_llm_1_0"}),
+        (f"docker run lmsysorg/sglang:v0.4.6.post1-cu124 {SGLANG}", {"engine": "sglang"}),
         (f"{LLAMA} -dp 3", {"replicas": "3", "routing": "least_outstanding"}),
         (f"{LLAMA} --kv-cache-dtype fp8_e4m3", {"model.kv_cache_dtype": "fp8"}),
         (f"{LLAMA} --quantization fp8 --dtype half", {"model.weights": "fp8", "model.dtype": "fp16"}),
@@ -235,3 +251,13 @@ def test_the_command_line_simulates_a_posted_command(capsys, tmp_path):
     assert "--from: needs a command line in quotation marks, or a file" in capsys.readouterr().err
     assert main(["compare", "--from", LLAMA]) == 2
     assert "--from: compare does not take it; it is for simulate" in capsys.readouterr().err
+
+
+def test_the_image_of_a_container_names_the_version(tmp_path):
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        'apiVersion: apps/v1\nspec:\n  containers:\n  - image: "vllm/vllm-openai:v0.11.0"\n'
+        '    command: ["vllm", "serve", "Qwen/Qwen3-8B"]\n'
+    )
+    found = settings(str(file))
+    assert (found["engine"], found["engine.version"]) == ("vllm_sync", "0.11.0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -155,6 +156,16 @@ def test_the_way_of_a_gpu_finds_the_same_operators_call_by_call(served):
     (total,) = gpu_sections.measure_totals(served, [points[0].step])
     assert total.seconds > 0
     assert served.watched.watch is None
+
+
+def test_a_step_with_a_chunk_is_launched_for_the_host_time_of_a_kernel(served, monkeypatch):
+    """The clock advances by 1 s a call: a launch between two calls takes 1 s; each step has its own work."""
+    clock, steps, run = itertools.count(), [], served.plain.run
+    monkeypatch.setattr(gpu_sections.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(served.plain, "run", lambda work: (steps.append(work), run(work))[1])
+    assert gpu_sections.measure_launches(served) == 1.0
+    assert len(steps) == len(set(map(id, steps))) == gpu_sections.REPEATS + 1
+    assert all(not work.shape.is_decode for work in steps)
 
 
 def test_a_step_of_a_graph_is_watched_call_by_call_with_its_padding(served, monkeypatch):
