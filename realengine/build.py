@@ -125,7 +125,7 @@ def _assembled(
         predictor=settings.predictor,
         num_swap_blocks=memory.num_swap_blocks,
         names_blocks=True,
-        release=settings.release,
+        release=settings.release._replace(discards_unread=False),  # it reads and keeps every token
         residents=_residents(model, settings, executor.adapters, pool),
     )
 

@@ -10,15 +10,30 @@ of that during 600 iterations of decodes. A request that does not fit closes adm
 Memory pressure: a decode without free memory retracts the requests with the fewest output tokens (of these,
 the one with the longest prompt), and raises the ratio to the share of output that the others have reached.
 With scheduling=queue_order they wait behind all others, as in SGLang.
+
+An engine that overlaps the host with the GPU (`event_loop_overlap`, SGLang's default) has not read the tokens
+of the last step when it decides. Then its estimates and retractions count one output token less for each
+sequence of that step, and a sequence that has ended with it holds its slot and its place in the estimate. If
+memory is short while there is such a sequence, nothing is retracted: the step waits for its memory.
+
+A cache that evicts does so ahead of need: all that it can before a retraction, then for 20 tokens of each
+sequence that remains, and for one block of each sequence before a decode. In one of 32 attempts to admit, the
+prefixes that waiting requests would find are marked as used (`SchedulePolicy._touch_waiting_prefixes`).
+Source: SGLang 0.5.23, `managers/scheduler.py` (`get_next_batch_to_run`, `update_running_batch`,
+`_reqs_finishing_inflight`), `managers/schedule_policy.py`, `managers/schedule_batch.py`
+(`check_decode_mem`, `retract_decode`, `release_req`), and `mem_cache/allocation.py`.
+
 Horizon: decodes repeat until a request ends or arrives, because nothing else opens admission.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
 
 from fieldlimits import Checked, Positive, PositiveInt, check
+from policies.core.sequence import DECODING, ENDING
 from policies.core.sequence_view import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
@@ -32,6 +47,10 @@ MAX_NEW_TOKENS_COUNTED = 4096
 """Maximum of the output tokens for which memory is estimated."""
 SHARE_WITH_RANKS = 0.3
 """Factor of schedule_conservativeness with data-parallel attention."""
+NUM_PASSES_PER_REFRESH = 32
+"""Attempts to admit requests of which one marks the cached prefixes of waiting requests as used."""
+MAX_REFRESHED = 128
+"""Waiting requests at the front of the queue whose prefixes it marks; the first is marked last."""
 MIN_IDLE_S = 1e-3
 """Seconds without an iteration after which the engine counts as idle, which restores the first ratio."""
 
@@ -45,6 +64,8 @@ class _State:
     """Whether admission is closed until a request leaves."""
     num_expected: int = 0
     """Number of decoding sequences in the next step if none ends."""
+    num_passes: int = 0
+    """Steps that have tried to admit requests."""
     decodes_since: int | None = None
     """Iteration since which the engine only decodes; None: its last step had prompts."""
 
@@ -107,21 +128,41 @@ class Sglang(Checked):
         """Computes prompts if there are some and they fit, else decodes."""
         state = self._state
         self._note_last_step(view, now)
-        state.num_expected = num_decoding = view.num_decoding
+        state.num_expected = _batch_size(view)
         if view.prefilling or (view.num_waiting and not state.is_full):
             self._prefill(view, step)
         if not step.num_tokens:
-            state.decodes_since = view.num_iterations
-            if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
-                self._retract(view, step)
-            step.decode_all()
-            step.repeat()
+            self._decode(view, step)
             return
+        is_ending = state.num_expected > view.num_decoding
         joins = self.mixed_chunk and _num_blocks_due(view) <= view.num_free_blocks
         if joins:
-            step.decode_all()
-        if joins or not num_decoding:
+            self._decode_all(view, step)
+        elif self.mixed_chunk:
+            step.evict_ahead(_num_blocks_due(view))  # in vain, as above
+        if joins or not view.num_decoding or (self.mixed_chunk and is_ending):
             state.is_full = False  # SGLang keeps the mark with its batch of decodes, and there is none now
+
+    def _decode(self, view: StepView, step: StepBuilder) -> None:
+        """Decodes all sequences, after a retraction if memory is short.
+
+        None decodes while memory is short and sequences with a complete output are about to free theirs.
+        """
+        state, num_decoding = self._state, view.num_decoding
+        if num_decoding > view.num_free_blocks and _num_blocks_due(view) > view.num_free_blocks:
+            step.evict_ahead(_num_blocks_due(view))  # in vain: SGLang evicts all that it can
+            if num_decoding < _batch_size(view):
+                return
+            self._retract(view, step)
+        if num_decoding:
+            state.decodes_since = view.num_iterations
+        self._decode_all(view, step)
+        step.repeat()
+
+    def _decode_all(self, view: StepView, step: StepBuilder) -> None:
+        """Decodes all sequences; SGLang makes room for one page each, also where they need none yet."""
+        step.evict_ahead(view.num_decoding)
+        step.decode_all()
 
     def _note_last_step(self, view: StepView, now: float) -> None:
         """Lowers the ratio for the decodes since the last call, and opens admission if a request has left."""
@@ -134,7 +175,8 @@ class Sglang(Checked):
                     break
                 state.ratio = max(state.ratio - decay, lowest)
             state.decodes_since = None
-        if view.num_decoding < state.num_expected or view.prefilling or not view.num_decoding:
+        size = _batch_size(view)
+        if size < state.num_expected or view.prefilling or not size:
             state.is_full = False
         if not view.num_running and now - view.last_end_s > MIN_IDLE_S:
             state.ratio = self._first_ratio
@@ -142,16 +184,21 @@ class Sglang(Checked):
     def _prefill(self, view: StepView, step: StepBuilder) -> None:
         """Gives tokens to the prompt that was cut last, then to waiting requests."""
         state = self._state
-        num_decoding = view.num_decoding
-        num_slots = view.max_num_seqs - num_decoding
+        size = _batch_size(view)
+        num_slots = view.max_num_seqs - size
         if num_slots <= 0 and not view.prefilling:
             state.is_full = True
             return
-        num_mixed = num_decoding if self.mixed_chunk else 0
-        size = self.max_num_batched_tokens if self.enable_chunked_prefill else inf
-        expected = sum([_num_new_tokens(seq) * state.ratio for seq in view.decoding])
+        if view.num_waiting:
+            if state.num_passes % NUM_PASSES_PER_REFRESH == 0:
+                for seq in reversed(list(islice(view.waiting, MAX_REFRESHED))):
+                    step.refresh(seq)
+            state.num_passes += 1
+        num_mixed = size if self.mixed_chunk else 0
+        limit = self.max_num_batched_tokens if self.enable_chunked_prefill else inf
+        expected = sum([_num_new_tokens(seq, view) * state.ratio for seq in _batch(view)])
         budget = _Budget(
-            size - num_mixed, self.max_prefill_tokens - num_mixed, num_mixed + expected, num_mixed
+            limit - num_mixed, self.max_prefill_tokens - num_mixed, num_mixed + expected, num_mixed
         )
         for seq in view.prefilling:
             room = int(view.num_free_blocks * view.block_size - budget.promised)
@@ -171,9 +218,9 @@ class Sglang(Checked):
         page, num_found = view.block_size, view.num_found(seq)
         num_tokens = seq.num_known - num_found
         num_free = view.num_free_blocks - view.num_free_found(seq)
-        needed = num_tokens + _num_new_tokens(seq) + page
+        needed = num_tokens + _num_new_tokens(seq, view) + page
         if needed >= num_free * page - budget.promised and (view.num_running or budget.num_prompts):
-            self._state.is_full = budget.num_prompts > 0 or view.num_decoding > 0
+            self._state.is_full = budget.num_prompts > 0 or _batch_size(view) > 0
             return False
         num_paged = -(-num_tokens // page) * page
         if not self.enable_chunked_prefill:
@@ -214,11 +261,14 @@ class Sglang(Checked):
         """Preempts sequences until the others can decode, which opens admission and raises the ratio."""
         state = self._state
         kept = sorted(
-            view.decoding, key=lambda seq: (seq.num_output_tokens, -seq.num_prompt_tokens), reverse=True
+            view.decoding,
+            key=lambda seq: (seq.num_output_tokens - view.num_unread(seq), -seq.num_prompt_tokens),
+            reverse=True,
         )
         while len(kept) > 1 and sum(map(view.needs_block, kept)) > view.num_free_blocks:
             step.preempt(kept.pop())
-        num_reached = sum(seq.num_output_tokens for seq in kept)
+            step.evict_ahead(-(-NUM_STEPS_AFTER_RETRACTION * len(kept) // view.block_size))
+        num_reached = sum(seq.num_output_tokens - view.num_unread(seq) for seq in kept)
         num_longest = sum(seq.max_num_tokens - seq.num_prompt_tokens for seq in kept)
         granted = NUM_STEPS_AFTER_RETRACTION * len(kept)
         state.ratio = min(1.0, (num_reached + granted) / (num_longest + 1))
@@ -227,9 +277,19 @@ class Sglang(Checked):
         state.is_full = False
 
 
-def _num_new_tokens(seq: SequenceView) -> int:
-    """Returns the number of output tokens that memory is counted for."""
-    return min(seq.max_num_tokens - seq.num_known, MAX_NEW_TOKENS_COUNTED)
+def _batch_size(view: StepView) -> int:
+    """Counts the sequences in SGLang's running batch: those that decode or have just ended."""
+    return view.num_decoding + view.num_ending
+
+
+def _batch(view: StepView) -> list[SequenceView]:
+    """Returns the sequences in SGLang's running batch, in the order of their admission."""
+    return [seq for seq in view.running if seq.state in (DECODING, ENDING)]
+
+
+def _num_new_tokens(seq: SequenceView, view: StepView) -> int:
+    """Returns the number of output tokens that memory is counted for; unread tokens are still to come."""
+    return min(seq.max_num_tokens - seq.num_known + view.num_unread(seq), MAX_NEW_TOKENS_COUNTED)
 
 
 def _num_blocks_due(view: StepView) -> int:

@@ -166,6 +166,19 @@ class BlockPool:
     def offer_generated(self, seq: Sequence) -> None:
         """Offers the known tokens of a running sequence and of those with an equal answer; see `watch`."""
 
+    def evict_ahead(self, num_blocks: int) -> None:
+        """Evicts contents until num_blocks are free without content, if the pool does this ahead of need."""
+
+    def settle(self) -> None:
+        """Evicts what the prompts of a step need, if the pool delays this: at its end or before transfers."""
+
+    def touch(self, seq: Sequence) -> None:
+        """Marks the contents that a waiting sequence would find as used, if that may delay their eviction."""
+
+    def num_matched(self, seq: Sequence) -> int:
+        """Counts the known tokens of a waiting sequence with content here; may be all of them."""
+        return self.num_cached(seq)
+
     def clear_cache(self) -> None:
         """Evicts the contents of all free blocks; those of running sequences and pinned prefixes stay."""
 

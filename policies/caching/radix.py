@@ -5,7 +5,8 @@ when the sequence ends, in a node of its own; a preempted sequence inserts nothi
 has inserted the same tokens before, the sequence uses those and frees its own. Unlocked leaves are evicted as
 a whole in the order of an eviction policy.
 
-Memory pressure: leaves are evicted for new tokens; locked nodes are kept.
+Memory pressure: leaves are evicted for new tokens, once for all prompts of a step, so that none loses what
+another one has found; locked nodes are kept. A policy may evict ahead (`StepBuilder.evict_ahead`).
 Horizon: as paged; steps with prompt chunks hold for one iteration, because inserting them may free memory.
 """
 
@@ -94,7 +95,9 @@ class RadixPool(BlockPool):
         super().__init__(memory.num_blocks, block_size, int(watermark * memory.num_blocks))
         self.num_evicted = 0
         """Number of blocks with content that was evicted."""
-        self._num_unused = memory.num_blocks
+        self._num_unused = memory.num_blocks  # negative until the contents for a step's prompts are evicted
+        self._num_grown = [0, 0, 0]  # prompts of a step so far: chunks, their tokens, their blocks
+        self._is_lru = isinstance(eviction, Lru)
         self._listener: ContentListener | None = None
         self._future = memory.future
         self._tree = RadixTree(
@@ -151,8 +154,53 @@ class RadixPool(BlockPool):
         self._tree.lock(held.node)
         self._count()
 
+    def grow(self, seq: Sequence, num_held: int, num_tokens: int) -> None:
+        num_blocks = self.blocks_to_grow(seq, num_held, num_tokens)
+        assert num_blocks <= self.num_free
+        self._num_unused -= num_blocks
+        self.num_free -= num_blocks
+        for place, num in enumerate((1, num_tokens - num_held, num_blocks)):
+            self._num_grown[place] += num
+
+    def settle(self) -> None:
+        """Evicts for all prompts of a step at once, so that none loses what another has found.
+
+        SGLang 0.5.23, `alloc_for_extend` in mem_cache/allocation.py: with pages it makes room for one page
+        more per prompt.
+        """
+        num_chunks, num_tokens, num_blocks = self._num_grown
+        if not num_chunks:
+            return
+        self._num_grown = [0, 0, 0]
+        page = self.block_size
+        num_wanted = num_tokens + num_chunks * page if page > 1 else num_tokens
+        self._evict_for(num_wanted - (self._num_unused + num_blocks) * page)
+        self._evict_for(-self._num_unused * page)
+
+    def draw(self, num_ids: int) -> list[int]:
+        self.settle()
+        return super().draw(num_ids)
+
+    def _evict_for(self, num_tokens: int) -> None:
+        if num_tokens > 0:
+            self._num_unused += self._tree.evict(num_tokens) // self.block_size
+
+    def evict_ahead(self, num_blocks: int) -> None:
+        self.settle()
+        self._evict_for((num_blocks - self._num_unused) * self.block_size)
+
+    def touch(self, seq: Sequence) -> None:
+        if self._is_lru:
+            self._tree.match(self._held(seq).segments, self._most(seq, seq.stored_known))
+
+    def num_matched(self, seq: Sequence) -> int:
+        if self.block_size == 1 or seq.stored_known % self.block_size:
+            return self.num_cached(seq)
+        return self._tree.match(self._held(seq).segments, self._most(seq, seq.stored_known)).num_tokens
+
     def take(self, num_blocks: int) -> None:
         assert num_blocks <= self.num_free
+        self.settle()
         missing = num_blocks - self._num_unused
         if missing > 0:
             self._num_unused += self._tree.evict(missing * self.block_size) // self.block_size

@@ -31,6 +31,7 @@ In both, sequences with branches end at once, as vLLM serves each branch as a re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
 from policies.core.parts import Engine
@@ -51,9 +52,15 @@ class LateEnds:
 
     is_batch = False
 
-    def __init__(self, core: Engine) -> None:
+    def __init__(self, core: Engine, caches_when_read: bool) -> None:
         self._core = core
+        self._caches_when_read = caches_when_read
         core.running_set.reads_late = True
+        self.uncached: list[tuple[Sequence, int, int]] = []
+        """Complete prompts that enter the cache when their step is read: sequence, its admission, tokens.
+
+        Empty unless `Release.caches_when_read`.
+        """
         core.block_pool.plan_ahead()
 
     def plan(self, now: float) -> StepPlan | None:
@@ -138,6 +145,8 @@ class LateEnds:
         ending = core.running_set.ending
         if late:
             _note_stops(late, ending)
+        if self.uncached:
+            self._cache_prompts()
         members = list(ending.values())
         for seq in members:
             if seq.request.answer_id is not None:
@@ -147,19 +156,40 @@ class LateEnds:
         if len(members) > 1:
             members.sort(key=_admission)
         for seq in members:
-            seq.num_unread = num_lost = 0
+            seq.num_unread = 0
             assert seq.finish_reason is not None
-            if seq.state is DECODING:
-                if plan is not None and plan.num_decodes and seq not in plan.idle:
-                    num_lost = max(1, core.num_reserved)
-                    core.num_discarded += num_lost
-                else:
-                    seq.stored_computed = seq.num_computed  # its newest token has been read
-            core.finish(seq, seq.finish_reason, num_lost)
+            core.finish(seq, seq.finish_reason, self._num_lost(seq, plan))
         if core.drafts is not None:
             core.drafts.note_read(False)
         if plan is not None and plan.idle:
             plan.idle = [seq for seq in plan.idle if seq.finish_reason is None]
+
+    def _num_lost(self, seq: Sequence, plan: StepPlan | None) -> int:
+        """Returns the tokens of a complete sequence that are in flight and will not be of use."""
+        core = self._core
+        if seq.state is not DECODING:
+            return 0
+        if plan is None or not plan.num_decodes or seq in plan.idle:
+            seq.stored_computed = seq.num_computed  # its newest token has been read
+            return 0
+        num_lost = max(1, core.num_reserved)
+        core.num_discarded += num_lost
+        if not self._caches_when_read or core.drafts is not None:
+            return num_lost
+        core.running_set.decodes.leave(seq, ENDING)
+        seq.stored_computed += num_lost  # the plan has run: the KV of the stop token is there
+        return 0
+
+    def cache_late(self, seq: Sequence, num_computed: int) -> None:
+        """Lets a prompt that is complete now enter the cache when its step is read."""
+        self.uncached.append((seq, seq.admission, num_computed))
+
+    def _cache_prompts(self) -> None:
+        """Lets prompts that the step before has completed enter the cache, unless they have ended."""
+        uncached, self.uncached = self.uncached, []
+        for seq, admission, num_computed in uncached:
+            if seq.state is DECODING and seq.admission == admission and seq.finish_reason is None:
+                self._core.note_chunk(seq, num_computed)
 
 
 def _note_stops(late: Iterable[Sequence], ending: dict[int, Sequence]) -> None:
@@ -180,6 +210,7 @@ class BatchEnds:
     """Outputs that are complete together, when the last member of their batch ends: `Ends.with_batch`."""
 
     is_batch = True
+    uncached: SequenceOf[tuple[Sequence, int, int]] = ()
 
     def __init__(self, core: Engine) -> None:
         self._core = core
@@ -231,6 +262,10 @@ class BatchEnds:
     def num_unfinished(self, num_sequences: int) -> int:
         """Returns the number of sequences whose output has not been returned."""
         return num_sequences + len(self.unfinished(()))
+
+    def cache_late(self, seq: Sequence, num_computed: int) -> None:
+        """Lets a prompt that is complete now enter the cache at once."""
+        self._core.note_chunk(seq, num_computed)
 
     def hides(self, seq: Sequence) -> bool:
         """Returns whether the engine is asked for a request in vain: it runs, so it cannot be aborted."""

@@ -139,7 +139,7 @@ class EngineCore:
         self._waits = WaitWatch()
         self._ends: LateEnds | BatchEnds | None = None
         if ends is Ends.one_step_late:
-            self._ends = LateEnds(self)
+            self._ends = LateEnds(self, release.caches_when_read)
             self._max_attempts = 1  # the tokens of the step before are read before the next attempt
         elif ends is Ends.with_batch:
             self._ends = BatchEnds(self)
@@ -212,7 +212,7 @@ class EngineCore:
     ) -> EngineState:
         scheduling = self.scheduling
         make = EngineState if self.residents is None else partial(AdapterState, self.residents)
-        return make(
+        state = make(
             self.block_pool,
             scheduling.queue(),
             self.rank,
@@ -223,9 +223,11 @@ class EngineCore:
             num_swap_blocks=num_swap_blocks,
             names_blocks=names_blocks,
             preempts_newest=scheduling.preempts_newest,
-            release=release.under(has_classes=scheduling.has_classes),
+            release=release.under(has_classes=scheduling.has_classes, speculates=self.drafts is not None),
             new_running_set=self._new_running_set,
         )
+        state.looks_up = scheduling.looks_up
+        return state
 
     def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> RunningSet:
         if self.drafts is None:
@@ -561,7 +563,7 @@ class EngineCore:
 
     def plan_step(self, now: float) -> StepPlan | None:
         """Returns the next step as `plan` does, without drafts and other plans in flight."""
-        if self.ending and self._ends is not None:
+        if self._ends is not None and (self.ending or self._ends.uncached):
             return self._ends.plan(now)
         self.num_held = 0
         return self.plan_once(now)
@@ -585,6 +587,8 @@ class EngineCore:
             self.wake_s, self.waits_for = inf, None
             if self._sequences:
                 plan = self._ask(now)
+        if plan is None:
+            self._state.last_plan = None
         self._in_flight = plan
         return plan
 
@@ -702,8 +706,9 @@ class EngineCore:
     def commit_step(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a plan as `commit` does, without drafts and other plans in flight."""
         self.check_commit(plan, outcome.iterations, now)
-        if self._ends is not None and (self.ending or self._ends.is_batch or outcome.ended):
-            return self._ends.commit(plan, outcome, now)
+        ends = self._ends
+        if ends is not None and (self.ending or ends.is_batch or outcome.ended or ends.uncached):
+            return ends.commit(plan, outcome, now)
         return self.apply(plan, outcome, now)
 
     def apply(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
@@ -711,6 +716,7 @@ class EngineCore:
         num_iterations, pool = outcome.iterations, self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
+        self._state.last_plan = plan
         if self._on_commit:
             for on_commit in self._on_commit:
                 on_commit(plan, num_iterations, now)
@@ -818,13 +824,20 @@ class EngineCore:
         notes_chunks = self._state.notes_chunks
         for seq, _, num_tokens, _ in plan.chunks:
             seq.stored_computed = num_computed = seq.stored_computed + num_tokens * outcome.iterations
-            if notes_chunks:
+            is_complete = num_computed >= seq.stored_known
+            is_late = is_complete and self._state.release.caches_when_read and seq.request.branching is None
+            if notes_chunks and not is_late:
                 self.block_pool.computed(seq, num_computed)
-            if num_computed < seq.stored_known:
+            if not is_complete:
                 continue
             prefilled.append(seq)
             if self.end_prefill(seq, outcome):
                 finished.append(seq)
+            elif is_late and notes_chunks:
+                if self._ends is None:
+                    self.block_pool.computed(seq, num_computed)
+                else:
+                    self._ends.cache_late(seq, num_computed)
         return prefilled
 
     def end_prefill(self, seq: Sequence, outcome: StepOutcome) -> bool:

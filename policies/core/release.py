@@ -1,7 +1,7 @@
-"""The rules that differ between the releases of vLLM whose scheduler `EngineCore` follows, as values.
+"""The rules that differ between the schedulers that `EngineCore` follows, as values: of vLLM and of SGLang.
 
 Sources: `vllm/v1/core/sched/scheduler.py` and `vllm/v1/core/kv_cache_utils.py` of the wheels 0.32.0 and
-0.33.0.
+0.33.0; `sglang/srt/managers/scheduler.py` and `sglang/srt/managers/schedule_batch.py` of the wheel 0.5.23.
 """
 
 from __future__ import annotations
@@ -28,13 +28,35 @@ class Release(NamedTuple):
     """
     paces_alone: bool = False
     """Whether prefill_schedule_interval counts from the last step with prompts of the engine's own."""
+    caches_when_read: bool = False
+    """Whether prompts and outputs enter the prefix cache when their step's tokens are read.
 
-    def under(self, *, has_classes: bool) -> Release:
-        """Returns the rules with a scheduling policy. has_classes: whether it is that of priority classes."""
-        return self._replace(serves_past_preempted=self.serves_past_preempted and has_classes)
+    With `Ends.one_step_late` that is one step later than with vLLM: a complete prompt enters it after the
+    next plan, and the KV of a stop token, which the next step has computed, enters it, too. The prompt of a
+    request that ends with it enters it with the output only
+    (`process_batch_result_prefill` and `Req.owned_kv_len` of SGLang).
+    """
+    discards_unread: bool = False
+    """Whether a preempted sequence loses the token that was not read when it was preempted.
+
+    It computes that token again (`is_retracted` in SGLang's `process_batch_result_decode`).
+    """
+
+    def under(self, *, has_classes: bool, speculates: bool) -> Release:
+        """Returns the rules with a scheduling policy.
+
+        has_classes: whether it is that of priority classes. speculates: whether a step yields several tokens
+        per sequence; then unread ones are kept.
+        """
+        return self._replace(
+            serves_past_preempted=self.serves_past_preempted and has_classes,
+            discards_unread=self.discards_unread and not speculates,
+        )
 
 
 VLLM_0_32 = Release()
+SGLANG_0_5 = Release(caches_when_read=True, discards_unread=True)
+"""SGLang 0.5.23. Both rules concern its overlapped loop only (`event_loop_overlap`)."""
 
 RELEASES = {
     (0, 32): VLLM_0_32,

@@ -139,6 +139,7 @@ class RunningSet:
             seq.stored_computed = seq.num_found = num_cached + num_loaded
             seq.num_loading = num_loaded
             self._pool.grow(seq, num_cached, seq.stored_computed)
+            self._pool.settle()  # the blocks are named now
 
     def finish_loading(self, seq: Sequence) -> None:
         """Lets a sequence continue after its KV and its adapter were loaded."""

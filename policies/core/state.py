@@ -19,7 +19,15 @@ from policies.core.plan import Cause, Migrant, StepPlan
 from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
-from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
+from policies.core.sequence import (
+    ACTIVE_STATES,
+    DECODING,
+    ENDED,
+    ENDING,
+    WAITING,
+    FinishReason,
+    Sequence,
+)
 from policies.core.sequence_view import SequenceView
 from policies.core.transfers import Transfers
 from policies.core.waiting import WaitingQueue
@@ -64,7 +72,11 @@ class EngineState:
         """Callbacks for every sequence that has ended."""
         self.num_preemptions = 0
         self.release = release
-        """The rules that differ between releases of vLLM."""
+        """The rules that differ between schedulers and their releases."""
+        self.looks_up = False
+        """Whether the scheduling policy looks up the cached prefixes of waiting sequences."""
+        self.last_plan: StepPlan | None = None
+        """The plan that was committed last; None if nothing could be computed after it."""
         self.max_tokens_per_pass = 1
         """Maximum number of tokens that a decode without branches gets in an iteration."""
         self.traffic_has_ended = False
@@ -159,6 +171,17 @@ class EngineState:
             return None
         return Migrant(seq.request, seq.num_known, seq.num_computed, self.transfers.blocks(seq))
 
+    def num_unread(self, seq: Sequence) -> int:
+        """Returns 1 if the newest token of a sequence is of a step that has not been read, else 0.
+
+        Such tokens exist with `Ends.one_step_late`, while the next step is planned.
+        """
+        plan = self.last_plan
+        if plan is None or not self.running_set.reads_late or seq.state not in (DECODING, ENDING):
+            return 0
+        has_decoded = plan.num_decodes > 0 and seq not in plan.idle
+        return int(has_decoded or any(chunk.seq is seq for chunk in plan.chunks))
+
     # Changes.
 
     def give_way(self) -> None:
@@ -212,10 +235,12 @@ class EngineState:
 
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """Moves a running sequence back to waiting; its KV is freed or swapped out to host memory."""
+        num_unread = self.num_unread(seq) if self.release.discards_unread else 0
         is_recomputing = self.branched.is_recomputing(seq)  # a swap would lose the order of its blocks
         num_branched = self.running_set.leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
+            self.block_pool.settle()  # its blocks are named now
             self.transfers.swap_out(seq, is_branched=num_branched is not None)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_loading:
@@ -225,6 +250,7 @@ class EngineState:
         self.num_preemptions += 1
         if seq.request.branching is not None:
             self.branched.stop(seq, had_joined=num_branched is not None)
+        seq.stored_known -= num_unread
         seq.stored_computed = seq.num_dropped = 0
         seq.rank = self.rank(seq)
         self.enqueue(seq)

@@ -33,6 +33,7 @@ class StepBuilder:
         computes_prompts             whether the step computes chunks of prompts
         reserve_first_chunks         lets admissions need room for their first chunk only
         preempt, pause, resume       stop a sequence, or let it continue
+        evict_ahead, refresh         evict cached contents before they are needed, or delay their eviction
         rerank                       asks the scheduling policy for a sequence's rank again
         repeat, hold, wait_until     define for how long the decision holds
 
@@ -41,9 +42,9 @@ class StepBuilder:
     """
 
     FOR_POLICIES = (
-        *("admit", "budget", "computes_prompts", "decode", "decode_all", "hold", "num_tokens", "pause"),
-        *("preempt", "prefill", "repeat", "rerank", "reserve_first_chunks", "resume", "tokens_left"),
-        "wait_until",
+        *("admit", "budget", "computes_prompts", "decode", "decode_all", "evict_ahead", "hold"),
+        *("num_tokens", "pause", "preempt", "prefill", "refresh", "repeat", "rerank"),
+        *("reserve_first_chunks", "resume", "tokens_left", "wait_until"),
     )
     """The names that a policy may use; the others are the engine's."""
 
@@ -297,6 +298,19 @@ class StepBuilder:
         """
         self._reserves_all = False
 
+    def evict_ahead(self, num_blocks: int) -> None:
+        """Evicts cached contents until num_blocks are free without content, in caches that can (`radix`)."""
+        self._pool.evict_ahead(num_blocks)
+
+    def refresh(self, seq: SequenceView) -> None:
+        """Marks what the cache has for a waiting sequence as used now.
+
+        Does nothing if the scheduling policy looks it up in every step.
+        """
+        assert isinstance(seq, Sequence)
+        if not self._state.looks_up:
+            self._pool.touch(seq)
+
     def pause(self, seq: SequenceView) -> None:
         """Pauses a decoding sequence until it is resumed; it keeps slot and KV."""
         if not self.is_open:
@@ -511,6 +525,7 @@ class StepBuilder:
         The horizon is cut to the first event that ends the policy's promise.
         """
         self.is_open = False
+        self._pool.settle()
         if not self.num_tokens:
             return None
         state, decodes, pool = self._state, self._decodes, self._pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence import DECODING, Sequence
+from policies.core.sequence import DECODING, ENDING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
 
@@ -84,6 +84,11 @@ class StepView:
     def num_decoding(self) -> int:
         """Number of decoding sequences; one with branches counts once."""
         return self._state.decodes.size + len(self._state.branched.members)
+
+    @property
+    def num_ending(self) -> int:
+        """Number of sequences with a complete output that hold slot and blocks and get no token."""
+        return sum(seq.state is ENDING for seq in self._state.ending.values())
 
     @property
     def num_running(self) -> int:
@@ -186,12 +191,27 @@ class StepView:
             return seq.branches.blocks_to_append() > 0
         return self._state.decodes.needs_block(seq)
 
+    def num_unread(self, seq: SequenceView) -> int:
+        """Returns 1 if the newest token of a running sequence was not read before this step, else 0.
+
+        An engine that plans ahead counts it beforehand (vLLM), or does not know it yet (SGLang).
+        """
+        assert isinstance(seq, Sequence)
+        return self._state.num_unread(seq)
+
     def num_found(self, seq: SequenceView) -> int:
         """Counts the tokens of a waiting sequence with KV in the cache or another tier."""
         assert isinstance(seq, Sequence)
         transfers = self._state.transfers
         num_cached = transfers.num_cached(seq)
         return num_cached + transfers.num_loadable(seq, num_cached)
+
+    def num_matched(self, seq: SequenceView) -> int:
+        """Counts tokens as `num_found` does, but also those of a last page that is computed again."""
+        assert isinstance(seq, Sequence)
+        if self._state.loads_kv or seq.num_swapped:
+            return self.num_found(seq)
+        return min(self._state.block_pool.num_matched(seq), seq.num_known - 1)
 
     def num_free_found(self, seq: SequenceView) -> int:
         """Counts the free KV blocks with cached tokens of a waiting sequence; its admission takes them."""

@@ -31,6 +31,8 @@ class Scheduling(Checked):
     """Whether the sequence that was admitted last is preempted first, in place of the one of largest rank."""
     has_classes: ClassVar[bool] = False
     """Whether it orders by priority classes, as vLLM's `--scheduling-policy priority`."""
+    looks_up: ClassVar[bool] = False
+    """Whether the policy looks up the cached prefixes of waiting sequences, which marks them as used."""
     starvation_bound: ClassVar[int | None] = None
     """Number of later requests that may be admitted before a waiting one; None: no limit."""
 

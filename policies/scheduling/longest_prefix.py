@@ -1,12 +1,13 @@
 """Longest prefix first: the request with the longest prefix cache hit is first (SGLang's `lpm`).
 
 Assumes a prefix cache. Requests that share a prefix run one after the other while it is cached, which
-approximates a depth-first traversal of the radix tree. A request without a hit that shares its prefix with a
-waiting request before it goes behind all others, because it will have a hit later (`shared_prefixes.py`).
-Equals keep the order that they had; requests enter at the end, preempted ones again. A request without a
-shared prefix may starve, unless max_wait_s limits that, as in shortest_job_first (not in SGLang). With more
-than max_sorted waiting requests the order stays as it is, as in SGLang, because looking up all of them takes
-too long.
+approximates a depth-first traversal of the radix tree. A hit counts the pages that are cached whole, but not
+the last token (`match_kv_cache` in SGLang 0.5.23), although a page with it is computed again. A request
+without a hit that shares its prefix with a waiting request before it goes behind all others, because it will
+have a hit later (`shared_prefixes.py`). Equals keep the order that they had; requests enter at the end,
+preempted ones again. A request without a shared prefix may starve, unless max_wait_s limits that, as in
+shortest_job_first (not in SGLang). With more than max_sorted waiting requests the order stays as it is, as in
+SGLang, because looking up all of them takes too long.
 Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
 while a request waits, because evictions change the hits.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, PositiveInt, Unit
 from policies.core.sequence import SequenceState
@@ -31,6 +32,8 @@ from policies.scheduling.shared_prefixes import SharedPrefixes
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestPrefix(Scheduling):
     """The longest prefix hit is first; ties keep their order."""
+
+    looks_up: ClassVar[bool] = True
 
     max_sorted: Annotated[PositiveInt, Unit("request")] = 128
     """Number of waiting requests above which the order stays as it is."""
@@ -73,7 +76,7 @@ class LongestPrefix(Scheduling):
     def _sort(self, view: StepView, step: StepBuilder) -> None:
         """Looks up the hits of the waiting sequences and sorts them in place."""
         queue = sorted(view.waiting, key=self._entries.of)
-        hits = {seq.request_id: view.num_found(seq) for seq in queue}
+        hits = {seq.request_id: view.num_matched(seq) for seq in queue}
         behind = self._shared.behind(queue, hits)
         changed = self._behind ^ behind
         self._behind.symmetric_difference_update(changed)

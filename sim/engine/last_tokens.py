@@ -68,9 +68,12 @@ class LastTokens:
         last_s = self._branched_s.pop(request_id, self.last_decode_s)
         last_s = self.apart.pop(seq, last_s)
         # Without a new token since the last preemption, that time is still the one to keep.
-        if seq.num_emitted_tokens > requests.output_tokens[request_id]:
+        num_emitted = seq.num_emitted_tokens
+        if seq.request.branching is None:  # a token that is discarded, to be computed again, counts once
+            num_emitted = max(num_emitted, seq.num_lost + 1 - seq.num_prompt_tokens)
+        if num_emitted > requests.output_tokens[request_id]:
             requests.last_token_s[request_id] = last_s
-            requests.output_tokens[request_id] = seq.num_emitted_tokens
+            requests.output_tokens[request_id] = num_emitted
 
     def log_gaps(self, plan: StepPlan, end_s: float, log: IterationLog) -> int:
         """Logs the gaps at the end of a plan's first iteration that differ from those of the other sequences.

@@ -128,14 +128,17 @@ class Recorder:
     def prefilled(self, seq: Sequence, now: float) -> None:
         """Records the token that a prefill, or a recomputation, has produced."""
         requests, request_id = self.requests, seq.request_id
+        emitted_s = now
         if seq.num_output_tokens == 1:
             requests.first_token_s[request_id] = now
         else:  # resumed after a preemption: the gap spans its absence
             num_new = seq.num_emitted_tokens - requests.output_tokens[request_id]
+            if not num_new:  # the token that its preemption has discarded (`Release.discards_unread`)
+                emitted_s = requests.last_token_s[request_id]
             for _ in range(num_new):
                 self.iterations.add_gap(request_id, requests.last_token_s[request_id], now)
             self.events.prefilled(seq, now)
-        self.tokens.emit(seq, now)
+        self.tokens.emit(seq, emitted_s)
 
     def finished(self, seq: Sequence, now: float) -> None:
         """Records that the output of a request is complete."""

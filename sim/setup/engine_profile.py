@@ -12,7 +12,7 @@ from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost
-from policies.core.release import VLLM_0_32, Release, release_of
+from policies.core.release import SGLANG_0_5, VLLM_0_32, Release, release_of
 from sim.engine.frontend import TOKENS, Frontend
 
 MAX_SLOTS = 1_000_000
@@ -92,7 +92,9 @@ class EngineProfile(Checked):
 
     @property
     def release(self) -> Release:
-        """The rules of its scheduler, which differ between releases of vLLM."""
+        """The rules of its scheduler, which differ between engines and releases of vLLM."""
+        if self.family == "sglang":
+            return SGLANG_0_5
         return release_of(self.version) if self.family == "vllm" else VLLM_0_32
 
     @property

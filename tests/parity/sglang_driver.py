@@ -65,8 +65,6 @@ OFF = (
     "abort_on_priority_when_disabled",
     "chunked_req",
     "last_batch",
-    "enable_overlap",
-    "enable_skip_finishing_decode",
     "scheduler_stage_metrics",
 )
 """Attributes of `Scheduler` for features that are not used here."""
@@ -96,6 +94,7 @@ class Settings:
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     disable_radix_cache: bool = False
+    disable_overlap_schedule: bool = False
 
 
 class Mute:
@@ -152,6 +151,9 @@ class SGLang:
             for name in names:
                 setattr(scheduler, name, make())
         scheduler.device = "cpu"
+        scheduler.enable_overlap = (
+            scheduler.enable_skip_finishing_decode
+        ) = not settings.disable_overlap_schedule
         scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator = slots, pool
         scheduler.tree_cache = self.tree
         for name in ("page_size", "chunked_prefill_size", "max_prefill_tokens", "max_running_requests"):
@@ -216,24 +218,16 @@ class SGLang:
         self.scheduler._add_request_to_queue(request)
 
     def step(self) -> dict[str, Any] | None:
-        """Runs one batch and returns what was decided; None if there was nothing to run."""
-        scheduler = self.scheduler
-        retracted: list[str] = []
-        add_again = type(scheduler)._add_request_to_queue
+        """Runs one batch and returns what was decided; None if there was nothing to run.
 
-        def note(request: Any, is_retracted: bool = False) -> None:
-            if is_retracted:
-                retracted.append(request.rid)
-            add_again(scheduler, request, is_retracted)
-
-        scheduler._add_request_to_queue = note
-        plan = scheduler.get_next_batch_to_run(scheduler.running_batch, scheduler.last_batch)
-        del scheduler._add_request_to_queue
-        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
-        if batch is None:
-            scheduler.new_token_ratio_tracker.reset()
-            scheduler.last_batch = None
-            return None
+        finished: requests that are known to have ended, with overlap those of the batch before.
+        """
+        self.finished: list[int] = []
+        retracted: list[int] = []
+        while (batch := self._next_batch(retracted)) is None:
+            if not self._settle():
+                self.scheduler.new_token_ratio_tracker.reset()
+                return None
         if batch.forward_mode.is_extend():
             tokens = {int(r.rid): n for r, n in zip(batch.reqs, batch.extend_lens, strict=True)}
             found = {
@@ -244,20 +238,50 @@ class SGLang:
         else:
             tokens, found = {int(r.rid): 1 for r in batch.reqs}, {}
         num_free = self.num_free_tokens
-        self._process(batch)
-        scheduler.last_batch = batch
-        finished = sorted(int(r.rid) for r in batch.reqs if r.finished())
+        last, self.scheduler.last_batch = self.scheduler.last_batch, batch
+        if not self._settings.disable_overlap_schedule:
+            batch.input_ids = None
+            self.scheduler.result_queue.append((batch.copy(), None))
+            if last is not None:
+                self._process(self.scheduler.result_queue.popleft()[0])
+        else:
+            self._process(batch)
         return {
             "tokens": tokens,
             "prefixes": found,
-            "retracted": sorted(int(rid) for rid in retracted),
+            "retracted": sorted(retracted),
             "num_free_planned": num_free,
-            "finished": finished,
+            "finished": sorted(self.finished),
         }
+
+    def _next_batch(self, retracted: list[int]) -> Any:
+        """Lets the scheduler decide; adds the requests that it retracts."""
+        scheduler = self.scheduler
+        add_again = type(scheduler)._add_request_to_queue
+
+        def note(request: Any, is_retracted: bool = False) -> None:
+            if is_retracted:
+                retracted.append(int(request.rid))
+            add_again(scheduler, request, is_retracted)
+
+        scheduler._add_request_to_queue = note
+        plan = scheduler.get_next_batch_to_run(scheduler.running_batch, scheduler.last_batch)
+        del scheduler._add_request_to_queue
+        scheduler.running_batch = plan.running_batch
+        return plan.batch_to_run
+
+    def _settle(self) -> bool:
+        """Processes the result that is due when no batch runs; returns whether there was a last batch."""
+        scheduler = self.scheduler
+        last, scheduler.last_batch = scheduler.last_batch, None
+        if scheduler.result_queue:
+            self._process(scheduler.result_queue.popleft()[0])
+        return last is not None and not self._settings.disable_overlap_schedule
 
     def _process(self, batch: Any) -> None:
         """Samples the tokens of a batch and lets SGLang process them."""
         tokens = []
+        running = [request for request in batch.reqs if not request.finished()]
         for request in batch.reqs:
             place = len(request.output_ids)
             stops = self._stops.get(request.rid) == place + 1
@@ -280,3 +304,4 @@ class SGLang:
             self._results.process_batch_result_decode(batch, result)
         else:
             self._results.process_batch_result_prefill(batch, result)
+        self.finished += [int(request.rid) for request in running if request.finished()]

@@ -1,14 +1,16 @@
 """Our core with batching=sglang against SGLang's scheduler (0.5.23): the same batches, step by step.
 
 Runs in an environment that has `sglang` (`make parity` makes one), and is skipped elsewhere. Compared are, in
-random workloads, the tokens of every request, hits in the cache, retractions, ends, and the free tokens while
-a step runs. Without a prefix cache, KV memory may be short; with it, memory is ample in these modes. Where it
-is short, SGLang evicts other contents: for a whole iteration at once, ahead of need after a retraction, and
-it refreshes the prefixes of waiting requests every 32 passes. A test counts how often that leads to another
-hit. So does another that counts how often lpm, which sorts its queue only while it may admit, orders equals
-otherwise than ours, which sorts it in every step. Not compared: the overlapped loop, other schedule policies,
-aborts, and lpm with pages of several tokens, which ranks a prompt that is cached to its last token by all its
-pages, ours by those that it can use.
+random workloads and in both of SGLang's loops, the tokens of every request, hits in the cache, retractions,
+ends, and the free tokens while a step runs. "overlap" is `event_loop_overlap`, SGLang's default: the result
+of a batch is processed after the next one was launched, so both engines are asked what they know at that
+time. Without a prefix cache, KV memory may be short; "tight" is short of it with one.
+
+A few workloads of the modes in `MAX_SHARES` differ. In the overlapped loop, a request may be retracted before
+its stop token was read: SGLang discards that token and computes it again, ours has ended with it. Smallest
+example: `overlap+radix+tight+lpm`, seed 8, without the requests 3 and 7. lpm sorts its queue only while it
+may admit, ours sorts it in every step, which may order equals otherwise. Not compared: other schedule
+policies and aborts.
 """
 
 import os
@@ -21,8 +23,10 @@ from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.caching.radix import Radix
 from policies.caching.settings import KvMemory
+from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
+from policies.core.release import SGLANG_0_5
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.queue_order import QueueOrder
@@ -33,8 +37,10 @@ pytestmark = pytest.mark.parity
 NUM_WORKLOADS = int(os.environ.get("PARITY_WORKLOADS", "1000"))
 MAX_SEGMENT = 4096
 MODES = ("paged", "paged+pages", "paged+whole", "paged+mixed", "radix", "radix+pages", "radix+mixed")
-MAX_SHARES = {"radix+tight": 0.06, "radix+lpm": 0.01}
-"""By mode: share of the workloads that may differ; measured: 2 % and one in 1,000."""
+MAX_SHARES = {"radix+tight": 0.02, "radix+tight+pages": 0.02, "radix+tight+mixed": 0.03}
+MAX_SHARES |= {"radix+tight+lpm": 0.05, "radix+lpm": 0.01, "radix+lpm+pages": 0.01}
+"""By mode, in both loops: share of the workloads that may differ; docs/policies.md has what was measured."""
+LOOPS = ("", "overlap+")
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,21 @@ class Ours:
             block_pool=caching.pool(KvMemory(settings.num_kv_tokens // page, max_model_len=4096)),
             max_num_seqs=settings.max_running_requests,
             max_model_len=4096,
+            release=SGLANG_0_5,
+            ends=Ends.at_once if settings.disable_overlap_schedule else Ends.one_step_late,
         )
+        self._reads_late = not settings.disable_overlap_schedule
+        self._ended: list[int] = []  # by the last step, if its tokens have not been read
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that have not ended, as far as the engine knows."""
+        return self.core.num_unfinished + len(self.core.running_set.ending)
+
+    def settle(self) -> list[int]:
+        """Reads the tokens of the last step, after which no request is unfinished; returns its ends."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def add(self, arrival: Arrival, now: float) -> None:
         num_tokens = sum(segment.num_tokens for segment in arrival.segments)
@@ -89,7 +109,9 @@ class Ours:
         """Runs a plan for as many iterations as its horizon and the caller allow; one entry for each."""
         core = self.core
         plan = core.plan(now)
-        assert plan is not None, "our engine stands still"
+        if plan is None:
+            assert not core.num_unfinished, "our engine stands still"
+            return []
         first = {
             "tokens": plan.tokens_by_request,
             "prefixes": {chunk.seq.request_id: chunk.num_cached for chunk in plan.chunks},
@@ -102,15 +124,18 @@ class Ours:
         steps = [dict(first) if i == 0 else {**first, "retracted": []} for i in range(num)]
         for step in steps[1:]:
             del step["num_free_planned"]
-        steps[-1]["finished"] = sorted(seq.request_id for seq in ended)
-        for step in steps[:-1]:
+        for step in steps:
             step["finished"] = []
+        now_ended = sorted(seq.request_id for seq in ended)
+        if self._reads_late:
+            now_ended, self._ended = self._ended, now_ended
+        steps[0 if self._reads_late else -1]["finished"] = now_ended
         return steps
 
 
 def make_workload(mode: str, seed: int) -> tuple[Settings, tuple[Arrival, ...]]:
     """Draws settings and arrivals of a mode: words joined by "+"."""
-    random, words = Random(f"sglang {mode} {seed}"), mode.split("+")
+    random, words = Random(f"sglang {mode.removeprefix('overlap+')} {seed}"), mode.split("+")
     page = random.choice((4, 16, 64)) if "pages" in words else 1
     longest = random.choice((10, 40, 150))
     slots = random.choice((1, 3, 8, 20))
@@ -126,6 +151,7 @@ def make_workload(mode: str, seed: int) -> tuple[Settings, tuple[Arrival, ...]]:
         enable_mixed_chunk="mixed" in words,
         schedule_policy="lpm" if "lpm" in words else "fcfs",
         disable_radix_cache="paged" in words,
+        disable_overlap_schedule="overlap" not in words,
     )
     step, arrivals, paths = 0, [], [()]
     max_gap, max_output = random.choice((0, 2, 10, 60)), random.choice((1, 4, 30, 60))
@@ -153,19 +179,22 @@ def first_difference(mods, settings: Settings, arrivals, *, leaps: bool) -> str 
     """Describes the first difference between the two engines; None if they agree in every step."""
     ours, theirs = Ours(settings), SGLang(mods, settings)
     to_come, now = list(arrivals), 0
-    while to_come or ours.core.num_unfinished:
+    while to_come or ours.num_unfinished:
         while to_come and to_come[0].step <= now:
             arrival = to_come.pop(0)
             ours.add(arrival, now)
             theirs.add(arrival.request_id, arrival.token_ids, arrival.max_new_tokens, arrival.stop_after)
-        if ours.core.num_unfinished != theirs.num_unfinished:
-            return f"step {now}: {ours.core.num_unfinished} unfinished here, {theirs.num_unfinished} there"
-        if not ours.core.num_unfinished:
-            assert theirs.step() is None
+        if ours.num_unfinished != theirs.num_unfinished:
+            return f"step {now}: {ours.num_unfinished} unfinished here, {theirs.num_unfinished} there"
+        until = to_come[0].step - now if to_come else 1000
+        our_steps = ours.steps(now, until if leaps else 1)
+        if not our_steps:
+            other, ended = theirs.step(), ours.settle()
+            if other is not None or sorted(theirs.finished) != ended:
+                return f"step {now}: ours ends {ended}, theirs {other or theirs.finished}"
             now += 1
             continue
-        until = to_come[0].step - now if to_come else 1000
-        for step in ours.steps(now, until if leaps else 1):
+        for step in our_steps:
             other = theirs.step()
             told = {name: other[name] for name in step} if other is not None else None
             if told != step:
@@ -179,7 +208,7 @@ def mods():
     return modules()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [loop + mode for loop in LOOPS for mode in MODES])
 def test_every_batch_is_sglangs(mods, mode):
     for seed in range(NUM_WORKLOADS):
         settings, arrivals = make_workload(mode, seed)
@@ -187,12 +216,12 @@ def test_every_batch_is_sglangs(mods, mode):
         assert difference is None, f"{mode}, workload {seed}, {settings}\n{arrivals}\n{difference}"
 
 
-@pytest.mark.parametrize("mode", MAX_SHARES)
-def test_other_evictions_and_ties_rarely_lead_to_another_batch(mods, mode):
+@pytest.mark.parametrize(("loop", "mode"), [(loop, mode) for loop in LOOPS for mode in MAX_SHARES])
+def test_stops_that_were_not_read_and_ties_rarely_lead_to_another_batch(mods, loop, mode):
     num_workloads = max(NUM_WORKLOADS // 4, 100)
     differences = []
     for seed in range(num_workloads):
-        settings, arrivals = make_workload(mode, seed)
+        settings, arrivals = make_workload(loop + mode, seed)
         differences.append(first_difference(mods, settings, arrivals, leaps=seed % 2 == 1) is not None)
     assert sum(differences) <= MAX_SHARES[mode] * num_workloads
 

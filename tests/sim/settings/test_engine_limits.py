@@ -3,6 +3,7 @@
 import pytest
 
 from hwmodels.devices.device import Device
+from policies.core.release import RELEASES, SGLANG_0_5, VLLM_0_32
 from sim import simulate
 from sim.settings.build import build
 from sim.settings.compose import ConfigSource
@@ -214,3 +215,16 @@ def test_a_config_without_a_device_is_left_as_it_is():
     config = {"engine": {"default_limits": "vllm", "max_num_seqs": None}}
     complete(config)
     assert config["engine"]["max_num_seqs"] is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "release"),
+    [
+        (("engine=sglang",), SGLANG_0_5),
+        (("engine=vllm",), RELEASES[0, 33]),
+        (("engine=vllm", "engine.version=0.32.0"), VLLM_0_32),
+        (("engine=tensorrt_llm",), VLLM_0_32),
+    ],
+)
+def test_the_rules_of_the_scheduler_are_those_of_the_engine(overrides, release):
+    assert build_scenario(composed(SOURCE, list(overrides))).engine.release == release
