@@ -47,7 +47,7 @@ FAILURES = [
         "BadBatching",
         "wrong verb",
         f"{AT}fill used step.decode_everything, which does not exist; "
-        "nearest: decode, decode_all; allowed: admit, budget, computes_prompts, decode,",
+        "nearest: decode, decode_all; see docs/policies.md",
         r"fill\n    step.decode_everything\(\)",
     ),
     (
