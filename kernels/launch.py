@@ -84,7 +84,7 @@ class Repeated:
 
     tensors: those that others replace, which must have their dtypes, shapes, strides and alignment; a launch
     is repeated if it takes one of them, or a tensor that a repeated launch before it takes. Arguments are
-    neither checked nor looked at, so that a repetition costs the host a quarter of a launch.
+    neither checked nor looked at, which is most of what a launch costs the host.
     """
 
     def __init__(self, launches: Sequence[Repeatable], tensors: Sequence[torch.Tensor | None]) -> None:

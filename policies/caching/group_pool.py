@@ -254,9 +254,8 @@ class GroupPool(BlockPool):
         ]
         until = min((limit for limit in limits if limit is not None), default=seq.max_num_tokens)
         if self._plans_ahead and until > self._num_ended(seq, seq.stored_computed):
-            until = (
-                max(until, seq.stored_computed) + 1
-            )  # its step has ended when the step after it is planned
+            # The step of a token has ended when the step after the next one is planned.
+            until = max(until, seq.stored_computed) + 1
         return PAGED if until >= seq.max_num_tokens else Growth(until=until)
 
     # Contents.

@@ -42,6 +42,13 @@ IMAGES: Mapping[Engine, re.Pattern[str]] = {
 }
 """Container images whose entry point, or whose arguments, start a server."""
 
+TAGGED: Mapping[Engine, re.Pattern[str]] = {
+    "vllm": re.compile(r"(?<![\w-])vllm/vllm-[\w-]+:"),
+    "sglang": re.compile(r"(?<![\w-])lmsysorg/sglang:"),
+    "tensorrt_llm": re.compile(r"tensorrt-llm/release:"),
+}
+"""Images whose tag is the engine's version; those of others count in their own way (`nvidia/vllm:25.09`)."""
+
 PACKAGES: Mapping[Engine, str] = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "tensorrt[-_]llm"}
 _VERSION = r"v?(?P<version>\d+\.\d+(?:\.\d+)?)"
 
@@ -65,13 +72,8 @@ def version_in(engine: Engine, texts: Iterable[str]) -> str | None:
     It has three parts. None: no text names one, or several differ.
     """
     package = re.compile(rf"(?<![\w-]){PACKAGES[engine]}(\[[\w,-]+\])?(==|@){_VERSION}", re.I)
-    tag = re.compile(rf":{_VERSION}")
-    found = set()
-    for text in texts:
-        found |= {match["version"] for match in package.finditer(text)}
-        for word in text.split():
-            if IMAGES[engine].search(word) and (match := tag.search(word)):
-                found.add(match["version"])
+    tag = re.compile(TAGGED[engine].pattern + _VERSION)
+    found = {match["version"] for text in texts for each in (package, tag) for match in each.finditer(text)}
     if len(found) != 1:
         return None
     (version,) = found

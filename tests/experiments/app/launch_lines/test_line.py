@@ -39,6 +39,9 @@ def settings(command, *beside):
         (f"{IMAGE}:v0.6.3 {MODEL}", {"engine": "vllm_v0"}),
         (f"{IMAGE}:v0.6.3 {MODEL} --enable-chunked-prefill", {"engine": "vllm_v0", "batching": "chunked"}),
         (f"{IMAGE}:latest {MODEL}", {"engine": "vllm"}),
+        (f"docker run lmcache/vllm-openai:v0.3.1 {MODEL}", {"engine": "vllm"}),  # a version of LMCache
+        (f"docker run nvcr.io/nvidia/vllm:25.09-py3 {LLAMA}", {"engine": "vllm"}),
+        (f"docker run registry:5000/vllm/vllm-openai:v0.9.2@sha256:ab {MODEL}", {"engine": "vllm_sync"}),
         (f"pip install vllm==0.9.2\n{LLAMA}", {"engine": "vllm_sync", "engine.version": "0.9.2"}),
         (f"pip install vllm==0.9.2 # not vllm==0.8.1\n{LLAMA}", {"engine": "vllm"}),  # which one is unsure
         ("docker run nvcr.io/nvidia/tensorrt-llm/release:1.0.0 trtllm-serve Qwen/Qwen3-8B",
