@@ -4,16 +4,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sim.api import Result, simulate
+    from experiments.app.api import simulate, simulate_streamed
+    from sim.api import Result
     from sim.settings.errors import ConfigError
-    from sim.streamed_api import StreamedResult, simulate_streamed
+    from sim.streamed_api import StreamedResult
 
 __all__ = ["ConfigError", "Result", "StreamedResult", "simulate", "simulate_streamed"]
 
 _HOMES = {
-    "simulate": "sim.api",
+    "simulate": "experiments.app.api",  # these two compose settings, of which this package knows nothing
+    "simulate_streamed": "experiments.app.api",
     "Result": "sim.api",
-    "simulate_streamed": "sim.streamed_api",
     "StreamedResult": "sim.streamed_api",
     "ConfigError": "sim.settings.errors",
 }

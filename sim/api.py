@@ -1,20 +1,16 @@
-"""The Python interface: `from sim import simulate` takes the settings of `windtunnel simulate`."""
+"""A whole run of a plain config in one call, and its result; `experiments.app.api` composes the config."""
 
 from __future__ import annotations
 
 import html
-import re
-import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
 
 from sim.cluster.attached import UserProcess
 from sim.metrics.dialects import DIALECTS, in_dialects
@@ -31,14 +27,7 @@ from sim.report.fleet import replicas_over_time
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.page import headline_html
 from sim.report.timeline import timeline
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import config_dirs, find_groups
-from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.override import Override
-from sim.settings.renamed import with_new_names
 from sim.settings.scenario import build_run, run_or_part
-from sim.setup.pool import PoolSettings
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -46,119 +35,35 @@ if TYPE_CHECKING:
 TIMELINE_REQUESTS = 10_000
 """Number of requests in timeline.json; the default of `output.timeline_requests`."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
-_BARE = re.compile(r"[A-Za-z_][\w./-]*")
-"""Matches the texts that Hydra's command line reads as they are, without quotes."""
-
-_BEFORE_QUOTE = re.compile(r"(\\*)('|$)")
 
 
-def simulate(
-    *overrides: str,
-    model: Any = None,
-    hardware: Any = None,
-    workload: Any = None,
-    policy: Any = None,
-    config_dir: str | Path | None = None,
-    attach: Sequence[UserProcess] = (),
-    **settings: Any,
-) -> Result:
-    """Simulates a workload with a policy on a hardware model; defaults are those of `windtunnel simulate`.
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The settings of a run."""
 
-    overrides: settings as on the command line, `"workload.num_requests=500"`.
-    model, hardware, workload, and any other group as a keyword: the name of a choice (`windtunnel list`), a
-    mapping of settings below it, or an object that replaces it, such as a policy of your own. None selects
-    the choice `none` of a group that has one (`slo=None`); for model, hardware and workload it means the
-    default. Two underscores stand for the dot of a setting: `workload__num_requests=500`,
-    `engine__max_num_seqs=64`.
-    policy: the name of an engine (`vllm`), which selects the policies of that engine; a mapping of policy
-    groups to choices or objects (`{"batching": "static", "caching": "radix"}`); or a batching policy.
-    config_dir: a folder with further choices, as `--config-dir`.
-    attach: processes of your own: generator functions of env, fleet and gateway, which SimPy runs beside the
-    simulation; env is a `simpy.Environment`. A process reads the state of the fleet (`fleet.replicas`,
-    `fleet.serving`, and of a replica `state`, `num_outstanding`, `num_running`, `num_waiting`, `kv_usage`)
-    and of the gateway (`num_in_progress`, `in_progress`, `num_ended`), changes a limit
-    (`replica.max_num_batched_tokens`), starts, drains, crashes, repairs and slows down replicas, sends
-    requests (`gateway.send`; to one replica, to warm its cache), and waits for the end of a request (`yield
-    gateway.ended(request)`). See `sim.cluster.attached`.
+    nodes: Mapping[str, Any]
+    """The whole config as plain data, with interpolations resolved."""
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    """Root key -> the object that replaces its node."""
+    command: str | None = None
+    """The same run on the command line; None if there is none, as with objects."""
 
-    Raises ConfigError for every mistake in the settings, before the simulation starts, and for an attached
-    process that raises or yields no event. Must not be called from several threads at once, because Hydra
-    composes one config at a time per process.
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Returns the config as `Result.config`, with the class of each object in its place."""
+        names = {
+            key: f"{type(value).__module__}.{type(value).__qualname__}" for key, value in self.objects.items()
+        }
+        return {**self.nodes, **{key: {"name": name} for key, name in names.items()}}
+
+
+def simulate_config(config: RunConfig, attach: Sequence[UserProcess] = ()) -> Result:
+    """Simulates one config. Raises ConfigError.
+
+    attach: processes of the user's, see `sim.cluster.attached`.
     """
-    named = {"model": model, "hardware": hardware, "workload": workload}
-    return simulate_config(*arguments(overrides, named | settings, policy, config_dir), attach)
-
-
-def arguments(
-    overrides: Sequence[str], settings: Mapping[str, Any], policy: Any, config_dir: str | Path | None
-) -> tuple[ConfigSource, list[str], dict[str, Any]]:
-    """Returns the config, the overrides and the objects of a call of `simulate`. Raises ConfigError.
-
-    settings: its keywords; None of model, hardware and workload means the default.
-    """
-    given = {
-        name.replace("__", "."): value
-        for name, value in settings.items()
-        if value is not None or name not in ("model", "hardware", "workload")
-    }
-    if policy is not None:
-        given = _of_policy(policy) | given
-    dirs = config_dirs(None if config_dir is None else Path(config_dir))
-    texts, objects = with_new_names(overrides, dirs), {}
-    groups = {group: [choice.name for choice in found] for group, found in find_groups(dirs).items()}
-    _check_engine(policy, groups)
-    for key, value in zip(with_new_names(given, dirs), given.values(), strict=True):
-        if value is None and "none" in groups.get(key, ()):
-            texts.append(f"{key}=none")
-        elif not _is_plain(value):
-            objects[key] = value
-        elif isinstance(value, Mapping) and key in groups:
-            texts += [_override(f"{key}.{name}", item) for name, item in value.items()]
-        else:
-            texts.append(_override(key, value))
-    for text in (*texts, *objects):
-        if Override.parse(text).root == "output":
-            raise ConfigError(
-                f"{text}: simulate() does not write files; call result.write(folder), for example "
-                "result.write(folder, timeline=True, vllm_bench=True)"
-            )
-    return ConfigSource(config_name="simulate", dirs=dirs), texts, objects
-
-
-def simulate_config(
-    source: ConfigSource,
-    overrides: list[str],
-    objects: Mapping[str, Any],
-    attach: Sequence[UserProcess] = (),
-) -> Result:
-    """Simulates one config. objects: root key -> the object that replaces its node. Raises ConfigError.
-
-    attach: see `simulate`.
-    """
-    cfg, config, command = composed_run(source, overrides, objects)
-    run = run_or_part(*build_run(cfg, objects), attach=attach)
-    return Result(run=run, config=config, command=None if attach else command)
-
-
-def composed_run(
-    source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]
-) -> tuple[DictConfig, dict[str, Any], str | None]:
-    """Returns a config composed, and as `Result.config` and `Result.command`. Raises ConfigError."""
-    cfg = composed(replace(source, device=objects.get("hardware")), overrides, replaced=objects)
-    for key, value in objects.items():
-        if key not in cfg:
-            raise ConfigError(f"{key}={type(value).__name__}: an object can only replace a key at the root")
-        if cfg.pools and key in PoolSettings.__dataclass_fields__:
-            raise ConfigError(
-                f"{key}={type(value).__name__}: each pool has its own {key}; write a config file for the "
-                "object and name it in `pools`, or leave out `pools`"
-            )
-    config: Any = OmegaConf.to_container(cfg, resolve=True)
-    for key, value in objects.items():
-        config[key] = {"name": f"{type(value).__module__}.{type(value).__qualname__}"}
-    own_dirs = [word for path in source.dirs[1:] for word in ("--config-dir", str(path))]
-    command = None if objects else shlex.join(["windtunnel", "simulate", *overrides, *own_dirs])
-    return cfg, config, command
+    run = run_or_part(*build_run(config.nodes, config.objects), attach=attach)
+    return Result(run=run, config=config.recorded, command=None if attach else config.command)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,55 +207,3 @@ def latency_table(summary: Mapping[str, Any]) -> pd.DataFrame:
     """Returns one row per latency of a summary, one column per statistic."""
     rows = {name.upper() if name != "queue" else name: summary[name] for name in LATENCIES}
     return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def _of_policy(policy: Any) -> dict[str, Any]:
-    if isinstance(policy, str):
-        return {"engine": policy}
-    if isinstance(policy, Mapping):
-        return {str(group): value for group, value in policy.items()}
-    return {"batching": policy}
-
-
-def _check_engine(policy: Any, groups: Mapping[str, list[str]]) -> None:
-    """Raises ConfigError if `policy` is the name of a batching policy, where an engine's name is expected."""
-    if isinstance(policy, str) and policy not in groups["engine"] and policy in groups["batching"]:
-        raise ConfigError(
-            f"policy={policy}: must be the name of an engine; for the batching policy write "
-            f"policy={{'batching': '{policy}'}}"
-        )
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_plain(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, Real | str | Path)
-
-
-def _override(key: str, value: Any) -> str:
-    return f"{key}={''.join(_text(value))}"
-
-
-def _text(value: Any) -> Iterator[str]:
-    """Yields the pieces of the text that Hydra's command line reads as `value`."""
-    if value is None or isinstance(value, bool):
-        yield {None: "null", True: "true", False: "false"}[value]
-    elif isinstance(value, Integral):
-        yield str(int(value))
-    elif isinstance(value, Real):
-        yield repr(float(value))
-    elif isinstance(value, Mapping):
-        yield "{" + ",".join(f"{name}:{''.join(_text(item))}" for name, item in value.items()) + "}"
-    elif isinstance(value, list | tuple):
-        yield "[" + ",".join("".join(_text(item)) for item in value) + "]"
-    elif _BARE.fullmatch(str(value)) and str(value).lower() not in ("null", "true", "false", "nan", "inf"):
-        yield str(value)
-    else:
-        # Hydra unescapes a backslash only before a quote, so only those are doubled.
-        yield (
-            "'"
-            + _BEFORE_QUOTE.sub(lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
-            + "'"
-        )

@@ -1,4 +1,4 @@
-"""The Python interface to runs that are too long to keep: `from sim import simulate_streamed`."""
+"""A run of a plain config that is too long to keep: its tables are in a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from sim.api import arguments, composed_run, latency_table
+from sim.api import RunConfig, latency_table
 from sim.records.timed_rows import interval_s
 from sim.report import evidence, wording
 from sim.report.config_text import config_yaml
@@ -22,35 +22,20 @@ from sim.setup.streamed_run import StreamedRun, check_streamed
 from sim.shards.accumulators import accumulator_bytes
 
 
-def simulate_streamed(
-    folder: str | Path,
-    *overrides: str,
-    model: Any = None,
-    hardware: Any = None,
-    workload: Any = None,
-    policy: Any = None,
-    config_dir: str | Path | None = None,
-    iterations: bool = False,
-    **settings: Any,
-) -> StreamedResult:
-    """Simulates as `simulate` does, and writes the rows of requests to a folder while the run goes on.
+def simulate_streamed_config(folder: Path, config: RunConfig, *, iterations: bool) -> StreamedResult:
+    """Simulates one config, and writes its tables while the run goes on.
 
-    The memory of the run does not grow with its length. iterations: also write the iterations and gaps.
-    Others as for `simulate`. Raises ConfigError for mistakes in the settings and for a disk without room,
-    before the simulation starts, and OSError if the tables could not be written; those up to then remain.
+    iterations: also write the iterations and gaps. Raises ConfigError for mistakes in the settings and for a
+    disk without room, before the simulation starts, and OSError if the tables could not be written.
     """
-    folder = Path(folder)
-    named = {"model": model, "hardware": hardware, "workload": workload}
-    source, texts, objects = arguments(overrides, named | settings, policy, config_dir)
-    cfg, config, command = composed_run(source, texts, objects)
-    scenario, traffic = build_run(cfg, objects)
+    scenario, traffic = build_run(config.nodes, config.objects)
     try:
         check_streamed(scenario)
         check_free_space(folder, traffic.num_requests or 0, iterations=iterations)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.yaml", config_yaml(config))
+    write_whole(folder / "config.yaml", config_yaml(config.recorded))
     width_s = interval_s(scenario.num_replicas) if iterations else None
     tables = StreamedTables(folder, scenario.slo, width_s=width_s)
     with errors_of_user(scenario):
@@ -62,7 +47,7 @@ def simulate_streamed(
         add_exact_percentiles(summary, folder / REQUESTS)
     write_whole(folder / PLOTS, accumulator_bytes(run.figures.plots(run.end)))
     write_whole(folder / "summary.json", summary_json(summary))
-    return StreamedResult(folder=folder, summary=summary, config=config, command=command)
+    return StreamedResult(folder=folder, summary=summary, config=config.recorded, command=config.command)
 
 
 @dataclass(frozen=True, kw_only=True)

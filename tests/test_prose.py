@@ -72,9 +72,9 @@ ALLOWED = {
     # Old names that are accepted for one version.
     "CHANGELOG.md": {"troubles"},
     "experiments/conformance/renamed.py": {"everybody", "who"},
-    "sim/settings/renamed.py": {"troubles"},
+    "experiments/app/settings/renamed.py": {"troubles"},
     "tests/experiments/conformance/test_plugin.py": {"everybody"},
-    "tests/sim/settings/test_renamed.py": {"troubles"},
+    "tests/experiments/app/settings/test_renamed.py": {"troubles"},
     # A key of summary.json, and the name of a random stream, whose draws it decides.
     "configs/experiment/crash_recovery.yaml": {"troubles"},
     "docs/cluster.md": {"troubles"},
@@ -251,7 +251,7 @@ def test_classes_modules_and_properties_must_not_be_riddles(first):
         ("a.yaml", "# for those who wait\na: front door\n", [1, 2]),
         ("a.md", 'Whom it serves.\n> a quotation: who?\n`who` and "nobody" are mentioned.\n', [1]),
         ("Makefile", "layers: ## who imports whom", [1, 1]),
-        ("sim/settings/renamed.py", 'NEW_NAMES = {"troubles": "failures"}', []),
+        ("experiments/app/settings/renamed.py", 'NEW_NAMES = {"troubles": "failures"}', []),
         ("sim/settings/other.py", 'NEW_NAMES = {"troubles": "failures"}', [1]),
     ],
 )

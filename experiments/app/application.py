@@ -15,13 +15,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from experiments.app.claim import overwrite_of
 from experiments.app.help import print_help
 from experiments.app.runner import run_command
-from sim.settings.compose import ConfigSource, without_hydra
-from sim.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
+from experiments.app.settings.compose import ConfigSource, without_hydra
+from experiments.app.settings.config_groups import CONFIG_DIR, config_dirs, find_groups, with_choice
+from experiments.app.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
+from experiments.app.settings.override import check_chosen_once
+from experiments.app.settings.renamed import with_new_names
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, explained
-from sim.settings.override import check_chosen_once
-from sim.settings.policy_errors import with_choice
-from sim.settings.renamed import with_new_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sim.settings.config_groups import CONFIG_DIR, find_groups, key_comments
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups, key_comments
 
 _HYDRA = ("defaults", "hydra")  # keys of a root config that belong to Hydra
 FLAGS = ("--help", "--multirun", "--config-dir", "--cfg", "--traceback")
@@ -147,7 +147,9 @@ def _nested_keys(current: str, overrides: Sequence[str], config_name: str, dirs:
 
 def _node(key: str, overrides: Sequence[str], config_name: str, dirs: Sequence[Path]) -> Any:
     """Returns the value of a dotted key in the config with the groups chosen so far, None if it has none."""
-    source = importlib.import_module("sim.settings.compose").ConfigSource(config_name=config_name, dirs=dirs)
+    source = importlib.import_module("experiments.app.settings.compose").ConfigSource(
+        config_name=config_name, dirs=dirs
+    )
     chosen = [word for word in overrides if re.fullmatch(r"[\w/]+=[\w-]+", word)]
     try:
         node = source.compose_plain(chosen)

@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import Choice, find_groups, key_comments
 from sim.report.config_text import yaml_text
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import Choice, find_groups, key_comments
 from sim.settings.convert import shown
 
 WIDTH = 110

@@ -1,19 +1,17 @@
 """Interface between a command and the runner: a function `prepare(cfg, composition)` that returns a `Job`.
 
 `prepare` builds everything that a run needs and raises ConfigError for every mistake that the user can
-correct. Its config has no node `hydra`.
+correct. Its config is plain, with interpolations resolved, and has no node `hydra`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from sim.settings.compose import Composition
+    from experiments.app.settings.compose import Composition
 
 
 class Job(Protocol):
@@ -32,7 +30,7 @@ class Job(Protocol):
         """
 
 
-Prepare = Callable[["DictConfig", "Composition"], Job]
+Prepare = Callable[[dict[str, Any], "Composition"], Job]
 
 
 class CannotWriteError(Exception):

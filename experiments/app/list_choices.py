@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sim.settings.config_groups import Choice, config_dirs, find_groups
+from experiments.app.settings.config_groups import Choice, config_dirs, find_groups
 from sim.settings.errors import ConfigError, suggest
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from sim.report.whole_file import write_whole
@@ -26,12 +26,6 @@ def write_study(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Writes the resolved config to config.yaml."""
     write_whole(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
-
-
-def resolved_config(cfg: DictConfig) -> dict[str, Any]:
-    """Returns the config as it is written to config.yaml: plain, with all interpolations resolved."""
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    return config
 
 
 def scenario_part(config: Mapping[Any, Any]) -> dict[Any, Any]:

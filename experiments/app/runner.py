@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +23,11 @@ from experiments.app.claim import claim, set_folder
 from experiments.app.garbage import begin_collection
 from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
 from experiments.app.output_file import file_errors_reported
+from experiments.app.settings.compose import Composition, ConfigSource, quoted
+from experiments.app.settings.hydra_errors import check_edits, composed, explained
+from experiments.app.settings.resolve import resolved
 from sim.report.whole_file import write_whole
-from sim.settings.compose import Composition, ConfigSource, quoted
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import check_edits, composed, explained
 
 MULTIRUN = "hydra.mode=MULTIRUN"
 
@@ -159,8 +159,8 @@ def _prepared(point: Point, module: str) -> Job:
 
 
 @contextmanager
-def _as_running(cfg: DictConfig) -> Iterator[DictConfig]:
-    """Yields a copy of the config without the node `hydra`; `${hydra:...}` still resolves in it."""
+def _as_running(cfg: DictConfig) -> Iterator[dict[str, Any]]:
+    """Yields the config as its job gets it: plain, resolved as while it runs, without the node `hydra`."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)
     try:
@@ -168,10 +168,7 @@ def _as_running(cfg: DictConfig) -> Iterator[DictConfig]:
             parts = [str(OmegaConf.select(cfg, key)) for key in _folder_keys(cfg) if key]
             cfg.hydra.runtime.output_dir = str(Path(*parts).absolute())
         HydraConfig.instance().set_config(cfg)
-        own = deepcopy(cfg)
-        with read_write(own), open_dict(own):
-            del own["hydra"]
-        yield own
+        yield resolved(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]))
     finally:
         HydraConfig.instance().cfg = before
 
@@ -220,7 +217,7 @@ class HydraTask:
         prepare: Prepare = importlib.import_module(self.module).prepare
         overrides = _overrides_of(HydraConfig.instance().cfg)
         self.source.complete(cfg, overrides)
-        _in_its_folder(prepare(cfg, Composition(self.source, overrides)))
+        _in_its_folder(prepare(resolved(cfg), Composition(self.source, overrides)))
 
 
 def _is_basic(plugin: DictConfig) -> bool:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench.sim import SHARED_TRACES, timeout_s
 from policies.caching.pool import BlockPool
 from policies.caching.prefix import PrefixCaching
@@ -26,8 +28,6 @@ from policies.core.decode_set import DecodeSet
 from policies.core.request import Request
 from policies.core.sequence import FinishReason
 from policies.core.sequence import Sequence as EngineSequence
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.workload.formats import MooncakeJsonl
 

@@ -25,10 +25,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench.memory import peak_mib
 from experiments.bench.sim import timeout_s
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 FLEETS = (1, 4, 16, 64, 100, 256)

@@ -25,10 +25,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench.commands import timed
 from experiments.bench.paired import HERE, FailedError, add_options, chosen_runs, cpu_s_of
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source

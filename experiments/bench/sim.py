@@ -19,11 +19,11 @@ from statistics import median
 
 import simpy
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench.commands import DASHBOARD, STUDIES, time_dashboard, time_starts, time_study
 from experiments.bench.memory import peak_mib
 from sim.records.run import RunRecords
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 

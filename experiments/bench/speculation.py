@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 
 WORLD = ("engine=vllm", "model=llama3_1_8b", "hardware=h100_sxm", "slo=none", "workload=poisson")

@@ -13,12 +13,12 @@ from time import perf_counter
 
 from rich.console import Console
 
-from experiments.app.run_folder import resolved_config
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.resolve import resolved
 from experiments.simulate.windowed_run import WindowedRun
 from experiments.study.launchers.local import Local
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run
 
 WORLD = ("workload=poisson", "workload/lengths=lognormal", "routing=join_shortest_kv", "routing.ties=index")
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _seconds(settings: list[str], num_processes: int) -> float:
     """Returns the wall time of a run without its metrics, s."""
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    config = resolved_config(composed(source, settings))
+    config = resolved(composed(source, settings))
     scenario, traffic = build_run(config)
     begin_s = perf_counter()
     if scenario.sim.shards is None:

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from experiments.app.job import Job
 from experiments.app.output_file import check_output_file
 from experiments.app.run_folder import print_path
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.calibrate.engine import command as engine_command
 from experiments.calibrate.fit import (
@@ -38,7 +39,6 @@ from hwmodels.operators.gemm import GemmCurve
 from sim.report.plain_page import drawn, write_page
 from sim.report.whole_file import write_whole
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 
 COLUMNS = {
     "rows fitted": "fitted_rows",
@@ -140,19 +140,19 @@ class CalibrateJob:
             print_path(settings.report, console)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> Job:
+def prepare(cfg: dict[str, Any], composition: Composition) -> Job:
     """Builds the job. Raises ConfigError for wrong settings and for implausible tables."""
-    if cfg.device is not None:
+    if cfg["device"] is not None:
         return engine_command.prepare(cfg)
     settings = _settings(cfg)
     tables = read_tables(Path(settings.ops), settings.hardware, settings.gpu)
     return CalibrateJob(settings=settings, tables=tables)
 
 
-def _settings(cfg: DictConfig) -> CalibrateSettings:
+def _settings(cfg: dict[str, Any]) -> CalibrateSettings:
     # Every hardware preset selects its present calibration, which the fit does not use.
     others = ("calibration", *ENGINE_SETTINGS)
-    given = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in others])
+    given = {key: value for key, value in cfg.items() if key not in others}
     settings: CalibrateSettings = build_as(CalibrateSettings, given, "")
     return settings
 

@@ -22,6 +22,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.app.output_file import check_output_file
+from experiments.app.settings.resolve import resolved
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import composed, known_calibrations, measured_gpus, relative_of
@@ -77,7 +78,7 @@ class Gpu(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the errors of every calibration on its own GPU, and of those borrowed from a relative."""
-    settings: ValidateSettings = build_as(ValidateSettings, OmegaConf.from_cli(list(arguments)), "")
+    settings: ValidateSettings = build_as(ValidateSettings, resolved(OmegaConf.from_cli(list(arguments))), "")
     found = measured_gpus(Path(settings.ops))
     gpus = {name: read_gpu(name, settings) for name in found.presets}
     own = {name: lines_of(gpu, gpu.calibration) for name, gpu in gpus.items()}

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.override import Override
+from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import Candidate, Question, build_candidates
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State, begin
@@ -20,9 +23,6 @@ from sim.metrics.definitions import plain_json
 from sim.metrics.slo import Slo
 from sim.report.numbers import number
 from sim.report.wording import LATENCIES
-from sim.settings.config_groups import find_groups
-from sim.settings.override import Override
-from sim.settings.variants import Variants
 
 RATE_PRECISION = 0.05
 HALF = 0.5

@@ -7,21 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from omegaconf import DictConfig
-
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.override import not_about
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
 from hwmodels.hf.asked import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
 from sim.settings.build import build_as
-from sim.settings.compose import ConfigSource
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
-from sim.settings.override import not_about
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
-from sim.settings.variants import Variants
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate
 
@@ -124,7 +122,7 @@ class Question:
     """Root config and config folders of `simulate`."""
 
 
-def build_question(cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]) -> Question:
+def build_question(cfg: dict[str, Any], source: ConfigSource, overrides: Sequence[str]) -> Question:
     """Builds the candidates. overrides: all overrides of the command line.
 
     Raises ConfigError for a wrong setting, and if no candidate can be built.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from experiments.app.job import UnsuccessfulError
-from experiments.app.run_folder import print_folder, print_path, resolved_config, seen_from_here, write_study
+from experiments.app.run_folder import print_folder, print_path, seen_from_here, write_study
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.capacity.answer import Answer, answer
 from experiments.capacity.candidates import Question, build_question
@@ -19,7 +18,6 @@ from experiments.capacity.results import candidates_table
 from experiments.capacity.tables import print_answer, to_json
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
-from sim.settings.compose import Composition
 
 PAGE = "capacity.html"
 
@@ -28,7 +26,7 @@ PAGE = "capacity.html"
 class CapacityJob:
     """Search among candidates that have been composed and built."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     question: Question
 
     def run(self, folder: Path) -> None:
@@ -42,7 +40,7 @@ class CapacityJob:
         if found is None:
             raise KeyboardInterrupt  # there is no result to write yet
         print_answer(found, console)
-        _write(folder, found, resolved_config(self.cfg))
+        _write(folder, found, self.cfg)
         print_folder(folder, console)
         if self.question.settings.report:
             print_path(f"Page with the Pareto front: {seen_from_here(folder / PAGE)}", console)
@@ -52,7 +50,7 @@ class CapacityJob:
             raise UnsuccessfulError
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> CapacityJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> CapacityJob:
     """Composes and builds the candidates. Raises ConfigError for a wrong setting."""
     question = build_question(cfg, composition.source, composition.overrides)
     if question.settings.search == "optuna":

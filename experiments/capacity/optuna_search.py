@@ -19,6 +19,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from experiments.app.settings.hydra_errors import composed
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Question
 from experiments.capacity.probe import Probe, Run, keeps
@@ -28,8 +29,7 @@ from experiments.study.workers import Report, as_asked
 from sim.engine.interrupt import Interrupt
 from sim.metrics.paired import Interval
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.scenario import NOT_OF_A_SCENARIO
+from sim.settings.nodes import NOT_OF_A_SCENARIO
 
 MAX_ASKED = 20
 """Most proposals per simulated trial; known and impossible candidates are answered without a simulation."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from experiments.app.settings.override import Override
+from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.search import Search, State
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
 from sim.engine.interrupt import Interrupt
 from sim.settings.build import build
-from sim.settings.override import Override
-from sim.settings.variants import Variants
 
 FORMATS = ("weights", "moe_weights", "kv_cache_dtype")
 """Settings of a model with its number formats."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.app.settings.override import Override
 from experiments.capacity.candidates import Candidate
-from sim.settings.override import Override
 
 PRICE, SOURCE = "hardware.price_usd_per_hour", "hardware.price_source"
 

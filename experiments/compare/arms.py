@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.override import Override
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.compare.settings import CompareSettings
 from experiments.study.figures import as_text, check_metrics, leaves
 from experiments.study.runs import Point
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.override import Override
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
-from sim.settings.variants import Variants
 
 
 def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:

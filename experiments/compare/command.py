@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.application import Application, launch, parser_of
 from experiments.app.list_choices import choices_table
-from experiments.app.run_folder import print_folder, resolved_config, write_study
+from experiments.app.run_folder import print_folder, write_study
+from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.config_groups import find_groups
 from experiments.app.terminal import terminal_console
 from experiments.compare.arms import points
 from experiments.compare.page import write_comparison
@@ -22,8 +24,6 @@ from experiments.compare.tables import print_results
 from experiments.study.runs import Point, Runs, run_all
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
-from sim.settings.compose import Composition, ConfigSource
-from sim.settings.config_groups import find_groups
 
 APPLICATION = Application(
     name="compare",
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
 class CompareJob:
     """Comparison whose arms have been composed and built."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     settings: CompareSettings
     points: Sequence[Point]
 
@@ -89,14 +89,14 @@ class CompareJob:
             raise KeyboardInterrupt  # the partial results are written
 
     def _write(self, folder: Path, found: Results, runs: Runs) -> None:
-        config = resolved_config(self.cfg)
+        config = self.cfg
         write_table(runs.table, folder / "runs.parquet")
         write_study(folder, config, {**found.to_json(verdicts(found)), "notes": runs.notes})
         if self.settings.report:
             write_comparison(folder / "compare.html", found, self.points, config, runs.notes)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> CompareJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> CompareJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings = build_settings(cfg)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
+from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
 from experiments.compare.command import CompareJob
 from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
@@ -15,12 +18,8 @@ from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
 from experiments.study.override_lines import by_name, check_lines
 from sim.settings.build import build_as
-from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override, not_about
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
-from sim.settings.variants import Variants
 
 NODE = "compare"
 RESERVED = {**OF_EXPERIMENTS, "seed": f"{NODE}.seeds sets the seeds"}
@@ -55,10 +54,9 @@ class OwnSettings:
         check_lines("arms", self.arms, RESERVED)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> CompareJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> CompareJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
-    node = OmegaConf.to_container(cfg[NODE], resolve=True)
-    assert isinstance(node, dict)
+    node = dict(cfg[NODE])
     if isinstance(node.get("metrics"), list):
         node["metrics"] = [
             build_as(Metric, part, f"{NODE}.metrics[{i}]") for i, part in enumerate(node["metrics"])

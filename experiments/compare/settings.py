@@ -7,15 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from experiments.study.figures import Metric
 from experiments.study.override_lines import check_reserved, check_whole
 from experiments.study.seeds import check_seeds
 from fieldlimits import Checked, Positive, PositiveInt, check
 from sim.settings.build import TARGET, build, build_as
-from sim.settings.errors import ConfigError, suggest
+from sim.settings.errors import suggest
 
 MAX_RUNS = 10_000
 
@@ -155,17 +152,11 @@ class CompareSettings(Checked):
         return min(self.jobs or os.cpu_count() or 1, self.experiment.num_runs)
 
 
-def build_settings(cfg: DictConfig) -> CompareSettings:
+def build_settings(cfg: dict[str, Any]) -> CompareSettings:
     """Builds the settings. Raises ConfigError for a wrong one; the arms' overrides are not checked here."""
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    try:
-        plain: Any = OmegaConf.to_container(own, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    node = plain.get("experiment")
-    if isinstance(node, Mapping):
-        plain["experiment"] = _build_experiment(dict(node))
-    settings: CompareSettings = build_as(CompareSettings, plain, "")
+    node = cfg.get("experiment")
+    own = {**cfg, "experiment": _build_experiment(dict(node))} if isinstance(node, Mapping) else cfg
+    settings: CompareSettings = build_as(CompareSettings, own, "")
     return settings
 
 

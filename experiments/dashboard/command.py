@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import config_dirs, find_groups
+from experiments.app.settings.override import check_chosen_once
+from experiments.app.settings.renamed import with_new_names
 from experiments.dashboard.controls import Board, board_of
 from experiments.dashboard.simulation_service import SimulationService
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import config_dirs, find_groups
 from sim.settings.errors import ConfigError
-from sim.settings.override import check_chosen_once
-from sim.settings.renamed import with_new_names
 from sim.settings.scenario import build_run
 
 HOST = "127.0.0.1"

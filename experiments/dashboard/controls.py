@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import Choice, find_groups
+from experiments.app.settings.override import Override
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.study.figures import leaves
 from experiments.study.request_limit import limiting_override
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import Choice, find_groups
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.override import Override
-from sim.settings.resolve import resolved
-from sim.settings.variants import Variants
 
 State = Mapping[str, Any]
 """Key of a control -> value."""

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
+from experiments.app.settings.resolve import resolved
 from experiments.dashboard.controls import Board, State
 from policies.user_code.failure import with_quote
 from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 from sim.setup.scenario import Scenario
 

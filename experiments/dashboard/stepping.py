@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from experiments.app.settings.resolve import resolved
 from experiments.dashboard.controls import Board, Control, State
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
 
 TENSOR_PARALLEL = "tensor_parallel_size"

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from omegaconf import DictConfig
-
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.goodput.search import Arm, rate_of
 from experiments.goodput.settings import RESERVED, GoodputSettings
 from sim.settings.build import build_as
-from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override, not_about
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, build_scenario
-from sim.settings.variants import Variants
 from sim.workload.base import BeginsByRate, Source
 
 NODE = "goodput"
 
 
 def build_arms(
-    cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]
+    cfg: dict[str, Any], source: ConfigSource, overrides: Sequence[str]
 ) -> tuple[GoodputSettings, list[Arm]]:
     """Builds the settings and the arms. overrides: all overrides of the command line.
 

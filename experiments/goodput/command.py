@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from experiments.app.job import UnsuccessfulError
-from experiments.app.run_folder import print_folder, resolved_config, write_study
+from experiments.app.run_folder import print_folder, write_study
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.goodput.answer import Outcome, search
 from experiments.goodput.arms import build_arms
@@ -21,14 +20,13 @@ from experiments.goodput.settings import GoodputSettings
 from experiments.goodput.tables import caveats, print_goodput, sentences, to_json
 from experiments.study.workers import progress_of
 from sim.report.files import write_table
-from sim.settings.compose import Composition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputJob:
     """Search for the highest rates of arms that have been composed and built."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     settings: GoodputSettings
     arms: Sequence[Arm]
 
@@ -44,7 +42,7 @@ class GoodputJob:
         if outcome is None:
             raise KeyboardInterrupt  # there is no result to write yet
         print_goodput(outcome.highest, caveats(outcome), console)
-        _write(folder, outcome, resolved_config(self.cfg))
+        _write(folder, outcome, self.cfg)
         print_folder(folder, console)
         if outcome.interrupted:
             raise KeyboardInterrupt  # the partial results are written
@@ -52,7 +50,7 @@ class GoodputJob:
             raise UnsuccessfulError("the traffic is too short to find the highest rate")
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> GoodputJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> GoodputJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings, arms = build_arms(cfg, composition.source, composition.overrides)
     return GoodputJob(cfg=cfg, settings=settings, arms=arms)

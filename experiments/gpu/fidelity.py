@@ -15,6 +15,9 @@ from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
+from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.run import check, measure
 from experiments.calibrate.engine.settings import MeasureSettings
@@ -23,9 +26,6 @@ from experiments.validate.engine.on_engine import ExecutorCache, machine_name, r
 from experiments.validate.engine.suite import Case, cases_of
 from experiments.validate.engine.verdict import Verdict
 from experiments.validate.fidelity.settings import Suite, split
-from sim.settings.compose import Composition, ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.hydra_errors import composed
 
 LLAMA_8B = ("model=llama3_1_8b",)
 SMALL_MODEL = ("model=random_8m", "model.name=tiny", "model.config.num_hidden_layers=1")

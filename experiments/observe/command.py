@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.job import UnsuccessfulError
-from experiments.app.run_folder import print_folder, resolved_config, seen_from_here
+from experiments.app.run_folder import print_folder, seen_from_here
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import plain_table, print_verdict, terminal_console
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
 from experiments.observe.outputs import write_observation
@@ -27,7 +27,6 @@ from sim.engine.interrupt import ctrl_c_noted
 from sim.records.run import RunRecords
 from sim.report import numbers, wording
 from sim.report.files import config_digest
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 class ObserveJob:
     """A load on a server; no request is sent before `run`."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     settings: ObserveSettings
 
     def run(self, folder: Path) -> None:
@@ -52,7 +51,7 @@ class ObserveJob:
         started = datetime.now(UTC)
         with ctrl_c_noted() as interrupt, requests_sent(console, enabled=settings.progress) as begin:
             observed = asyncio.run(observe(settings, interrupt=interrupt, begin=begin))
-        config, load = resolved_config(self.cfg), observed.load
+        config, load = self.cfg, observed.load
         records = records_of(load.replies, load.end_s, interrupted=load.stopped == "interrupted")
         summary = _summary(settings, observed, records, config, started)
         _print(summary, console)
@@ -64,7 +63,7 @@ class ObserveJob:
             raise UnsuccessfulError(f"requests failed; the result is in {seen_from_here(folder)}")
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> ObserveJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> ObserveJob:
     """Builds the job. Raises ConfigError for every mistake that shows without the server."""
     settings = build_settings(cfg)
     _require_client()

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig, OmegaConf
-
 from fieldlimits import Checked, Gt, NonNegative, NonNegativeInt, Positive, PositiveInt, check
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo, check_no_workload_terms
@@ -88,14 +86,11 @@ class ObserveSettings(Checked):
         return url if url.endswith("/v1") else f"{url}/v1"
 
 
-def build_settings(cfg: DictConfig) -> ObserveSettings:
+def build_settings(cfg: dict[str, Any]) -> ObserveSettings:
     """Returns the settings of a composed config. Raises ConfigError."""
-    if OmegaConf.is_missing(cfg, "url"):
+    if cfg["url"] == "???":
         raise ConfigError("url: must be given, for example url=http://localhost:8000")
-    settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key != "hydra"}
-    settings["slo"] = cfg.slo or None  # slo=none
-    if OmegaConf.is_list(cfg.token_ids):
-        settings["token_ids"] = OmegaConf.to_container(cfg.token_ids)
-    settings["metrics"] = build_as(MetricsSettings, cfg.metrics, "metrics")
+    settings = {**cfg, "slo": cfg["slo"] or None}  # slo=none
+    settings["metrics"] = build_as(MetricsSettings, cfg["metrics"], "metrics")
     built: ObserveSettings = build_as(ObserveSettings, settings, "")
     return built

@@ -23,12 +23,12 @@ from typing import Literal
 
 import numpy as np
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.papers.distserve_lengths import Draw, humaneval, longbench, sharegpt, with_lognormal_outputs
 from experiments.papers.distserve_prices import Profiled
 from experiments.papers.phase_layouts import SEARCH_RATIO, Layout, Placement, largest_rate, pool_overrides
 from experiments.study.workers import whole
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 Engine = Literal["vllm", "distserve"]

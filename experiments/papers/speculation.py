@@ -19,6 +19,8 @@ from functools import cache
 from statistics import median
 from typing import NamedTuple
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.papers.constant_passes import ConstantPasses
 from experiments.papers.published_speedups import Comparison, Row
 from experiments.papers.speculation_rows import COMPARISONS
@@ -26,8 +28,6 @@ from experiments.study.workers import whole
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.speculation.model import decodes_with_drafts
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.deployment import Deployment

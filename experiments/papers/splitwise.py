@@ -27,13 +27,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.papers.phase_layouts import largest_rate
 from experiments.papers.splitwise_prices import AS_SIMULATED, AS_TIMED, Timed
 from sim.metrics.measured import request_metrics
 from sim.metrics.paired import mean_interval
 from sim.report.numbers import with_interval
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario

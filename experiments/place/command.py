@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-
-from omegaconf import DictConfig
+from typing import Any
 
 from experiments.app.output_file import file_errors_reported
 from experiments.app.run_folder import print_path
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.place.problem import Placed, place
 from experiments.place.settings import read_settings
 from experiments.place.tables import as_json, print_plan
 from sim.report.whole_file import write_whole
-from sim.settings.compose import Composition
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +33,7 @@ class PlaceJob:
             print_path(out, console)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> PlaceJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> PlaceJob:
     """Computes the placement. Raises ConfigError for every mistake of the user."""
-    return PlaceJob(placed=place(read_settings(cfg), composition.source.dirs))
+    composed = composition.source.compose_plain(composition.overrides)  # limits depend on each GPU
+    return PlaceJob(placed=place(read_settings(composed), composition.source.dirs))

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.resolve import resolved
 from experiments.place.measured import Replica, measured_rates, with_measured
 from experiments.place.settings import GpuSettings, PlaceSettings, with_limits
 from hwmodels.devices.time_slicing import TimeSlicing
 from policies.placement import Demand, Hosting, Plan, Pool, Problem
 from sim.settings.build import build_as
-from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.setup.deployment import Deployment
 from sim.setup.placement_prices import hostings_of, pool_of, refusals, weights_only
 
@@ -167,7 +168,7 @@ def _composed(
     """Returns the config node of a choice, for hardware also that of its calibration."""
     overrides = [f"{group}={name}"] + ([f"model.weights={weights}"] if weights else [])
     try:
-        cfg = composed(source, overrides)
+        cfg = resolved(composed(source, overrides))
     except ConfigError as error:
         raise _located(error, group, entry, f"{entry}.name={name}") from error
     keys = ("hardware", "calibration") if group == "hardware" else (group,)

@@ -7,9 +7,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
-
 from experiments.app.output_file import check_output_file
+from experiments.app.settings.resolve import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
@@ -19,7 +18,6 @@ from policies.placement import Objective, Placing
 from policies.scheduling import Scheduling
 from sim.settings.build import build_as
 from sim.settings.engine_limits import complete
-from sim.settings.resolve import resolved
 from sim.setup.engine_profile import EngineProfile
 from sim.setup.placement_prices import ReplicaNeeds
 
@@ -110,9 +108,8 @@ def with_limits(config: Mapping[str, Any], hardware: Any) -> dict[str, Any]:
     return resolved(own)
 
 
-def read_settings(cfg: DictConfig) -> PlaceSettings:
-    """Returns the settings of a composed config. Raises ConfigError."""
-    composed: Any = OmegaConf.to_container(cfg)
+def read_settings(composed: Mapping[str, Any]) -> PlaceSettings:
+    """Returns the settings of a composed config, interpolations kept. Raises ConfigError."""
     nodes = {key: composed[key] for key in ("engine", "batching")}
     own = with_limits(composed, ANY_GPU)
     for key, kind in (("models", ModelSettings), ("gpus", GpuSettings)):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.study.verdicts import minus
 from fieldlimits import Checked, Positive, Unit, check
@@ -25,7 +25,6 @@ from sim.metrics.paired import Interval
 from sim.report.numbers import bounds_text, mean_text, supported
 from sim.report.wording import plural
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 
 MINUTES_PER_YEAR = 365.25 * 24 * 60
@@ -101,7 +100,7 @@ class SparesJob:
             raise ConfigError(str(error)) from error
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> SparesJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> SparesJob:
     """Builds the job. Raises ConfigError for every mistake of the user."""
     return SparesJob(settings=build_as(SparesSettings, cfg, ""))
 

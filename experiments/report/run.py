@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.app.run_folder import scenario_part
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.resolve import resolved
 from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
@@ -22,7 +23,6 @@ from sim.metrics.window import Window
 from sim.report.page import Section, report_sections, write_sections
 from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows
 from sim.report.streamed_tables import PLOTS
-from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 from sim.settings.recorded import check_recorded
@@ -78,7 +78,7 @@ def redraw(folder: Path, settings: ReportSettings, *, trust: bool = False) -> li
 
 def _scenario(folder: Path, config: dict[str, Any]) -> Scenario:
     try:
-        return build_scenario(OmegaConf.create(scenario_part(config)))
+        return build_scenario(resolved(scenario_part(config)))
     except (KeyError, TypeError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"run={folder}: config.yaml is damaged: {str(error).partition(chr(10))[0]}; {TABLES_AGAIN}"

@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.application import Application, launch
 from experiments.app.job import UnsuccessfulError
-from experiments.app.run_folder import print_folder, resolved_config, write_study
+from experiments.app.run_folder import print_folder, write_study
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.reproduce.claims import FAMILIES
 from experiments.reproduce.page import write_gallery
@@ -26,7 +26,6 @@ from experiments.study.workers import progress_of
 from fieldlimits import Checked, PositiveInt, check
 from sim.report.wording import plural
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError, suggest
 
 APPLICATION = Application(
@@ -94,7 +93,7 @@ def chosen(only: Sequence[str], families: Sequence[Family]) -> tuple[Family, ...
 class ReproduceJob:
     """Rows whose comparisons have been composed and built."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     settings: ReproduceSettings
     families: tuple[Family, ...]
     plan: Plan
@@ -129,14 +128,14 @@ class ReproduceJob:
             raise UnsuccessfulError(f"{plural(len(fallen), 'row')} fell out of the band: {names}")
 
     def _write(self, folder: Path, judged: Sequence[Judged], console: Console) -> None:
-        config = resolved_config(self.cfg)
+        config = self.cfg
         write_study(folder, config, {"rows": records(judged)})
         if self.settings.report:
             write_gallery(folder / "gallery.html", judged, self.settings.seeds)
         print_folder(folder, console)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> ReproduceJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> ReproduceJob:
     """Composes and builds the comparisons of the chosen rows. Raises ConfigError for a wrong setting."""
     settings: ReproduceSettings = build_as(ReproduceSettings, cfg, "")
     families = chosen(settings.only, FAMILIES)

@@ -29,6 +29,7 @@ from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.papers import distserve_prices, splitwise_prices
 from experiments.papers.speculation import speedup
 from experiments.reproduce.claims import FAMILIES, decoding, speculation
@@ -44,7 +45,6 @@ from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.mla import MlaHeads
 from hwmodels.tariff import Tariff
 from sim.settings import build as building
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance import rates
 from sim.speculation.acceptance.draws import uniforms

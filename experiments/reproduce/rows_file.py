@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from experiments.app.settings.bounded_yaml import parse_yaml
 from experiments.reproduce.rows import Compared, Direct, Family, Kind, Ours, Row, Sampled, Searched, Source
-from sim.settings.bounded_yaml import parse_yaml
 
 FOLDER = Path(__file__).parent / "claims"
 CALLS: Mapping[str, type[Direct | Searched | Sampled]] = {

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.app.output_file import file_errors_reported
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.hydra_errors import composed
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
 from experiments.reproduce.rows import Compared, Direct, Row, Sampled, Searched
@@ -23,9 +25,7 @@ from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.paired import Interval, compare_paired, mean_interval
 from sim.report.whole_file import write_whole
-from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.hydra_errors import composed
 from sim.settings.json_files import read_json_object
 
 OWN_CODE = ("reproduce", "papers")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.output_file import check_distinct_files, check_output_file, file_errors_reported
 from experiments.app.run_folder import print_path
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.score.kinds import KINDS
 from experiments.score.physical import impossible_rows
@@ -29,7 +29,6 @@ from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from sim.engine.interrupt import ctrl_c_noted
 from sim.report.wording import plural
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 
 
@@ -106,7 +105,7 @@ class ScoreJob:
                 report(len(file.rows) - refused, refused)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> ScoreJob | TrustJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> ScoreJob | TrustJob:
     """Builds the job. Raises ConfigError for wrong settings or tables."""
     settings: ScoreSettings = build_as(ScoreSettings, cfg, "")
     if settings.update_trust:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.application import Application, launch
 from experiments.app.job import Job
-from experiments.app.run_folder import SERVER_KEYS, resolved_config
+from experiments.app.run_folder import SERVER_KEYS
+from experiments.app.settings.compose import Composition
+from experiments.app.settings.override import Override
 from experiments.app.terminal import terminal_console
 from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.settings import RealEngine
@@ -36,9 +37,7 @@ from experiments.serve.vllm_flags import without_flags
 from sim.metrics.slo import check_no_workload_terms
 from sim.records.run import RunRecords
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str]) -> None:
 class ServeJob:
     """A simulated fleet and its server; nothing listens before `run`."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     scenario: Scenario
     address: Address
     settings: ServeSettings
@@ -97,7 +96,7 @@ class ServeJob:
         result = self.scenario.result(records, WorkloadNotes())
         if full_s is not None:
             result.summary["notes"].append(full_note(full_s))
-        write_session(folder, result, resolved_config(self.cfg), traffic, self.output, console)
+        write_session(folder, result, self.cfg, traffic, self.output, console)
 
     def fleet(self) -> SimulatedFleet:
         """Returns the fleet; its clock does not run yet. Raises ConfigError."""
@@ -111,7 +110,7 @@ class ServeJob:
         """Returns the application in front of a fleet. stop: of the server, which then refuses requests."""
         from experiments.serve.application import make_application  # noqa: PLC0415 (it needs aiohttp)
 
-        config = resolved_config(self.cfg)
+        config = self.cfg
         return make_application(
             fleet, self.settings, config=config, api_key=api_key, stop=stop, hosts=self._hosts
         )
@@ -182,10 +181,10 @@ class ServeJob:
         return fleet.simulation.close(), fleet.traffic_table(), fleet.records_full_s
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> Job:
+def prepare(cfg: dict[str, Any], composition: Composition) -> Job:
     """Builds everything that the server needs. Raises ConfigError."""
     _check_installed(PACKAGES, "serve")
-    node = resolved_config(cfg.serve)
+    node = dict(cfg["serve"])
     chosen: RealEngine = build_as(RealEngine, node.pop("engine"), "serve.engine")
     kv_events: KvEventsSettings = build_as(KvEventsSettings, node.pop("kv_events"), "serve.kv_events")
     if kv_events.publishes:
@@ -193,11 +192,11 @@ def prepare(cfg: DictConfig, composition: Composition) -> Job:
     settings: ServeSettings = build_as(ServeSettings, node, "serve")
     address: Address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
     back_end: BackEnd = build_as(BackEnd, {key: cfg[key] for key in ("backend", "device")}, "")
-    output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
+    output: OutputSettings = build_as(OutputSettings, cfg["output"], "output")
     if back_end.backend == "engine":
         chooses_hardware = any(Override.parse(word).root == "hardware" for word in composition.overrides)
         return _engine_job(
-            resolved_config(cfg),
+            cfg,
             chosen=chosen,
             device=back_end.device,
             address=address,

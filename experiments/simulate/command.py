@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.progress import simulated_time
-from experiments.app.run_folder import print_folder, resolved_config
+from experiments.app.run_folder import print_folder
+from experiments.app.settings.compose import Composition
+from experiments.app.settings.override import Override
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import SimulateOutput
 from sim.report.files import write_result
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override
 from sim.settings.scenario import build_run, run_or_part
 from sim.setup.scenario import Scenario
 from sim.workload.answers import Answers
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class SimulateJob:
     """A scenario, its source of requests (which serves one run), and the output settings."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     scenario: Scenario
     source: Source
     output: SimulateOutput
@@ -93,14 +93,14 @@ class SimulateJob:
         run_sharded_streamed(self.sharded, self.output, config=config, folder=folder, console=console)
 
 
-def config_of_run(cfg: DictConfig) -> dict[str, Any]:
+def config_of_run(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the resolved config without the launcher, which changes no result."""
-    return {name: value for name, value in resolved_config(cfg).items() if name != "launcher"}
+    return {name: value for name, value in cfg.items() if name != "launcher"}
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> SimulateJob:
     """Builds everything that a run needs. Raises ConfigError."""
-    output: SimulateOutput = build_as(SimulateOutput, cfg.output, "output")
+    output: SimulateOutput = build_as(SimulateOutput, cfg["output"], "output")
     scenario, source = build_run(cfg)
     answers = getattr(scenario.workload, "branching", None)
     if output.vllm_bench and isinstance(answers, Answers) and answers.width > 1:
@@ -116,7 +116,7 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
         from experiments.simulate.divided import divided  # noqa: PLC0415 (most runs are not divided)
 
         config = config_of_run(cfg)
-        sharded = divided(cfg.launcher, config, composition, scenario, source, output, streams=streams)
+        sharded = divided(cfg["launcher"], config, composition, scenario, source, output, streams=streams)
     return SimulateJob(
         cfg=cfg, scenario=scenario, source=source, output=output, streams=streams, sharded=sharded
     )

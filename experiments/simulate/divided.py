@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.app.settings.compose import Composition
 from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.simulate.windowed_run import WindowedRun
@@ -14,7 +15,6 @@ from policies.core.policy_names import name_of
 from policies.routing.static import reads_only_signals
 from sim.report.numbers import number
 from sim.settings.build import build
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.setup.divided_run import check_traffic
 from sim.setup.scenario import Scenario

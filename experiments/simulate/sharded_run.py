@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.app.run_folder import seen_from_here
+from experiments.app.settings.override import not_about
 from experiments.simulate.shard_folder import NOT_OF_THE_RUN, ShardFolder
 from experiments.simulate.shard_task import ShardTask, code_of_windtunnel
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, WorkerDiedError
@@ -27,7 +28,6 @@ from sim.report.numbers import number
 from sim.report.streamed_tables import ITERATIONS_BYTES
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
-from sim.settings.override import not_about
 from sim.setup.scenario import Scenario
 from sim.setup.streamed_run import figure_setting
 from sim.shards.merge import merged

@@ -5,8 +5,8 @@ import importlib
 import io
 
 from experiments.app.cli import COMMANDS, Command
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.site.settings_pages import settings_table
-from sim.settings.config_groups import CONFIG_DIR
 
 PLACE = "reference/commands.md"
 OF_A_RUN = ("scenario", "simulate")

@@ -17,7 +17,7 @@ PAGES = {
         "Python interface",
         "`from sim import simulate` runs what `windtunnel simulate` runs.",
         (
-            "sim.api.simulate",
+            "experiments.app.api.simulate",
             "sim.api.Result",
             "sim.settings.errors.ConfigError",
             "sim.cluster.attached.AttachedFleet",

@@ -10,14 +10,14 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, Choice, find_groups, key_comments
 from experiments.site.docstrings import definition, docstring, fields_of
 from experiments.site.group_contents import CONTENTS
 from fieldlimits import limits_of
 from sim.report.config_text import yaml_text
-from sim.settings.bounded_yaml import read_yaml
 from sim.settings.build import locate
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, Choice, find_groups, key_comments
 from sim.settings.convert import shown
 from sim.setup.combinations import FEATURES, RULES
 from sim.setup.scenario import Scenario

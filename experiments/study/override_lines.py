@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sim.settings.override import Override
+from experiments.app.settings.override import Override
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "'\""
 

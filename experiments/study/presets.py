@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.model_names import NamedModel, model_named
+from experiments.app.settings.resolve import resolved
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.hydra_errors import composed
-from sim.settings.model_names import NamedModel, model_named
 from sim.settings.scenario import build_scenario
 from sim.setup.client import Client
 from sim.setup.scenario import Scenario
@@ -52,7 +53,9 @@ def base_scenario(model: str, gpu: str, engine: str, overrides: tuple[str, ...] 
     if named.weights is not None:
         chosen.append(f"model.weights={named.weights}")
     try:
-        return build_scenario(composed(SOURCE, [*chosen, "workload=offline_batch", "slo=none", *overrides]))
+        return build_scenario(
+            resolved(composed(SOURCE, [*chosen, "workload=offline_batch", "slo=none", *overrides]))
+        )
     except ConfigError as error:
         raise NotSimulatedError(str(error)) from error
 
@@ -60,7 +63,7 @@ def base_scenario(model: str, gpu: str, engine: str, overrides: tuple[str, ...] 
 @lru_cache(maxsize=16)
 def load_generator(name: str) -> Client:
     """Returns the client that measured a table's rows, a choice of the group client."""
-    return build_scenario(composed(SOURCE, [f"client={name}"])).client
+    return build_scenario(resolved(composed(SOURCE, [f"client={name}"]))).client
 
 
 @lru_cache(maxsize=1024)
@@ -78,7 +81,7 @@ def preset(group: str, name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def model_preset(name: str) -> NamedModel:
-    """Returns the choice of `model` with this name, by the rule of `sim.settings.model_names`."""
+    """Returns the choice of `model` with this name, by the rule of `experiments.app.settings.model_names`."""
     found = model_named(name, [CONFIG_DIR])
     if found is None:
         raise NotSimulatedError(f"model={name}: there is no preset of this name; all: windtunnel list model")

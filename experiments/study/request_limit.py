@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sim.settings.override import Override
+from experiments.app.settings.override import Override
 
 LIMITS = ("num_requests", "max_requests")
 """Keys of workloads that set the number of requests."""

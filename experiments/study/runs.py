@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from experiments.app.settings.resolve import resolved
 from experiments.study.figures import as_text, figures, leaves
 from experiments.study.seeds import distinct_seeds
 from experiments.study.trace_runs import TraceRun
 from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interrupt import ctrl_c_noted
 from sim.metrics.result import RunResult
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 

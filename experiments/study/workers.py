@@ -10,12 +10,12 @@ from typing import Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.app.settings.resolve import resolved
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import R, T
 from sim.engine.interrupt import Interrupt
 from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run, run
 
 Report = Callable[[int, int], None]  # finished tasks, all tasks

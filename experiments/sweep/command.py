@@ -8,12 +8,12 @@ from pathlib import Path
 from experiments.app.application import Application, parser_of
 from experiments.app.claim import overwrite_of
 from experiments.app.help import print_help
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.hydra_errors import explained
+from experiments.app.settings.renamed import with_new_names
 from experiments.sweep.run import run_sweep
 from experiments.sweep.setup import begun, resumed
-from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.hydra_errors import explained
-from sim.settings.renamed import with_new_names
 
 APPLICATION = Application(
     name="sweep",

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import find_groups
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.hydra_errors import COMPOSE_ERRORS, explain
+from experiments.app.settings.override import Override, about, not_about
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import COMPOSE_ERRORS, explain
-from sim.settings.override import Override, about, not_about
 
 MAX_RUNS = 100_000
 OF_THE_SWEEP = ("launcher", "sweep", "report", "hydra")

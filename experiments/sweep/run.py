@@ -13,6 +13,7 @@ from rich.console import Console
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
+from experiments.app.settings.compose import ConfigSource
 from experiments.app.terminal import terminal_console
 from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Launcher, Outcome
 from experiments.study.progress import lasting_progress
@@ -23,7 +24,6 @@ from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import SweepOptions
 from policies.user_code.failure import trace_of
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
-from sim.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
 
 

@@ -14,6 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.claim import claim
 from experiments.app.output_file import file_errors_reported
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import config_dirs
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.resolve import resolved
 from experiments.study.code import code_version
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.folder import SweepFolder
@@ -22,12 +27,8 @@ from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of
 from experiments.sweep.run_task import tasks_of
 from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildable, build_report_settings
 from sim.settings.build import build, build_as
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import config_dirs
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.override import Override, not_about
 from sim.settings.recorded import check_recorded
 
 HARMLESS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir")
@@ -147,11 +148,11 @@ def _sweep_options(
     cfg = composed(source, overrides, with_hydra=True)
     if recorded:
         check_recorded({"launcher": OmegaConf.to_container(cfg.launcher)}, recorded)
-    report_node: Any = OmegaConf.to_container(cfg.report)
+    own = resolved(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]))
     return SweepOptions(
-        sweep=build_as(SweepSettings, cfg.sweep, "sweep"),
-        report=build_report_settings(report_node, "report"),
-        launcher=build(cfg.launcher, "launcher", Launcher),
+        sweep=build_as(SweepSettings, own["sweep"], "sweep"),
+        report=build_report_settings(own["report"], "report"),
+        launcher=build(own["launcher"], "launcher", Launcher),
         code=code_version(source.dirs),
         import_dirs=import_dirs,
         recorded=recorded,

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.run_folder import resolved_config, write_config
+from experiments.app.run_folder import write_config
+from experiments.app.settings.compose import Composition
+from experiments.app.settings.override import Override
 from experiments.app.terminal import terminal_console
 from experiments.validate.engine import device_validation, recorded_run
 from experiments.validate.fidelity.settings import split
 from experiments.validate.foreign import run as foreign_run
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override
 
 DEVICE_KEYS = ("suite", "load", "repeats", "calibrated", "attention_backend")
 """Keys that are valid with device= only, not with against=."""
@@ -37,7 +36,7 @@ class Validation(Protocol):
 class ValidateJob:
     """A validation of any kind."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     validation: Validation
 
     def run(self, folder: Path) -> None:
@@ -45,19 +44,19 @@ class ValidateJob:
 
         Raises UnsuccessfulError if our engine and the simulator decided differently.
         """
-        config = resolved_config(self.cfg)
+        config = self.cfg
         write_config(folder, config)
         self.validation.run(config, folder, terminal_console())
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> ValidateJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> ValidateJob:
     """Builds the validation. Raises ConfigError for unusable settings or recordings."""
     return ValidateJob(cfg=cfg, validation=_validation(cfg, composition))
 
 
-def _validation(cfg: DictConfig, composition: Composition) -> Validation:
+def _validation(cfg: dict[str, Any], composition: Composition) -> Validation:
     settings, _ = split(cfg)
-    if cfg.metrics.warmup_s == "auto":
+    if cfg["metrics"]["warmup_s"] == "auto":
         raise ConfigError(
             "metrics.warmup_s=auto: the measured and the simulated run must drop the same requests; "
             "give seconds, such as metrics.warmup_s=30"

@@ -9,14 +9,11 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import is_dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, Self, TypeGuard, get_type_hints
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from policies.user_code.failure import import_quote
 from policies.user_code.frames import is_of_user
@@ -44,13 +41,12 @@ def build(node: Any, key: str, kind: Any = Any) -> Any:
     Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported, and
     if the target raises ValueError or OSError.
     """
-    settings = _plain(node, key)
-    if not isinstance(settings, Mapping) or not isinstance(settings.get(TARGET), str):
-        raise ConfigError(f"{key}={shown(settings)}: must be a mapping with a {TARGET} that names a class")
-    target = locate(settings[TARGET], key)
+    if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
+        raise ConfigError(f"{key}={shown(node)}: must be a mapping with a {TARGET} that names a class")
+    target = locate(node[TARGET], key)
     if kind is not Any:
-        _checked(_planned(settings, key), kind, key)
-    return _checked(build_as(target, settings, key), kind, key)
+        _checked(_planned(node, key), kind, key)
+    return _checked(build_as(target, node, key), kind, key)
 
 
 def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
@@ -58,10 +54,9 @@ def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
 
     key: empty for the root of the config.
     """
-    plain = _plain(node, key)
-    if not isinstance(plain, Mapping):
-        raise ConfigError(f"{key}={shown(plain)}: must be a mapping of settings")
-    settings = {name: value for name, value in plain.items() if name != TARGET}
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{key}={shown(node)}: must be a mapping of settings")
+    settings = {name: value for name, value in node.items() if name != TARGET}
     parameters = _parameters(target)
     for name in settings:
         if name not in parameters:
@@ -175,17 +170,6 @@ def is_node(path: str, name: str) -> bool:
     return is_object(annotation)
 
 
-def _plain(node: Any, key: str) -> Any:
-    """Returns the node as dicts and lists with interpolations resolved; `???` is kept."""
-    if not OmegaConf.is_config(node):
-        return node
-    try:
-        return OmegaConf.to_container(node, resolve=True)
-    except OmegaConfBaseException as error:
-        where = error.full_key if isinstance(error.full_key, str) and error.full_key else key
-        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
-
-
 def _planned(value: Any, key: str) -> Any:
     """Returns the value with nodes that have a `_target_` replaced by `Planned` objects."""
     if isinstance(value, Mapping):
@@ -194,7 +178,7 @@ def _planned(value: Any, key: str) -> Any:
             return Planned(_class_made_by(locate(path, key), f"{_join(key, TARGET)}={path}"))
         items = {name: _planned(item, _join(key, str(name))) for name, item in value.items()}
         return items if any(items[name] is not value[name] for name in items) else value
-    if isinstance(value, list):
+    if isinstance(value, MutableSequence):
         found = [_planned(item, f"{key}[{i}]") for i, item in enumerate(value)]
         return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
     return value
@@ -222,9 +206,7 @@ def _build_nested(value: Any, key: str) -> Any:
         if TARGET in value:
             return build(value, key)
         return {name: _build_nested(element, _join(key, str(name))) for name, element in value.items()}
-    if OmegaConf.is_list(value):
-        value = _plain(value, key)
-    if isinstance(value, list):
+    if isinstance(value, MutableSequence):
         return [_build_nested(element, f"{key}[{i}]") for i, element in enumerate(value)]
     return value
 

@@ -15,12 +15,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from omegaconf import DictConfig
 
 from sim.settings.errors import ConfigError, suggest
 
@@ -142,24 +140,33 @@ RULES: Mapping[str, Callable[[Circumstances], dict[str, int]]] = {
 """Value of `engine.default_limits` -> the rule."""
 
 
-def complete(cfg: DictConfig | dict[str, Any], device: Any = None) -> None:
+Plain = Callable[[Any], Any]
+"""Returns a node as dicts and lists, with the values that it refers to."""
+
+
+def as_it_is(node: Any) -> Any:
+    """Returns the node, which is plain already."""
+    return node
+
+
+def complete(cfg: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is) -> None:
     """Sets the limits of `cfg.engine` that are null by the rule that it names.
 
     Does nothing without an engine, or without a device: that of a command which has several is completed with
     each of them.
 
-    cfg: a composed config, or the same as dicts. device: a `Device` that replaces the node `hardware`. Raises
+    device: a `Device` that replaces the node `hardware`. plain: makes a node of the config plain. Raises
     ConfigError for an unknown rule, and for a limit for which there is none.
     """
     engine = cfg.get("engine")
-    if not isinstance(engine, DictConfig | dict) or "default_limits" not in engine:
+    if not isinstance(engine, MutableMapping) or "default_limits" not in engine:
         return
     if device is None and "hardware" not in cfg:
         return
     missing = [key for key in KEYS if _holder(engine, key) is not None and _at(engine, key) is None]
     if not missing:
         return
-    found = default_limits(cfg, device)
+    found = default_limits(cfg, device, plain)
     for key in missing:
         where = "cuda_graphs." if key == "max_capture_size" else ""
         if key not in found:
@@ -170,10 +177,10 @@ def complete(cfg: DictConfig | dict[str, Any], device: Any = None) -> None:
         _holder(engine, key)[key] = found[key]
 
 
-def default_limits(config: Mapping[str, Any], device: Any = None) -> dict[str, int]:
+def default_limits(config: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is) -> dict[str, int]:
     """Returns the limits that the rule of a composed config gives; empty without a rule or a device.
 
-    config: a DictConfig, or the same as dicts. device: see `complete`. Raises ConfigError.
+    device, plain: see `complete`. Raises ConfigError.
     """
     engine = config.get("engine") or {}
     rule = engine.get("default_limits")
@@ -202,12 +209,14 @@ def default_limits(config: Mapping[str, Any], device: Any = None) -> dict[str, i
         num_drafts=_num_drafts(config.get("speculation")),
         max_num_seqs=_plain(engine.get("max_num_seqs")),
         max_num_batched_tokens=_plain(engine.get("max_num_batched_tokens")),
-        kv_room=partial(_kv_room, config, device),
+        kv_room=partial(_kv_room, config, device, plain),
     )
     return RULES[str(rule)](at)
 
 
-def _kv_room(config: Mapping[str, Any], device: Device | None, chunk: int, graphs: int) -> tuple[int, int]:
+def _kv_room(
+    config: Mapping[str, Any], device: Device | None, plain: Plain, chunk: int, graphs: int
+) -> tuple[int, int]:
     """Returns the KV tokens of an attention group, and of a context; `UNKNOWN_ROOM` if they cannot be told.
 
     `build` says what is wrong with a model, a device or a layout that cannot be built, or do not fit.
@@ -226,11 +235,11 @@ def _kv_room(config: Mapping[str, Any], device: Device | None, chunk: int, graph
     if "model" not in config or not isinstance(share, float | None):
         return UNKNOWN_ROOM
     try:
-        model: ModelSpec = build(config["model"], "model", ModelSpec)
+        model: ModelSpec = build(plain(config["model"]), "model", ModelSpec)
         layout = ParallelLayout(**{name: config[name] for name in sizes if name in config})
         plan = plan_memory(
             model=model,
-            device=build(config["hardware"], "hardware", Device) if device is None else device,
+            device=build(plain(config["hardware"]), "hardware", Device) if device is None else device,
             layout=layout,
             gpu_memory_utilization=share,
             profile=MemoryProfile(rule="sglang"),
@@ -267,7 +276,7 @@ def _plain(value: Any) -> int | None:
 def _holder(engine: Any, key: str) -> Any:
     """Returns the node of `engine` that has this limit; None if there is none."""
     node = engine.get("cuda_graphs") if key == "max_capture_size" else engine
-    return node if isinstance(node, Mapping | DictConfig) and key in node else None
+    return node if isinstance(node, Mapping) and key in node else None
 
 
 def _at(engine: Any, key: str) -> Any:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from policies.core.policy_names import name_of_class
-from policies.user_code.failure import Policy, PolicyError, cause_of, failure
+from policies.user_code.failure import Policy, PolicyError, failure
 from policies.user_code.frames import PACKAGES, is_of_user, package_of
-from sim.settings.config_groups import GROUP_OF, find_groups
 from sim.settings.errors import ConfigError
-
-_TARGET = re.compile(r"^_target_:\s*([\w.]+)", re.MULTILINE)
 
 
 class PolicyFailedError(ConfigError, PolicyError):
@@ -65,19 +60,3 @@ def policies_of(value: Any, key: str = "") -> Iterator[Policy]:
     for name, item in named:
         if not isinstance(item, str | int | float | None):
             yield from policies_of(item, f"{key}.{name}" if key else name)
-
-
-def with_choice(error: ConfigError, dirs: Sequence[Path]) -> ConfigError:
-    """Returns the error with the policy named by its choice in the config folders, not by its class."""
-    found = cause_of(error)
-    if found is None or found.named is None:
-        return error
-    key, name, path = found.named
-    family = key.rpartition(".")[2]
-    for choice in find_groups(dirs).get(GROUP_OF.get(family, family), ()):
-        target = _TARGET.search(choice.file.read_text(encoding="utf-8", errors="replace"))
-        if choice.name != name and target is not None and target[1] == path:
-            renamed = str(error).replace(f"{key}={name} ", f"{key}={choice.name} ")
-            error.args = (renamed, *error.args[1:])
-            return error
-    return error

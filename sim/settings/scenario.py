@@ -17,24 +17,18 @@ from sim.metrics.settings import MetricsSettings
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
+from sim.settings.nodes import NOT_OF_A_SCENARIO, ONLY_WITH_SPECULATION, OPTIONAL
 from sim.settings.policy_errors import policy_errors
-from sim.settings.unused import ONLY_WITH_SPECULATION
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
-NOT_OF_A_SCENARIO = ("hydra", "output", "launcher")
-"""Root keys that do not belong to the scenario."""
-
-OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling", "speculation")
-"""Groups with a choice `none` that is an empty node."""
-
 
 def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> Scenario:
     """Builds the scenario without checking that the model fits its devices. Raises ConfigError.
 
-    cfg: the composed config, or its resolved content as plain data. objects: root key -> the object that
+    cfg: the whole config, with interpolations resolved. objects: root key -> the object that
     replaces its node.
     """
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}

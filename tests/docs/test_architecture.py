@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from experiments.app.cli import main
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from tests.docs.blocks import PAGES, PLACEHOLDER, ROOT, Block, blocks_of, shown_lines, words_of
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.conformance import claims, promises
 from experiments.conformance.claims import claims_by_name
 from experiments.conformance.families import FAMILIES
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 from tests.experiments.conformance.kept import num_kept
 
 ROOT = Path(__file__).resolve().parents[2]

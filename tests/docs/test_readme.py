@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.app.cli import COMMANDS
-from sim.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.settings.config_groups import CONFIG_DIR, GROUP_OF, find_groups
-from sim.settings.renamed import ALIASES, with_new_names
+from experiments.app.settings.config_groups import CONFIG_DIR, GROUP_OF, find_groups
+from experiments.app.settings.renamed import ALIASES, with_new_names
 from tests.docs.blocks import PAGES, ROOT, blocks_of
 
 WORD = re.compile(r"""[+~]*(?P<key>[a-z_]\w*(?:[./]\w+)*)(?:@[\w.]+)?=(?P<value>[^\s"()]*)""")

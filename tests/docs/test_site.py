@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.site import __main__ as site
 from experiments.site.built import fetched_from_outside
 from experiments.site.group_contents import CONTENTS
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 
 def test_the_site_is_built_and_fetches_nothing_from_outside(tmp_path, monkeypatch):

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.app.api import simulate
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import config_dirs, with_choice
+from experiments.app.settings.hydra_errors import composed
 from experiments.conformance.claims import BrokenPromise, claims_of
 from policies.user_code.failure import PolicyError, quote_of
-from sim.api import simulate
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import config_dirs
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.policy_errors import with_choice
 from sim.settings.scenario import build_run, run
 
 SMALL = ("workload.num_requests=8", "model=smollm2_135m", "hardware=l4")

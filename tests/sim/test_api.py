@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from experiments.app.api import _override
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.batching.static import Static
 from sim import ConfigError, Result, simulate
-from sim.api import _override
 from sim.metrics.slo import Slo
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 SMALL = {"workload": "poisson", "workload__num_requests": 40}
 

@@ -20,7 +20,7 @@ import yaml
 from experiments.app.launch_lines.branches import Branches, number_of
 from experiments.app.launch_lines.flags import Engine
 from experiments.app.launch_lines.versions import IMAGES, version_in
-from sim.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
+from experiments.app.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
 from sim.settings.errors import ConfigError
 
 MAX_BYTES = 1_000_000

@@ -20,10 +20,10 @@ from experiments.app.launch_lines.flags import (
 )
 from experiments.app.launch_lines.translation import Context, Translation, file_of, text_of
 from experiments.app.launch_lines.versions import WITH_ASYNC_SCHEDULING, known, profile_at
-from sim.settings.config_groups import find_groups
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.model_names import model_named
+from experiments.app.settings.override import Override
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.model_names import model_named
-from sim.settings.override import Override
 
 BY_ENGINE: Mapping[Engine, Callable[[Context, Translation], None]] = {
     "vllm": vllm.meaning,

@@ -12,10 +12,10 @@ from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.engines import translated
 from experiments.app.launch_lines.lora import set_lora_of_batches
 from experiments.app.launch_lines.translation import Translation
-from sim.settings.config_groups import config_dirs
+from experiments.app.settings.config_groups import config_dirs
+from experiments.app.settings.override import Override
+from experiments.app.settings.renamed import with_new_names
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override
-from sim.settings.renamed import with_new_names
 
 FLAG = "--from"
 IGNORE = "--from-ignore"

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
 
 from experiments.app.launch_lines.commands import Command, read_text
 from experiments.app.launch_lines.flags import Arguments, Engine
+from experiments.app.settings.bounded_yaml import parse_yaml, read_yaml
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.model_names import model_named
+from experiments.app.settings.override import Override
+from experiments.app.settings.resolve import resolved
 from hwmodels.model.model_spec import ModelSpec
-from sim.settings.bounded_yaml import parse_yaml, read_yaml
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.hydra_errors import composed
-from sim.settings.model_names import model_named
-from sim.settings.override import Override
 
 DTYPES = {
     "half": "fp16",
@@ -151,7 +151,7 @@ class Context:
         """Returns whether towers of the model may be left out."""
         return "language_model_only" in self._model(settings)
 
-    def _model(self, settings: Mapping[str, str]) -> DictConfig:
+    def _model(self, settings: Mapping[str, str]) -> Mapping[str, Any]:
         own = [text for text in self.beside if Override.parse(text).root == "model"]
         chosen = [f"{key}={value}" for key, value in settings.items() if Override.parse(key).root == "model"]
         mine = {Override.parse(text).name for text in own}
@@ -160,9 +160,9 @@ class Context:
 
 
 @lru_cache(maxsize=16)
-def _model_config(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> DictConfig:
-    model: DictConfig = composed(ConfigSource(config_name="simulate", dirs=dirs), overrides).model
-    return model
+def _model_config(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> Mapping[str, Any]:
+    source = ConfigSource(config_name="simulate", dirs=dirs)
+    return dict(resolved(composed(source, overrides))["model"])
 
 
 def file_of(at: Context, flag: str, name: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
@@ -61,7 +60,7 @@ class MeasureJob:
             )
 
 
-def prepare(cfg: DictConfig) -> MeasureJob:
+def prepare(cfg: dict[str, Any]) -> MeasureJob:
     """Builds the job. Raises ConfigError for wrong settings, and if this machine cannot run the model."""
     settings, node = _settings(cfg)
     try:
@@ -100,20 +99,19 @@ def _plain_table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
 
 
-def _settings(cfg: DictConfig) -> tuple[MeasureSettings, Mapping[str, Any]]:
+def _settings(cfg: dict[str, Any]) -> tuple[MeasureSettings, Mapping[str, Any]]:
     """Returns the settings, and the config node of the model, which the engine reads itself.
 
     Raises ConfigError if no model is chosen or a setting is wrong.
     """
-    if "model" not in cfg or cfg.model is None:
+    if cfg.get("model") is None:
         raise ConfigError("model: must be chosen, such as model=random_8m, or model=hf model.path=FOLDER")
-    given: dict[str, Any] = dict(OmegaConf.to_container(cfg.measure, resolve=True))  # type: ignore[arg-type]
-    chosen: Any = OmegaConf.to_container(cfg.model, resolve=True)
-    if cfg.device == "cpu" and chosen.get("dtype") == "auto":
+    given, chosen = dict(cfg["measure"]), dict(cfg["model"])
+    if cfg["device"] == "cpu" and chosen.get("dtype") == "auto":
         chosen["dtype"] = "fp32"  # the engine's default on a CPU
-    given |= {"device": cfg.device, "model": chosen}
-    if not OmegaConf.is_missing(cfg, "out"):
-        given["out"] = cfg.out
+    given |= {"device": cfg["device"], "model": chosen}
+    if cfg["out"] != "???":
+        given["out"] = cfg["out"]
     settings: MeasureSettings = build_as(MeasureSettings, given, "")
     return settings, chosen
 

@@ -6,8 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
-
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.compare.settings import Experiment
 from experiments.compare.whatif.offered import OFFERED, Baseline, Change, DoesNotApply
 from experiments.compare.whatif.settings import BASELINE, RESERVED, WhatifSettings
@@ -15,15 +19,9 @@ from experiments.study.figures import Metric, as_text, known_figures
 from experiments.study.override_lines import by_name, line_of
 from experiments.study.request_limit import limiting_override
 from experiments.study.runs import Point
-from sim.settings.bounded_yaml import read_yaml
 from sim.settings.build import build_as
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override, not_about
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
-from sim.settings.variants import Variants
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
 
@@ -65,7 +63,7 @@ class Questions:
     """
 
 
-def build_questions(cfg: DictConfig, source: ConfigSource, overrides: Sequence[str]) -> Questions:
+def build_questions(cfg: dict[str, Any], source: ConfigSource, overrides: Sequence[str]) -> Questions:
     """Builds the baseline and the changes. overrides: all overrides of the command line.
 
     Raises ConfigError for a wrong setting, and if no change applies.

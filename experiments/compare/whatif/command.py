@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from experiments.app.run_folder import print_folder, resolved_config, write_study
+from experiments.app.run_folder import print_folder, write_study
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.compare.results import evaluate
 from experiments.compare.whatif.arms import Questions, build_questions
@@ -20,7 +19,6 @@ from experiments.study.workers import progress_of
 from sim.metrics.limiting import time_shares
 from sim.metrics.result import RunResult
 from sim.report.files import write_table
-from sim.settings.compose import Composition
 
 
 def with_limits(result: RunResult) -> dict[str, Any]:
@@ -32,7 +30,7 @@ def with_limits(result: RunResult) -> dict[str, Any]:
 class WhatifJob:
     """Comparison of a baseline with changes, composed and built."""
 
-    cfg: DictConfig
+    cfg: dict[str, Any]
     questions: Questions
 
     def run(self, folder: Path) -> None:
@@ -61,7 +59,7 @@ class WhatifJob:
             raise KeyboardInterrupt  # the partial results are written
 
     def _write(self, folder: Path, answers: Answers, runs: Runs) -> None:
-        config = resolved_config(self.cfg)
+        config = self.cfg
         write_table(runs.table, folder / "runs.parquet")
         record = {
             **answers.found.to_json(verdicts(answers)),
@@ -79,6 +77,6 @@ class WhatifJob:
             write_answers(folder / "whatif.html", answers, config, runs.notes)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> WhatifJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> WhatifJob:
     """Composes and builds the baseline and every change. Raises ConfigError for a wrong setting."""
     return WhatifJob(cfg=cfg, questions=build_questions(cfg, composition.source, composition.overrides))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from experiments.app.settings.override import Override
 from experiments.compare.whatif.offered import OFFERED
 from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
 from sim.settings.errors import suggest
-from sim.settings.override import Override
 
 BASELINE = "baseline"
 MAX_RUNS = 10_000

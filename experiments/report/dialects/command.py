@@ -11,6 +11,7 @@ from rich.text import Text
 
 from experiments.app.key_values import key_values
 from experiments.app.output_file import file_errors_reported
+from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
@@ -20,7 +21,6 @@ from sim.metrics.window import Window
 from sim.report.dialect_tables import dialect_tables
 from sim.report.saved import BURSTS
 from sim.report.vllm_bench import FILE, write_vllm_bench
-from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError, suggest
 
 USAGE = f"""\

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-
-from omegaconf import DictConfig, ListConfig
+from typing import Any
 
 from experiments.app.output_file import check_output_file, file_errors_reported
 from experiments.app.run_folder import print_path
+from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.report.roofline.chart import write_chart
 from experiments.report.roofline.survey import RooflineSettings, Survey, survey
 from experiments.report.roofline.tables import print_survey
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.layout import with_layout
 
 
-def build_survey(cfg: DictConfig) -> Survey:
+def build_survey(cfg: dict[str, Any]) -> Survey:
     """Builds the survey. Raises ConfigError for every mistake of the user."""
-    own = {str(key): cfg[key] for key in cfg}
-    own["speculation"] = own["speculation"] or None  # the choice `none` is an empty node
-    if isinstance(own["batch_sizes"], ListConfig):
-        own["batch_sizes"] = list(own["batch_sizes"])
+    own = {**cfg, "speculation": cfg["speculation"] or None}  # the choice `none` is an empty node
     settings: RooflineSettings = build_as(RooflineSettings, with_layout(own), "")
     try:
         if settings.out is not None:
@@ -50,6 +46,6 @@ class RooflineJob:
             print_path(out, console)
 
 
-def prepare(cfg: DictConfig, composition: Composition) -> RooflineJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> RooflineJob:
     """Builds the job. Raises ConfigError for every mistake of the user."""
     return RooflineJob(found=build_survey(cfg))

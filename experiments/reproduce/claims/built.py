@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.resolve import resolved
 from experiments.papers.speculation import deployment_of
 from hwmodels.devices.device import Device
 from hwmodels.iterations.operating_point import OperatingPoint, decode_shape, operating_point, prefill_shape
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.tariff import Tariff
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values
     "model=llama2_70b",
@@ -29,7 +30,7 @@ PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values
 def _node(name: str, *overrides: str) -> Any:
     """Returns a part of the config of `windtunnel simulate` with these overrides, built."""
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    return build(source.compose(list(overrides))[name], name)
+    return build(resolved(source.compose(list(overrides)))[name], name)
 
 
 def model(*overrides: str) -> ModelSpec:
@@ -64,5 +65,5 @@ def device(*overrides: str) -> Device:
 def lengths_of(name: str) -> Any:
     """Returns the shipped distributions of prompt and output lengths of this name."""
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
-    cfg = source.compose(["workload=poisson", f"workload/lengths={name}"])
+    cfg = resolved(source.compose(["workload=poisson", f"workload/lengths={name}"]))
     return build(cfg["workload"]["lengths"], "workload.lengths")

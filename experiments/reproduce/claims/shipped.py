@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.variants import Variants
 from experiments.reproduce.tasks import experiment_of
 from experiments.study.figures import figures
 from experiments.study.workers import simulate_config
 from sim.metrics.result import RunResult
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.variants import Variants
 
 
 def summary(name: str, arm: str, *more: str, seed: int = 0) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sim.settings.override import Override
+from experiments.app.settings.override import Override
 
 SMOLLM2 = "smollm2"
 CHECKPOINT = "serve.engine.model"

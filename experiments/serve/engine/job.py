@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from experiments.app.terminal import terminal_console
@@ -241,9 +240,7 @@ def prepare_engine(
     try:
         served = model_to_serve(chosen.model, config["model"], device, settings.tokenizer)
         resolved = {**config, "model": served.node}
-        scenario = build_scenario(
-            OmegaConf.create({key: resolved[key] for key in resolved if key not in own_keys})
-        )
+        scenario = build_scenario({key: resolved[key] for key in resolved if key not in own_keys})
         engine = engine_settings(scenario, chosen, device, resolved)
         if settings.served_model_name:
             served = served._replace(name=settings.served_model_name[0])

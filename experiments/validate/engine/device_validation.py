@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.run_folder import write_config
+from experiments.app.settings.compose import Composition
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.simulate.output import OutputSettings
@@ -26,7 +26,6 @@ from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.settings import ValidateSettings
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build_as
-from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 
 
@@ -141,10 +140,10 @@ class DeviceValidation:
         return files
 
 
-def build(settings: ValidateSettings, cfg: DictConfig, composition: Composition) -> DeviceValidation:
+def build(settings: ValidateSettings, cfg: dict[str, Any], composition: Composition) -> DeviceValidation:
     """Checks that every case can be built and run. Raises ConfigError."""
     assert settings.device is not None
-    output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
+    output: OutputSettings = build_as(OutputSettings, cfg["output"], "output")
     cases = cases_of(composition, settings.suite, settings.device, None)
     model, engine = model_of(cases), _engine()
     try:

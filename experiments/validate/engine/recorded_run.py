@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.app.run_folder import resolved_config
 from experiments.simulate.output import OutputSettings
 from experiments.validate.engine.acceptances import check_written, write_measured
 from experiments.validate.engine.from_recording import until_s
@@ -63,11 +61,11 @@ class RecordedRun:
         check_success([verdict])
 
 
-def build(cfg: DictConfig) -> RecordedRun:
+def build(cfg: dict[str, Any]) -> RecordedRun:
     """Reads the recordings and builds the scenario. Raises ConfigError."""
     settings, given = split(cfg)
     scenario = build_scenario(given)
-    output: OutputSettings = build_as(OutputSettings, cfg.output, "output")
+    output: OutputSettings = build_as(OutputSettings, cfg["output"], "output")
     recordings = []
     for folder in settings.files:
         try:
@@ -75,7 +73,7 @@ def build(cfg: DictConfig) -> RecordedRun:
         except ValueError as error:
             raise ConfigError(f"against={error}") from error
         if settings.check_config:
-            _check_config(folder, recording, resolved_config(given))
+            _check_config(folder, recording, given)
         recordings.append(recording)
     _check_repetitions(settings, recordings)
     try:

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.run_folder import resolved_config
+from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.resolve import resolved
 from experiments.calibrate.engine.files import Files
 from experiments.validate.fidelity.settings import Suite, ValidateSettings, split
 from hwmodels.model.model_spec import ModelSpec
-from sim.settings.compose import Composition, ConfigSource
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.override import Override, not_about
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 
@@ -55,7 +55,7 @@ def cases_of(composition: Composition, suite: Suite, device: str, calibrated: Fi
             cfg = composed(source, _merged([measured, DEVICE_DEFAULTS[device], suite.base, given, own]))
             if device == "cpu":
                 _use_default_dtype(cfg)
-            found.append(_case(name, cfg))
+            found.append(_case(name, resolved(cfg)))
         except ConfigError as error:
             where = f"case {name}: " if len(suite.cases) > 1 else ""
             raise ConfigError(f"{where}{error}") from error
@@ -80,9 +80,9 @@ def model_of(cases: Sequence[Case]) -> ModelSpec:
     return first
 
 
-def _case(name: str, cfg: DictConfig) -> Case:
+def _case(name: str, cfg: dict[str, Any]) -> Case:
     settings, given = split(cfg)
-    return Case(name, settings, build_scenario(given), resolved_config(cfg))
+    return Case(name, settings, build_scenario(given), cfg)
 
 
 def _check_unmeasured(overrides: Sequence[str], device: str) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.table_files import read_table_file
-from sim.settings.bounded_yaml import read_yaml
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.convert import shown
 from sim.setup.scenario import Scenario
 

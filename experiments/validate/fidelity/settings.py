@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
-
-from omegaconf import DictConfig, OmegaConf
+from typing import Annotated, Any
 
 from experiments.validate.fidelity.thresholds import Thresholds
 from fieldlimits import Checked, OneOf, Positive, PositiveInt, check
@@ -84,9 +82,8 @@ class ValidateSettings(Checked):
 OWN_KEYS = frozenset(one.name for one in fields(ValidateSettings))
 
 
-def split(cfg: DictConfig) -> tuple[ValidateSettings, DictConfig]:
+def split(cfg: dict[str, Any]) -> tuple[ValidateSettings, dict[str, Any]]:
     """Returns the validation's own settings, and those of the simulated run. Raises ConfigError."""
-    keys = [str(key) for key in cfg if key != "hydra"]
-    own = OmegaConf.masked_copy(cfg, [key for key in keys if key in OWN_KEYS])
+    own = {key: value for key, value in cfg.items() if key in OWN_KEYS}
     settings: ValidateSettings = build_as(ValidateSettings, own, "")
-    return settings, OmegaConf.masked_copy(cfg, [key for key in keys if key not in OWN_KEYS])
+    return settings, {key: value for key, value in cfg.items() if key not in OWN_KEYS}

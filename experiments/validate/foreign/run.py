@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.app.progress import simulated_time
-from experiments.app.run_folder import resolved_config
 from experiments.simulate.output import OutputSettings
 from experiments.study.measured_requests import Replayed
 from experiments.validate.fidelity.errors import fidelity_of
@@ -70,14 +68,14 @@ class ForeignRun:
         print_files(written, console)
 
 
-def build(cfg: DictConfig) -> ForeignRun:
+def build(cfg: dict[str, Any]) -> ForeignRun:
     """Reads the measured runs and builds the scenario. Raises ConfigError."""
     settings, given = split(cfg)
     scenario = build_scenario(given)
-    output = build_as(OutputSettings, cfg.output, "output")
+    output = build_as(OutputSettings, cfg["output"], "output")
     reals = read_reals(settings)
     if settings.check_config:
-        _check_settings(settings, reals, scenario, resolved_config(given))
+        _check_settings(settings, reals, scenario, given)
     try:
         scenario = replace(scenario, workload=replayed(reals[0]))
         scenario.plan_memory()

@@ -72,11 +72,11 @@ MODULES = {
             spokes: int
 
             def run(self, folder):
-                RUNS.append((self.cfg.seed, self.spokes))
+                RUNS.append((self.cfg["seed"], self.spokes))
                 FOLDERS.append(str(folder.relative_to(os.getcwd())))
-                note = self.cfg.sail.get("area_m2")
+                note = self.cfg["sail"].get("area_m2")
                 SEEN.append((HydraConfig.get().job.name, note, os.environ.get("SAIL")))
-                days = self.cfg.trip.days
+                days = self.cfg["trip"]["days"]
                 if days == 12:
                     raise ConfigError("the wind is wrong")
                 if days == 13:
@@ -84,11 +84,11 @@ MODULES = {
                 if days == 14:
                     raise KeyboardInterrupt
                 if days == 15:
-                    raise UnsuccessfulError(f"seed {self.cfg.seed} was wet")
+                    raise UnsuccessfulError(f"seed {self.cfg['seed']} was wet")
 
         def prepare(cfg, composition):
             PREPARED.append(list(composition.overrides))
-            return Sail(cfg, build(cfg.wheel, "wheel").spokes)
+            return Sail(cfg, build(cfg["wheel"], "wheel").spokes)
         """,
 }
 

@@ -14,9 +14,9 @@ import pytest
 from experiments.app.claim import claim
 from experiments.app.cli import main
 from experiments.app.lock import LOCK, lock_folder
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.report.whole_file import write_whole, written_whole
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
 SIMULATE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

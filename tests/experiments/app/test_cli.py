@@ -9,7 +9,7 @@ import pytest
 
 from experiments.app import cli
 from experiments.app.application import launch
-from sim.settings.config_groups import find_groups, first_comment, key_comments
+from experiments.app.settings.config_groups import find_groups, first_comment, key_comments
 from sim.settings.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from experiments.app.application import launch
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.output_file import file_errors_reported
-from sim.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
 
 WET, WRONG_WIND = "trip.days=15", "trip.days=12"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench import paired
 from experiments.bench.commands import run_in
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench import peer
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 
 SMALL = ("engine=vllm", "workload=poisson", "workload.num_requests=20", "replicas=2")

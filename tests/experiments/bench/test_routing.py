@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.bench import routing as bench_routing
 from experiments.bench.routing import READS
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 pytestmark = pytest.mark.slow
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.calibrate.operators import OPERATORS
 from hwmodels.devices.device import Device
 from hwmodels.operators.attention import AttentionCurve
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 TRUTH = Calibration(
     gemm=GemmCurve(

@@ -11,6 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.calibrate.fit import error_table, fit_calibration, fitted_figures, residuals
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import known_calibrations
@@ -21,8 +23,6 @@ from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
 from hwmodels.operators.mla import MlaCurve
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from tests.experiments.calibrate.known_curves import TRUTH, measured, preset, shapes, write
 
 

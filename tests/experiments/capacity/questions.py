@@ -1,12 +1,12 @@
 """Small questions of a capacity search, and runs with given figures."""
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import build_candidates, build_question
 from experiments.capacity.probe import Run
 from experiments.capacity.settings import CapacitySettings
 from sim.metrics.slo import Slo
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="capacity", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=120")

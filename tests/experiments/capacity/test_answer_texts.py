@@ -5,6 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.variants import Variants
 from experiments.capacity import first_limit as growth
 from experiments.capacity import tables
 from experiments.capacity.brackets import Bracket
@@ -20,9 +23,6 @@ from experiments.capacity.settings import CapacitySettings
 from experiments.study.steady_state import Lack
 from sim.engine.interrupt import Interrupt
 from sim.metrics.slo import Slo
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.variants import Variants
 
 SIMULATE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SLO = Slo(ttft_ms=500, tpot_ms=50, attainment_target=0.95)

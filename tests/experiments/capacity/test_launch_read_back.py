@@ -4,17 +4,17 @@ import pytest
 
 from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.engines import translated
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import build_candidates
 from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.settings import CapacitySettings
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.core.ranks import of_rank
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
-from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 LAUNCHES = {"vllm": vllm_launch, "sglang": sglang_launch, "tensorrt_llm": tensorrt_llm_launch}

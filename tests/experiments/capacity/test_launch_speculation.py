@@ -5,12 +5,12 @@ import shlex
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import build_candidates
 from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.settings import CapacitySettings
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.variants import Variants
 
 R1 = ("model=deepseek_r1", "hardware=h200_sxm", "tensor_parallel_size=8")
 BY_BATCH_SIZE = "num_speculative_tokens_per_batch_size"

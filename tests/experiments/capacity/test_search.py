@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.variants import Variants
 from experiments.capacity.advice import closest
 from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates
@@ -16,9 +19,6 @@ from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from sim.engine.interrupt import Interrupt
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.variants import Variants
 from tests.experiments.capacity.questions import SCENARIO, SLO, SMALL, run_with
 
 

@@ -8,6 +8,8 @@ import math
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.capacity import answer, tables
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.results import Ranked
@@ -21,8 +23,6 @@ from experiments.capacity.within_error import (
 )
 from hwmodels.trust.table import ALL_GPUS, RATIO, ExpectedError, Level
 from sim.metrics.paired import mean_interval
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from tests.experiments.capacity.questions import TINY
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.compare.arms import points
 from experiments.compare.settings import build_settings
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 SHIPPED = sorted((CONFIG_DIR / "experiment").glob("*.yaml"))
 

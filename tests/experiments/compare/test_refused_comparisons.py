@@ -7,9 +7,9 @@ import re
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from experiments.compare.settings import build_settings
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, first_comment
 from tests.experiments.compare.own_experiment import SHIPPED, TINY, arms_of, compare
 
 

@@ -11,10 +11,10 @@ import pytest
 from experiments.app import cli
 from experiments.app.cli import main
 from experiments.app.completion import candidates
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from experiments.compare.settings import build_settings
 from experiments.study.runs import settings_that_differ
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, first_comment
 from tests.experiments.compare.own_experiment import SHIPPED, arms_of
 
 LARGE = (

@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.compare.whatif.arms import build_questions
 from experiments.compare.whatif.offered import OFFERED, Baseline, DoesNotApply
 from experiments.compare.whatif.settings import WhatifSettings
 from sim.settings.build import build_as
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 

@@ -6,6 +6,7 @@ import pytest
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.claims import BrokenPromise, claims_by_name, claims_of
 from experiments.conformance.families import FAMILIES, family_of
 from experiments.conformance.words import in_words
@@ -23,7 +24,6 @@ from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation.fixed import Fixed
 from policies.user_code.failure import PolicyError
-from sim.settings.config_groups import CONFIG_DIR
 from tests.experiments.conformance.kept import num_kept
 from tests.experiments.conformance.sound_policies import Filling, Guessing, Scales
 

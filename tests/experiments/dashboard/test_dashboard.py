@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from experiments.dashboard.command import HOST, check_port
 from experiments.dashboard.controls import board_of
 from experiments.dashboard.figures import (
@@ -28,10 +31,7 @@ from experiments.dashboard.simulation_service import (
     Superseded,
     rate_point,
 )
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload.num_requests=60")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("dash", reason="dash is not installed: pip install 'windtunnel[dashboard]'")
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.dashboard.app import make_app
 from experiments.dashboard.controls import board_of
 from experiments.dashboard.guard import CALLBACKS, MAX_BYTES, MAX_QUERY
 from experiments.dashboard.simulation_service import SimulationService
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload.num_requests=20")
 HOME = "http://127.0.0.1:8050"

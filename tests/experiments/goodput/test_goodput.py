@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.goodput import search
 from experiments.goodput.answer import Outcome
 from experiments.goodput.arms import build_arms
@@ -26,8 +28,6 @@ from sim.cluster.gateway import Gateway
 from sim.metrics.paired import Interval
 from sim.metrics.paired import Outcome as Outcome_
 from sim.metrics.slo import Slo
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 

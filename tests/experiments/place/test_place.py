@@ -8,6 +8,8 @@ import re
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.place.problem import place
 from experiments.place.settings import read_settings
 from hwmodels.devices.time_slicing import TimeSlicing
@@ -15,8 +17,6 @@ from policies.parallelism import Load
 from policies.placement.best_fit import BestFitDecreasing
 from policies.placement.densest_first import DensestFirst
 from policies.placement.first_fit import FirstFitDecreasing
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.setup.placement_prices import ReplicaNeeds, hostings_of, pool_of, weights_only
 

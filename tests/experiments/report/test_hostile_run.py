@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.report.run_files import read_summary, read_table
 from experiments.validate.engine import recording
-from sim.settings.bounded_yaml import read_yaml
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 

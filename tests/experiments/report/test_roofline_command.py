@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.report.roofline.chart import roofline, write_chart
 from experiments.report.roofline.command import build_survey
 from experiments.report.roofline.survey import survey
 from experiments.report.roofline.tables import print_survey
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
 SOURCE = ConfigSource(config_name="roofline", dirs=[CONFIG_DIR])

@@ -8,13 +8,13 @@ import math
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.reproduce import command, tasks
 from experiments.reproduce.claims import FAMILIES
 from experiments.reproduce.rows import Compared, Direct, Family, Kind, Row, Sampled, Searched, Source
 from experiments.reproduce.tasks import planned
 from experiments.reproduce.verdicts import State, Verdict
 from sim.metrics.paired import mean_interval
-from sim.settings.config_groups import CONFIG_DIR
 
 ROWS = {row.name: row for family in FAMILIES for row in family.rows}
 INF = math.inf

@@ -3,8 +3,8 @@
 import pytest
 
 from experiments.app.launch_lines.versions import PROFILES
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.score.engine_versions import engine_of
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 
 def profile(engine, version=None, day=None, source="nvidia-lab"):

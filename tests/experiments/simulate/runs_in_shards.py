@@ -7,15 +7,15 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.resolve import resolved
 from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_output import run_sharded_streamed
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.simulate.streamed_output import run_streamed as run_streamed_here
 from experiments.study.launchers.local import Local
 from sim.report.files import run_files
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
 
 SETTINGS = (

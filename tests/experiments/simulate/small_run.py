@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.app.cli import main
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

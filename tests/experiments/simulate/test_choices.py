@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
 from tests.experiments.simulate.small_run import SMALL, SOURCE, build, choices

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.goodput.arms import build_arms
 from experiments.study.figures import figures
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson")
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster.settings import SimSettings
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 
 SETTINGS = (

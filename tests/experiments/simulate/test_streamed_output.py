@@ -16,12 +16,12 @@ import pandas as pd
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.simulate import output
 from sim.cluster import simulation
 from sim.metrics.plots import PlotFigures
 from sim.report import streamed_tables
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.setup.streamed_run import StreamedRun
 
@@ -174,8 +174,8 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from sim.report.streamed_tables import StreamedTables
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.streamed_run import StreamedRun
 class Reporting(StreamedTables):

@@ -20,6 +20,9 @@ from rich.console import Console
 
 from experiments.app.cli import main
 from experiments.app.runner import run_command
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.resolve import resolved
 from experiments.simulate import command, windowed_run
 from experiments.simulate.part_process import PartElsewhere
 from experiments.simulate.windowed_run import WindowedRun
@@ -27,10 +30,7 @@ from experiments.study import progress
 from experiments.study.launchers.importing import ROOT
 from experiments.study.launchers.local import Local
 from sim.report.files import run_files
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
 from sim.shards.request_windows import WindowWriter
 

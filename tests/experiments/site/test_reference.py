@@ -6,13 +6,13 @@ import re
 import pytest
 
 from experiments.app.cli import COMMANDS
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.site.docstrings import definition, docstring, fields_of, signature
 from experiments.site.python_pages import PAGES, described, text
 from experiments.site.reference import generated_pages
 from experiments.site.settings_pages import unit
 from sim.report.page import GLOSSARY
-from sim.settings.bounded_yaml import read_yaml
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 
 pages = functools.cache(generated_pages)
 GROUPS = find_groups([CONFIG_DIR])

@@ -1,8 +1,8 @@
 """Figures of runs as metrics: a tariff's break-even is one, although a run that ends at once has none."""
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.study.figures import known_figures
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 

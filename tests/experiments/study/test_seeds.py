@@ -6,6 +6,10 @@ import random
 import pandas as pd
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from experiments.compare.results import evaluate
 from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.settings import Experiment
@@ -13,11 +17,7 @@ from experiments.study.figures import Metric
 from experiments.study.runs import Point, run_all
 from experiments.study.seeds import distinct_seeds
 from sim.metrics.paired import Outcome
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
-from sim.settings.variants import Variants
 
 SMALL = ["model=smollm2_135m", "hardware=l4"]
 

@@ -3,8 +3,8 @@
 import pandas as pd
 
 from experiments.app.cli import main
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 
 SOURCE = ConfigSource(config_name="sweep", dirs=[CONFIG_DIR])
 SMALL = (

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import experiments.sweep.folder as folder_module
+from experiments.app.settings.resolve import resolved
 from experiments.sweep.plan import MAX_CHECKED_VALUES, Plan, plan_of
 from experiments.sweep.run_task import tasks_of
 from sim.report.config_text import config_yaml
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, sweep
 
 axes = st.lists(st.integers(2, 5), min_size=1, max_size=4)

@@ -10,9 +10,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import plan_of
-from sim.settings.config_groups import CONFIG_DIR
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, runs_of, sweep
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.validate.fidelity.curves import between, curves
 from experiments.validate.fidelity.errors import Part, compare, metric_error
 from experiments.validate.fidelity.iteration_errors import iteration_errors
@@ -22,8 +24,6 @@ from hwmodels.iterations.iteration import IterationShape
 from sim.metrics.slo import Slo
 from sim.records.gaps import Gaps
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 NONE = Thresholds()

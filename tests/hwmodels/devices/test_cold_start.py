@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.devices.cold_start import ColdStart, WeightSource
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.devices.interconnect import Link
@@ -10,7 +11,6 @@ from hwmodels.devices.storage import Storage
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import weight_bytes
 from sim.settings.build import build
-from sim.settings.config_groups import CONFIG_DIR
 
 PCIE = Link(name="PCIe", bandwidth_bytes_per_s=50e9, latency_s=0.0)
 

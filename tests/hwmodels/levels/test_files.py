@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.iterations.iteration import IterationShape, UnknownIterationError
 from hwmodels.levels.files import RecordedLevel, TableLevel
 from sim.cluster.settings import SimSettings
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"

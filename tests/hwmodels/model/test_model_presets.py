@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
+from experiments.app.settings.hydra_errors import composed
 from hwmodels.model.compressed_attention import CompressedAttention
 from hwmodels.model.model_spec import (
     GroupedQueryAttention,
@@ -25,10 +28,7 @@ from hwmodels.model.state_space import (
     ShortConvolution,
 )
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 
 PRESETS = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
 FIGURES = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "models" / "models.csv"

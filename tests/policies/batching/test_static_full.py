@@ -6,12 +6,12 @@ from math import inf
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.batching.dynamic import Dynamic
 from policies.batching.static import Static
 from policies.core.plan import StepOutcome
 from policies.user_code.decisions import WrongDecisionError
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
+from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.policy_names import name_of
 from policies.prediction import LengthPredictor
 from policies.prediction.buckets import BucketClassifier
@@ -18,7 +19,6 @@ from policies.prediction.histogram import RunningHistogram
 from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.prediction.regression import PromptLengthRegression
 from sim.settings.build import build, build_as
-from sim.settings.config_groups import CONFIG_DIR
 from tests.policies.prediction.asked import NUM_DRAWS, STAND_INS, draws, ids, lengths, request, teach
 
 LEARNERS = [RunningHistogram(window=20, min_observations=2), PromptLengthRegression(min_observations=3)]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.days import Day
 from policies.scaling.scheduled import Scheduled
 from sim.settings.build import build
-from sim.settings.config_groups import CONFIG_DIR
 from tests.examples import examples
 
 CONFIGS = sorted(file.stem for file in (CONFIG_DIR / "scaling").glob("*.yaml") if file.stem != "none")

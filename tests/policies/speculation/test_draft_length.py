@@ -6,6 +6,8 @@ from timeit import repeat
 import numpy as np
 import pytest
 
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.policy_names import name_of
 from policies.speculation import DraftLength
 from policies.speculation.backoff import Backoff
@@ -14,9 +16,7 @@ from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.slo_aware import SloAware
 from policies.speculation.view import AcceptanceCounts, DraftView
-from sim.settings.bounded_yaml import read_yaml
 from sim.settings.build import build
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
 CHOICES = sorted((CONFIG_DIR / "draft_length").glob("*.yaml"))

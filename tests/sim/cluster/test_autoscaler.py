@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.toys import ToyModel
 from hwmodels.iterations.iteration import IterationModel
 from policies.admission.none import AdmitAll
@@ -16,8 +18,6 @@ from sim.cluster.failures import Failures, Scripted
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.failure import FailureKind
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from tests.worlds.clusters import WorldPool, draw_clusters

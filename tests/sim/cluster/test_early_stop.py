@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from policies.core.request import Prompt, Request
 from sim.cluster.early_stop import MissedSloStop, most_missed, verdicts
 from sim.metrics.slo import Slo
 from sim.records.requests import RequestLog, Status
 from sim.report.wording import caveats
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run, run
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster.failures import BadRelease, Failures, Random, Scripted
 from sim.records.failure import Failure, FailureKind
 from sim.settings.build import build
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 
 CONFIGS = sorted((CONFIG_DIR / "failures").glob("*.yaml"))

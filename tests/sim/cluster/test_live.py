@@ -7,11 +7,11 @@ from random import Random
 import pandas as pd
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster.live import LiveSimulation
 from sim.records.requests import EMPTY_ROW, RequestLog, Status
 from sim.report.files import write_table
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.workload.base import WorkloadNotes
 from sim.workload.listed import ListedSource

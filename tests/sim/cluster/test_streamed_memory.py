@@ -6,10 +6,10 @@ from subprocess import run
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.sequence import Sequence
 from sim.cluster.streamed import StreamedSimulation
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.transfer.network import Flow
 
@@ -59,8 +59,8 @@ PROGRAM = """
 import sys
 from experiments.bench.memory import peak_mib
 from sim.cluster.streamed import StreamedSimulation
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 num_requests, num_replicas = int(sys.argv[1]), int(sys.argv[2])
 rate = f"workload.arrivals.rate_per_s={8 * num_replicas}"

@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.assembly.site import Kernels
 from hwmodels.model.lora import Lora
 from hwmodels.operators.lora_kernels import LoraKernels
@@ -20,8 +22,6 @@ from policies.routing.dedicated import Dedicated
 from policies.routing.round_robin import RoundRobin
 from sim.engine.links import Links
 from sim.records.event_table import events_table
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 
 TICK_S = 0.125  # one iteration of the flat toy model

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.iterations.iteration import Gathered, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from policies.batching.chunked import Chunked
@@ -18,8 +20,6 @@ from policies.scheduling.fcfs import Fcfs
 from sim import simulate
 from sim.engine.iteration_times import seconds_of
 from sim.engine.shape import shape_of, shapes_of_ranks
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 

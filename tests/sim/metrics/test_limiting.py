@@ -2,9 +2,9 @@
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.metrics.limiting import time_shares
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run, run
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

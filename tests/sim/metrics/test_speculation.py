@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.toys import ToyModel
 from experiments.conformance.worlds import Ask
@@ -18,8 +20,6 @@ from sim import simulate
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware, iteration_shape
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.speculation.acceptance.by_position import ByPosition
 from sim.speculation.acceptance.iid import Iid

@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster import simulation
 from sim.records.chunk import RecordChunk
 from sim.records.timed_rows import TimedRows, interval_s
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.streamed_run import StreamedRun
 

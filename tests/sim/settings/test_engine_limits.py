@@ -2,18 +2,18 @@
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from hwmodels.devices.device import Device
 from policies.core.release import RELEASES, SGLANG_0_5, VLLM_0_32
 from sim import simulate
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.engine_limits import complete
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
-from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.iterations.layout import ParallelLayout
 from policies.parallelism import Load, Sizes
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
 from sim.setup.layout_choice import figures_of, prefill_seconds

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from experiments.app.settings.resolve import resolved
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_scenario
 from sim.setup.combinations import FEATURES, OF_RUN, OF_RUN_AND_POOL, RULES, remedies
 from tests.worlds.fuzz.drawing import VARIANTS

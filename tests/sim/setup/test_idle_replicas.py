@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 import sim.setup.scenario as scenario_module
+from experiments.app.api import simulate
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.study.figures import figures
-from sim.api import simulate
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
 from sim.setup.idle_replicas import num_reached
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.app.api import simulate
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
+from experiments.app.settings.hydra_errors import composed
 from hwmodels.speculation.draft import HostDraft
 from policies.core.endings import LateEnds
 from policies.speculation.proposers.ngram import Ngram
-from sim.api import simulate
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_run, build_scenario
 from sim.setup.replica_bounds import Demand, decode_token_seconds, idle_latencies
 from sim.setup.run_notes import pool_notes

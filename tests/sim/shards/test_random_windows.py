@@ -10,10 +10,10 @@ from random import Random, SystemRandom
 import pandas as pd
 import pytest
 
+from experiments.app.settings.resolve import resolved
 from sim.metrics.summary import RunFigures
 from sim.records.chunk import RecordChunk, without_rows
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.shards.request_windows import merged_groups
 from sim.shards.streamed import merged_files
 from sim.workload.base import is_open_loop

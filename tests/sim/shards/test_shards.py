@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from policies.routing.dedicated import Dedicated
 from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
@@ -19,10 +22,7 @@ from policies.routing.weighted import Weighted
 from policies.user_code.decisions import WrongDecisionError
 from sim.cluster.settings import SimSettings
 from sim.records.event_table import events_table
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 from sim.shards.assignment import assign
 from sim.shards.merge import merged

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from policies.routing.join_shortest_kv import JoinShortestKv
 from policies.user_code.decisions import WrongDecisionError
 from sim import simulate
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 from tests.examples import examples
 from tests.sim.shards.test_shards import FEW, REFUSED

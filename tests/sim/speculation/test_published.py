@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 from sim.speculation.acceptance.iid import Iid

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.engine.kv_layout import KvLayout
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 from sim.transfer.resharding import _head_copies, resharding

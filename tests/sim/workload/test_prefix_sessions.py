@@ -8,9 +8,9 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.request import Segment
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.workload.arrivals import ClosedLoop, Constant
 from sim.workload.distributions import Fixed
 from sim.workload.formats import MooncakeJsonl

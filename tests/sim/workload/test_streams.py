@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 from omegaconf import OmegaConf
 
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.workload.arrivals import Constant, Poisson
 from sim.workload.distributions import Fixed, Lognormal
 from sim.workload.lengths import Lengths

@@ -18,15 +18,15 @@ from typing import Any
 
 import yaml
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.resolve import resolved
+from experiments.app.settings.variants import Variants
 from sim.records.failure import FailureKind
 from sim.records.run import RunRecords
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
-from sim.settings.resolve import resolved
 from sim.settings.scenario import build_run
-from sim.settings.variants import Variants
 from sim.setup.combinations import remedies
 from sim.setup.scenario import Scenario
 from tests.worlds.fuzz.values import draw_value, log_uniform, shown

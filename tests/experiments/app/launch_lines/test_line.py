@@ -6,10 +6,10 @@ from experiments.app.cli import main
 from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.engines import translated
 from experiments.app.launch_lines.line import with_launch_line
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 
 LLAMA = "vllm serve meta-llama/Llama-3.1-8B-Instruct"

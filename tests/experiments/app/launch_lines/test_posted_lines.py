@@ -11,10 +11,10 @@ from experiments.app.launch_lines.branches import holds, number_of
 from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.engines import translated
 from experiments.app.launch_lines.line import with_launch_line
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from sim.settings.scenario import build_scenario
 
 GPT_OSS_H100 = """

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.levels.profile import Profile
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 torch.set_num_threads(1)
 

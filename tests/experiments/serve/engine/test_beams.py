@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("aiohttp")
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.serve.engine.result import result_of
 from realengine.serving.beams import BeamSearchParams
 from realengine.serving.llm import LLM
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from tests.experiments.serve.engine.conftest import SETTINGS, tiny_model
 from tests.experiments.serve.engine.test_backend import GREEDY, PARAMS, PATH, prompts

@@ -12,6 +12,9 @@ import torch
 from aiohttp import FormData
 from aiohttp.test_utils import TestClient, TestServer
 
+from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from experiments.serve import command
 from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.result import result_of
@@ -20,10 +23,7 @@ from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import find_smollm2
 from sim.report.files import run_files
-from sim.settings.compose import Composition, ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 from tests.experiments.serve.conftest import Client
 
 torch.set_num_threads(1)

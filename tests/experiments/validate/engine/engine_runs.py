@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.validate.engine.drive import Drive, PromptTokens
 from experiments.validate.engine.engine_run import Stopwatch, settings_of
 from experiments.validate.engine.recording import Recorder, Recording
@@ -23,8 +25,6 @@ from realengine.model.architecture import Architecture
 from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor
 from realengine.serving.model import Model
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes

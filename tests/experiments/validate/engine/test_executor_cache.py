@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 from dataclasses import replace  # noqa: E402
 
 import experiments.validate.engine.executor_cache as executor_cache  # noqa: E402
+from experiments.app.settings.compose import ConfigSource  # noqa: E402
+from experiments.app.settings.config_groups import CONFIG_DIR  # noqa: E402
 from experiments.validate.engine.engine_run import run_on_engine, settings_of, with_memory_of  # noqa: E402
 from experiments.validate.engine.executor_cache import ExecutorCache  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
@@ -17,8 +19,6 @@ from policies.scheduling.fcfs import Fcfs  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.runner.memory import GIB  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
-from sim.settings.compose import ConfigSource  # noqa: E402
-from sim.settings.config_groups import CONFIG_DIR  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import scenario_of, traffic  # noqa: E402
 from tests.realengine.small_models import LLAMA  # noqa: E402
 

@@ -14,14 +14,14 @@ import torch
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.calibrate.engine.served import architecture_of
 from experiments.validate.engine import engine_run
 from experiments.validate.engine.engine_run import run_on_engine
 from experiments.validate.engine.executor_cache import ExecutorCache
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.traffic import exact
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from tests.experiments.validate.engine.engine_runs import UnevenClock
 

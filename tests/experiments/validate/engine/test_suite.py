@@ -9,6 +9,8 @@ import torch
 from omegaconf import OmegaConf
 
 from experiments.app.cli import main
+from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.calibrate.engine.served import architecture_of
 from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.suite import MEASURED_GROUPS, cases_of, model_of
@@ -16,8 +18,6 @@ from experiments.validate.fidelity.settings import Suite, split
 from policies.batching import supports_mixed_role
 from realengine.settings import EngineSettings
 from sim.settings.build import build
-from sim.settings.compose import Composition, ConfigSource
-from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
 
 SOURCE = ConfigSource(config_name="validate", dirs=[CONFIG_DIR])

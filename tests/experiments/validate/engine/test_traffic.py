@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.validate.engine.traffic import Paced, at_load, exact
 from policies.core.request import Prompt, Request
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_scenario
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Poisson
 from sim.workload.base import Arrival, WorkloadNotes

@@ -4,9 +4,9 @@ import pytest
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from sim.settings.bounded_yaml import read_yaml
-from sim.settings.compose import ConfigSource, YamlFolder, address
-from sim.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.compose import ConfigSource, YamlFolder, address
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
 
 

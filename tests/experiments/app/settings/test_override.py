@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.settings.override import Override, about, keys_overlap, not_about
+from experiments.app.settings.override import Override, about, keys_overlap, not_about
 
 
 @pytest.mark.parametrize(

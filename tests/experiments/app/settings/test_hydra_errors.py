@@ -4,12 +4,12 @@ import shlex
 
 import pytest
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import COMPOSE_ERRORS, check_edits, composed, explain
 from hwmodels.model.lora import Lora
 from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import COMPOSE_ERRORS, check_edits, composed, explain
 
 CONFIGS = {
     "boat.yaml": "defaults: [_self_, {sail: square}]\nseed: 0\ntrip: {days: 3, fast: false}\n",

@@ -15,14 +15,14 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import find_groups
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.override import Override
+from experiments.app.settings.pools import pool_keys
+from experiments.app.settings.renamed import with_new_names
 from sim.settings import engine_limits
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import find_groups
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.override import Override
-from sim.settings.pools import pool_keys
-from sim.settings.renamed import with_new_names
 
 KEPT = 64
 """Size of the cache of composed configs; the least recently used one is dropped."""

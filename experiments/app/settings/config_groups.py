@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from policies.user_code.failure import cause_of
 from sim.settings.errors import ConfigError, suggest
 
-CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+CONFIG_DIR = Path(__file__).resolve().parents[3] / "configs"
 
 GROUP_OF = {"decode_routing": "routing"}
 """Keys with choices from a group of another name: routing@decode_routing=power_of_two."""
 
+_TARGET = re.compile(r"^_target_:\s*([\w.]+)", re.MULTILINE)
 _KEY_LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):.*?(?:\s#\s*(?P<comment>.*))?$")
 
 
@@ -61,6 +63,22 @@ def check_choice(key: str, value: str, group: str, groups: Mapping[str, Sequence
         raise ConfigError(
             f"{key}={value}: no such choice; {suggest(value, choices, listed_by=f'windtunnel list {group}')}"
         )
+
+
+def with_choice(error: ConfigError, dirs: Sequence[Path]) -> ConfigError:
+    """Returns the error with the policy named by its choice in the config folders, not by its class."""
+    found = cause_of(error)
+    if found is None or found.named is None:
+        return error
+    key, name, path = found.named
+    family = key.rpartition(".")[2]
+    for choice in find_groups(dirs).get(GROUP_OF.get(family, family), ()):
+        target = _TARGET.search(choice.file.read_text(encoding="utf-8", errors="replace"))
+        if choice.name != name and target is not None and target[1] == path:
+            renamed = str(error).replace(f"{key}={name} ", f"{key}={choice.name} ")
+            error.args = (renamed, *error.args[1:])
+            return error
+    return error
 
 
 def first_comment(file: Path) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sim.settings.config_groups import Choice, check_choice
+from experiments.app.settings.config_groups import Choice, check_choice
+from experiments.app.settings.override import Override, not_about
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.override import Override, not_about
 
 
 def complete(

@@ -3,11 +3,11 @@
 import pytest
 from omegaconf import OmegaConf
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.variants import Variants
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
-from sim.settings.variants import Variants
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 BASE = ["workload=poisson", "engine.max_num_seqs=32"]

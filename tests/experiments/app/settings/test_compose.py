@@ -8,10 +8,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR], with_limits=False)
 

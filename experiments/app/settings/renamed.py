@@ -2,7 +2,7 @@
 
 - Renamed settings and groups: their old names are accepted for one version.
 - Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
-- Hugging Face ids of models (`sim.settings.model_names`): `model=meta-llama/Llama-3.1-8B-Instruct`.
+- Hugging Face ids of models: `model=meta-llama/Llama-3.1-8B-Instruct`, see `model_names`.
 - Names of devices in other letters, those that leave out the series, and those that nvidia-smi prints:
   `hardware=H20`, `hardware=a6000`, `hardware='NVIDIA A100-SXM4-80GB'`.
 
@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.model_names import model_named
 from sim.settings.errors import ConfigError
-from sim.settings.model_names import model_named
 
 NEW_NAMES = {"handover": "kv_transfer", "troubles": "failures"}
 """Old name -> new name of keys of the root and of groups."""

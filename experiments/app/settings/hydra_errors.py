@@ -5,7 +5,7 @@ name. The details are read from the fields of the exceptions or, where these are
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,14 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from experiments.app.settings.compose import ConfigSource, without_hydra
+from experiments.app.settings.config_groups import GROUP_OF, find_groups, key_comments
+from experiments.app.settings.override import Override
+from experiments.app.settings.renamed import ADVICE, note
 from sim.settings.build import is_node
-from sim.settings.compose import ConfigSource, without_hydra
-from sim.settings.config_groups import GROUP_OF, find_groups, key_comments
 from sim.settings.convert import shown
 from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
-from sim.settings.override import Override
-from sim.settings.renamed import ADVICE
-from sim.settings.unused import note_unused
+from sim.settings.nodes import ONLY_WITH_SPECULATION
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """Exceptions of Hydra, before or after a run, that are mistakes of the user."""
@@ -83,7 +83,7 @@ def check_edits(
     replaced: see `composed`.
     """
     check_nodes(cfg, overrides, source)
-    note_unused(cfg, overrides, replaced)
+    _note_unused(cfg, overrides, replaced)
     groups = find_groups(source.dirs)
     for key, group in GROUP_OF.items():
         if key in cfg and not isinstance(cfg[key], DictConfig):
@@ -100,6 +100,19 @@ def check_edits(
             continue  # pools.complete checks the settings of pools
         if not _is_built(key, cfg) and key not in _keys(source.compose([])):
             raise ConfigError(_no_such_key(key, overrides, source))
+
+
+def _note_unused(cfg: Mapping[Any, Any], overrides: Sequence[str], replaced: Collection[str] = ()) -> None:
+    """Prints a note for each override of a group that is not built. cfg: the composed config.
+
+    It is no error, so that one command line can compare runs with and without speculation. replaced: root
+    keys that an object replaces.
+    """
+    nodes = (cfg, *(cfg.get("pools") or {}).values())
+    speculates = "speculation" in replaced or any(node.get("speculation") for node in nodes)
+    for override in map(Override.parse, overrides):
+        if override.root in ONLY_WITH_SPECULATION and "speculation" in cfg and not speculates:
+            note(f"{override.text} is not used with speculation=none.")
 
 
 def _group_at(key: str, cfg: DictConfig) -> str | None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.hydra_errors import composed
 from sim.settings.errors import ConfigError
-from sim.settings.hydra_errors import composed
 
 LENGTHS = "workload.lengths.prompt_tokens"
 

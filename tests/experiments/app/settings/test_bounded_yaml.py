@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sim.settings.bounded_yaml import TooLargeError, parse_yaml, read_yaml
+from experiments.app.settings.bounded_yaml import TooLargeError, parse_yaml, read_yaml
 from sim.settings.errors import ConfigError
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

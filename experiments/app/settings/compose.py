@@ -33,12 +33,13 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from sim.settings import engine_limits, pools
-from sim.settings.bounded_yaml import read_text_and_yaml
-from sim.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings import pools
+from experiments.app.settings.bounded_yaml import read_text_and_yaml
+from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.override import Override, keys_overlap
+from experiments.app.settings.renamed import with_new_names
+from sim.settings import engine_limits
 from sim.settings.errors import ConfigError
-from sim.settings.override import Override, keys_overlap
-from sim.settings.renamed import with_new_names
 
 VERSION_BASE = "1.3"
 """Version of Hydra whose habits are kept."""
@@ -87,11 +88,11 @@ class ConfigSource:
     def complete(self, cfg: DictConfig, overrides: Sequence[str]) -> None:
         """Completes the limits of the engine and the pools in a config that Hydra composed from overrides."""
         if self.with_limits:
-            engine_limits.complete(cfg, self.device)
+            engine_limits.complete(cfg, self.device, _plain)
 
         def compose_pool(own: Sequence[str]) -> DictConfig:
             pool = without_hydra(self._composed(own))
-            engine_limits.complete(pool, self.device)
+            engine_limits.complete(pool, self.device, _plain)
             return pool
 
         if cfg.get("pools"):
@@ -225,6 +226,11 @@ class ConfigSource:
         else:
             values = list(override.sweep_string_iterator())
         return [f"{override.get_key_element()}={value}" for value in values]
+
+
+def _plain(node: Any) -> Any:
+    """Returns a node of a config as dicts and lists, with interpolations resolved; `???` is kept."""
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def _is_continuous(override: ParsedOverride) -> bool:

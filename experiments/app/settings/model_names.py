@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.settings.config_groups import first_comment
+from experiments.app.settings.config_groups import first_comment
 
 TRAINING = {"instruct", "base", "chat", "it", "pt", "hf", "thinking", "bf16"}
 """Words for what a model was trained for, or that say what is usual; its architecture is the same."""
