@@ -5,12 +5,12 @@ from omegaconf import OmegaConf
 
 from experiments.app.api import simulate
 from experiments.app.cli import main
+from experiments.app.settings import renamed
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.renamed import ADVICE, ALIASES, HARDWARE, NEW_NAMES, with_new_names
 from experiments.app.settings.variants import Variants
-from sim.settings import renamed
 from sim.settings.errors import ConfigError
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
