@@ -20,13 +20,13 @@ def resolved(config: Mapping[Any, Any]) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    if isinstance(config, DictConfig):
-        config = OmegaConf.to_container(config)  # type: ignore[assignment]
+    plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
     try:
-        found: dict[str, Any] = _copy(config, config, ())
+        found: dict[str, Any] = _copy(plain, plain, ())
     except _OtherKind:
+        own = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
         try:
-            whole: Any = OmegaConf.to_container(OmegaConf.create(dict(config)), resolve=True)
+            whole: Any = OmegaConf.to_container(own, resolve=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
         return dict(whole)

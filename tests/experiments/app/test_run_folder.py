@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.app.run_folder import resolved_config, seen_from_here, write_study
+from experiments.app.run_folder import seen_from_here, write_study
+from experiments.app.settings.resolve import resolved
 
 
 def test_a_study_leaves_its_resolved_config_and_its_summary(tmp_path):
     cfg = OmegaConf.create({"seed": 3, "same": "${seed}"})
-    write_study(tmp_path, resolved_config(cfg), {"verdict": "größer"})
+    write_study(tmp_path, resolved(cfg), {"verdict": "größer"})
     assert OmegaConf.load(tmp_path / "config.yaml") == {"seed": 3, "same": 3}
     assert json.loads((tmp_path / "summary.json").read_text("utf-8")) == {"verdict": "größer"}
 
