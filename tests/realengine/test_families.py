@@ -169,6 +169,7 @@ def test_kimi_k2_is_deepseek_v3_under_another_name():
         Architecture.from_hf(kimi | {"model_type": "kimi_k25"})
 
 
+@pytest.mark.sampled(fast=16, slow=24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_way_to_serve_gives_the_same_tokens(config, way, expected):

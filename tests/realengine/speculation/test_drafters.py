@@ -78,6 +78,7 @@ def test_trees_change_no_token(draft, plain):
     check(make(speculative_config=TREES[draft]), plain(GREEDY), is_perfect=draft in PERFECT)
 
 
+@pytest.mark.sampled(fast=8, slow=24)
 @pytest.mark.parametrize(
     "settings",
     [
