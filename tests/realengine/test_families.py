@@ -213,6 +213,7 @@ def test_several_outputs_share_their_prompt_s_kv(config):
     ]
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_two_ranks_give_the_same_tokens(config, monkeypatch):
@@ -228,6 +229,7 @@ def test_two_ranks_give_the_same_tokens(config, monkeypatch):
     assert found == tokens_of(make(config).generate(prompts(), GREEDY))
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_triton_s_kernels_give_the_same_tokens(config, expected):

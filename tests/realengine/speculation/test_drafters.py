@@ -64,6 +64,7 @@ def check(llm, expected, params=GREEDY, *, is_perfect=False):
     llm.engine.core.block_pool.check_integrity([])
 
 
+@pytest.mark.sampled(slow=8)
 @pytest.mark.parametrize(
     "num_tokens", [1, 3, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 5, 6, 7))]
 )
