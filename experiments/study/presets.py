@@ -10,6 +10,8 @@ from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.model_names import NamedModel, model_named
 from experiments.app.settings.resolve import resolved
+from hwmodels.model.model_spec import ModelSpec
+from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario
 from sim.setup.client import Client
@@ -31,6 +33,8 @@ ALIASES = {
 
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+MODELS = ConfigSource(config_name="calibrate", dirs=[CONFIG_DIR])
+"""Composes fewer groups than a scenario has, in a fifth of the time."""
 
 
 class NotSimulatedError(Exception):
@@ -58,6 +62,19 @@ def base_scenario(model: str, gpu: str, engine: str, overrides: tuple[str, ...] 
         )
     except ConfigError as error:
         raise NotSimulatedError(str(error)) from error
+
+
+@lru_cache(maxsize=1024)
+def base_model(name: str) -> ModelSpec:
+    """Returns the model with this name. Raises NotSimulatedError for a name without a preset."""
+    named = model_preset(name)
+    weights = [] if named.weights is None else [f"model.weights={named.weights}"]
+    try:
+        cfg = resolved(composed(MODELS, [f"model={named.choice}", *weights]))
+        model: ModelSpec = build(cfg["model"], "model")
+    except ConfigError as error:
+        raise NotSimulatedError(str(error)) from error
+    return model
 
 
 @lru_cache(maxsize=16)

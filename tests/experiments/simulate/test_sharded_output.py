@@ -29,6 +29,7 @@ WINDOWS = (*SMALL[:2], "routing=join_shortest_kv", "routing.ties=index")
 SPECULATION = ("speculation=eagle3", "model=llama3_1_8b")
 
 
+@pytest.mark.sampled(fast=1, slow=4)
 @pytest.mark.parametrize(
     ("settings", "tables"),
     [
@@ -104,6 +105,7 @@ def few_open_files(monkeypatch):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.sampled(fast=0, slow=1)
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="open files are counted in /proc")
 @pytest.mark.parametrize("tables", ["stream", "stream_all", pytest.param("true", marks=pytest.mark.slow)])
 def test_there_may_be_more_shards_than_open_files(tmp_path, few_open_files, tables):

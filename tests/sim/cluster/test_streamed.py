@@ -123,6 +123,7 @@ def test_rows_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
 
 
+@pytest.mark.slow
 @given(world=draw_clusters() | draw_crashes(), **CUTS)
 @examples(6, 1000)
 def test_rows_of_retries_and_crashes_are_those_of_a_plain_run(world, leap, every, group_rows):

@@ -28,6 +28,7 @@ class Watched(StreamedSimulation):
         return super()._records(end_s, interrupted)
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(
     "overrides",
     [

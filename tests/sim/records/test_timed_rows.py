@@ -39,6 +39,7 @@ class Intervals:
         self.found += self._timed.add(chunk, is_last=chunk.end is not None)
 
 
+@pytest.mark.sampled(fast=3, slow=6)
 @pytest.mark.parametrize("world", WORLDS)
 def test_intervals_are_those_of_the_whole_run(world, monkeypatch):
     monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 64)

@@ -1,0 +1,60 @@
+"""Chooses the cases that one run of the tests tries, of those that are many and take seconds each.
+
+    @pytest.mark.sampled(fast=4, slow=12)
+
+on a parametrised test leaves four cases, evenly spread, to `make test`; the others are slow, and of the slow
+ones a run of `make test-all` draws twelve. It draws new cases each time, as Hypothesis draws new examples:
+what one run leaves out, a later one tries. The header of a run names its draw; TESTS_DRAWN=THAT repeats it,
+and TESTS_DRAWN=all, which `make nightly` sets, tries every case. A test that loops over numbers asks
+`drawn_of` for those to try.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+DRAW = os.environ.setdefault("TESTS_DRAWN", secrets.token_hex(4))  # workers of pytest-xdist inherit it
+ALL = "all"
+
+
+def drawn_of(cases: Sequence[T], count: int, name: str) -> list[T]:
+    """Returns so many of the cases, in their order; all of them if there are no more or all are wanted.
+
+    name: of the test, so that tests draw independently of each other.
+    """
+    if DRAW == ALL or len(cases) <= count:
+        return list(cases)
+    chosen = random.Random(f"{DRAW} {name}").sample(range(len(cases)), count)  # nosec B311
+    return [cases[i] for i in sorted(chosen)]
+
+
+def keep_sampled(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the slow cases of sampled tests, and removes those that are not drawn.
+
+    Cases that are named on the command line are run.
+    """
+    left_out: set[pytest.Item] = set()
+    for name, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        cases = list(group)
+        marker = cases[0].get_closest_marker("sampled")
+        if marker is None:
+            continue
+        quick = [item for item in cases if not item.get_closest_marker("slow")]
+        num_fast = marker.kwargs.get("fast", len(quick))
+        fast = {quick[i * len(quick) // num_fast] for i in range(min(num_fast, len(quick)))}
+        for item in set(quick) - fast:
+            item.add_marker(pytest.mark.slow)
+        slow = [item for item in cases if item not in fast]
+        left_out.update(set(slow) - set(drawn_of(slow, marker.kwargs["slow"], name)))
+    if left_out and not any("[" in argument for argument in config.args):
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
