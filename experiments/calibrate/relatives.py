@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
+from experiments.app.settings.resolve import resolved
 from experiments.calibrate.tables import tables_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.devices.device import Device
@@ -58,8 +59,8 @@ def generation(calibration: Calibration) -> int:
 
 def composed(name: str) -> tuple[Device, Calibration]:
     """Returns the device of a hardware preset, and its calibration."""
-    cfg = ConfigSource(config_name="calibrate", dirs=[CONFIG_DIR]).compose([f"hardware={name}"])
-    return build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")
+    cfg = resolved(ConfigSource(config_name="calibrate", dirs=[CONFIG_DIR]).compose([f"hardware={name}"]))
+    return build(cfg["hardware"], "hardware"), build(cfg["calibration"], "calibration")
 
 
 def known_calibrations() -> dict[str, Calibration]:
