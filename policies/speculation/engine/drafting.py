@@ -37,7 +37,6 @@ from policies.core.state import EngineState
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation, check_accepted
 from policies.speculation.engine.iterations import Reservation, iterations_to_event
-from policies.speculation.engine.running import DraftRunningSet
 from policies.speculation.engine.step import DraftStep
 from policies.speculation.engine.watch import DraftWatch
 from policies.user_code.traits import traits_of
@@ -71,11 +70,10 @@ class Drafting:
 
     # The parts of an engine.
 
-    def new_running_set(self, pool: BlockPool, max_num_seqs: int, max_model_len: int) -> DraftRunningSet:
-        """Returns an empty running set whose sequences have draft tokens."""
-        running_set = DraftRunningSet(pool, max_num_seqs, max_model_len)
-        self.decodes = running_set.drafting
-        return running_set
+    def new_decodes(self, max_num_seqs: int, max_model_len: int) -> DraftSet:
+        """Returns an empty set of decoding sequences with draft tokens."""
+        self.decodes = DraftSet(max_num_seqs, self._pool, max_model_len)
+        return self.decodes
 
     def new_step(self, state: EngineState, batching: Batching) -> DraftStep:
         """Returns the builder of steps with draft tokens."""
