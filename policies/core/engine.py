@@ -534,7 +534,7 @@ class EngineCore:
         """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
 
         KV that the cache has here is not transferred; if the cache has all of it, there is no transfer. With
-        tier="live" the cache is not asked, as the other engine decodes on: see policies/core/live_load.py.
+        tier="live" the cache is not asked, as the other engine decodes on: see sim/migration.
         Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
         first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
         be served.

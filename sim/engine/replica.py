@@ -31,9 +31,9 @@ from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
-from sim.engine.copies import Copies
 from sim.engine.intake import Enter, Pending
 from sim.engine.iteration_times import scaled_ends_s
+from sim.engine.links import Copies
 from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
 from sim.engine.replica_pool import ReplicaPool
