@@ -111,17 +111,10 @@ class DraftStep(StepBuilder):
         """Decodes every decoding sequence in the order of admission, as far as the budget allows."""
         if not self.is_open:
             self._refuse_late()
-        decodes = self._drafting
-        if not decodes.size:
+        if not self._drafting.size:
             return True
-        if self.is_of_rank:
-            return self._decode_each()
-        if not self._decoded and not self._all_decode and self.decode_together():
-            return True
-        for seq in list(decodes.members):
-            if seq.state is DECODING and not (self._has_decoded(seq) or self._decodes_or_left(seq)):
-                return False
-        return True
+        may_join = not (self.is_of_rank or self._decoded or self._all_decode)
+        return (may_join and self.decode_together()) or self._decode_each()
 
     def decode_together(self) -> bool:
         """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
