@@ -142,7 +142,7 @@ class EngineCore:
             self._max_attempts = 1  # the tokens of the step before are read before the next attempt
         elif ends is Ends.with_batch:
             self._ends = BatchEnds(self)
-        self.step = StepBuilder(state) if self.drafts is None else self.drafts.new_step(state, batching)
+        self.step = StepBuilder(state, None if self.drafts is None else self.drafts.new_rows(state, batching))
         """The step that policies build."""
         self.step.max_batch_seqs = max_batch_seqs
         self.batches = None if max_batches is None else Batches(self, max_batches)
