@@ -1,4 +1,4 @@
-"""What routing policies read of a replica: load signals, with the age that they have then, and its cache.
+"""Load signals of a replica, with the age that they have when a router reads them, and its prefix cache.
 
 An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 

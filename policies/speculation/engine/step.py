@@ -1,4 +1,4 @@
-"""What draft tokens take of a step: `policies.core.step.StepBuilder` asks for it.
+"""The part of draft tokens in a step: `policies.core.step.StepBuilder` asks what they take of it.
 
 The rules are those of vLLM 0.32. A decode asks for 1 + K tokens; those beyond the budget or the model's
 context are cut. It takes KV slots for all of them and, for proposers with KV of their own, for K more. Slots
@@ -35,7 +35,7 @@ class _Together(NamedTuple):
 
 
 class DraftRows:
-    """What draft tokens take of the step that is being built.
+    """Budgets, KV slots and padding of the draft tokens in the step that is being built.
 
     max_inputs: tokens of a batch, those of drafting included.
     """
