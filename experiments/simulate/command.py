@@ -13,8 +13,9 @@ from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import SimulateOutput
+from experiments.study.launchers.outcome import Launcher
 from sim.report.files import write_result
-from sim.settings.build import build_as
+from sim.settings.build import build, build_as
 from sim.settings.compose import Composition
 from sim.settings.errors import ConfigError
 from sim.settings.override import Override
@@ -25,7 +26,6 @@ from sim.workload.base import Source
 
 if TYPE_CHECKING:
     from experiments.simulate.sharded_run import ShardedRun
-    from experiments.simulate.windowed_run import WindowedRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +38,13 @@ class SimulateJob:
     output: SimulateOutput
     streams: bool = False
     """Whether tables are written while the run goes on."""
-    sharded: ShardedRun | WindowedRun | None = None
-    """How the parts of the run are simulated; None: it is not divided."""
+    sharded: ShardedRun | None = None
+    """How the shards of the run are simulated; None: it is not divided."""
 
     @property
     def continues(self) -> bool:
         """Returns whether the folder may hold shards of the same run, which are used."""
-        return self.sharded is not None and self.sharded.continues
+        return self.sharded is not None
 
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
@@ -113,10 +113,25 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
     if scenario.sim.shards is None:
         _check_no_launcher(composition)
     else:
-        from experiments.simulate.divided import divided  # noqa: PLC0415 (most runs are not divided)
+        from experiments.simulate.sharded_run import ShardedRun  # noqa: PLC0415 (most runs are not divided)
+        from sim.shards.whole_run import check_traffic  # noqa: PLC0415
 
-        config = config_of_run(cfg)
-        sharded = divided(cfg.launcher, config, composition, scenario, source, output, streams=streams)
+        try:
+            check_traffic(source, scenario.sim)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        sharded = ShardedRun(
+            scenario=scenario,
+            config=config_of_run(cfg),
+            launcher=build(cfg.launcher, "launcher", Launcher),
+            overrides=composition.overrides,
+            config_dirs=composition.source.dirs[1:],
+            num_requests=source.num_requests,
+            progress=output.progress,
+            streams=streams,
+            plots=streams and output.report,
+            iterations=output.writes_iterations,
+        )
     return SimulateJob(
         cfg=cfg, scenario=scenario, source=source, output=output, streams=streams, sharded=sharded
     )

@@ -1,4 +1,4 @@
-"""Runs in shards or windows without whole tables: summary, requests, replicas, series, in constant memory."""
+"""Runs in shards without whole tables: summary, requests, replicas, series, in constant memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary
 from experiments.simulate.output import SimulateOutput
 from experiments.simulate.sharded_run import ShardedRun
-from experiments.simulate.windowed_run import WindowedRun
 from sim.records.timed_rows import empty_tables
 from sim.report.config_text import config_yaml
 from sim.report.exact_percentiles import add_exact_percentiles
@@ -25,13 +24,13 @@ from sim.report.streamed_tables import PLOTS, REPLICAS, REQUESTS, SERIES, TableF
 from sim.report.whole_file import write_whole
 from sim.shards.accumulators import accumulator_bytes
 from sim.shards.intervals import merged_intervals
-from sim.shards.request_windows import merged_groups
+from sim.shards.request_rows import merged_groups
 from sim.shards.shard_file import ShardMember
 from sim.shards.streamed import StreamedShards, measured_rows
 
 
 def run_sharded_streamed(
-    sharded: ShardedRun | WindowedRun,
+    sharded: ShardedRun,
     output: SimulateOutput,
     *,
     config: dict[str, Any],
@@ -41,7 +40,7 @@ def run_sharded_streamed(
     """Simulates, writes and prints. config: the resolved config.
 
     Raises what `simulated` raises, and OSError if the tables could not be written, after what had been
-    simulated was printed; shards are kept then, parts of a run in windows are not.
+    simulated was printed; shards are kept then.
     """
     scenario = sharded.scenario
     with sharded.simulated(folder, console) as shards:
@@ -68,9 +67,7 @@ def run_sharded_streamed(
     print_folder(folder, console)
 
 
-def _write_tables(
-    sharded: ShardedRun | WindowedRun, run: StreamedShards, folder: Path, *, iterations: bool
-) -> None:
+def _write_tables(sharded: ShardedRun, run: StreamedShards, folder: Path, *, iterations: bool) -> None:
     """Writes the tables that a run which streams has; those of an earlier attempt are replaced.
 
     iterations: also those of iterations and gaps.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -81,8 +81,6 @@ class ShardedRun:
     """Whether a run that streams adds up what its plots show."""
     iterations: bool = False
     """Whether a run that streams has the tables of iterations and gaps, too."""
-    continues: ClassVar[bool] = True
-    """Whether finished shards of the same run that its folder holds are used."""
 
     @contextmanager
     def simulated(self, folder: Path, console: Console) -> Iterator[ShardFolder]:

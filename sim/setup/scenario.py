@@ -304,7 +304,7 @@ class Scenario(PoolSettings, ClusterSettings):
 
         attach: processes of the user's, see `sim.cluster.attached`.
 
-        If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
+        If sim.shards is set, the shards run in this process, one after the other.
         """
         if attach and (self.sim.shards is not None or self.sim.thin != 1):
             raise ProcessError(
@@ -315,9 +315,9 @@ class Scenario(PoolSettings, ClusterSettings):
         if num_used < self.num_replicas and not self.pools:
             return with_idle(replace(self, replicas=num_used).simulate(source, report), self.num_replicas)
         if self.sim.shards is not None:
-            from sim.setup.divided_run import run_divided  # noqa: PLC0415 (most runs are not divided)
+            from sim.shards.whole_run import run_all  # noqa: PLC0415 (most runs are not divided)
 
-            return run_divided(source, self.source, self.replica_pools(), self, self.sim, report)
+            return run_all(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
             source=source,
             pools=self.replica_pools(),

@@ -27,7 +27,7 @@ from sim.records.timed_rows import SORTED_BY
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.intervals import MEMBERS, interval_bytes
 from sim.shards.merge import merged
-from sim.shards.request_windows import windowed_bytes
+from sim.shards.request_rows import rows_bytes
 from sim.shards.shard import ShardRecords
 from sim.shards.shard_file import ShardFile, ShardMember, shard_bytes, table_bytes
 from sim.shards.traffic import Bounds
@@ -43,7 +43,7 @@ class StreamedShards(NamedTuple):
     """The whole run.
 
     end: its records, with tables without rows. rows: of each shard, the rows of its requests, see
-    `sim.shards.request_windows`. intervals: likewise, of the tables of `sim.records.timed_rows` by name.
+    `sim.shards.request_rows`. intervals: likewise, of the tables of `sim.records.timed_rows` by name.
     """
 
     figures: RunFigures
@@ -99,7 +99,7 @@ def streamed_shard_bytes(
     chunk = RecordChunk.of(records, ends=False)
     rows = figures.add(chunk)
     intervals = {} if width_s is None else interval_bytes(chunk, width_s)
-    parts = {ROWS: windowed_bytes(rows), **intervals, **figures.parts(records, bounds)}
+    parts = {ROWS: rows_bytes(rows), **intervals, **figures.parts(records, bounds)}
     return shard_bytes(replace(shard, records=without_rows(records)), notes, parts)
 
 

@@ -25,7 +25,6 @@ PUBLISHING = (
 )
 
 
-WINDOWS = (*SMALL[:2], "routing=join_shortest_kv", "routing.ties=index")
 SPECULATION = ("speculation=eagle3", "model=llama3_1_8b")
 
 
@@ -36,7 +35,6 @@ SPECULATION = ("speculation=eagle3", "model=llama3_1_8b")
         (("workload=clients", *PUBLISHING), "stream"),
         ((*SMALL[:2], "workload.arrivals.rate_per_s=1"), "stream_all"),
         ((*SMALL[:2], *SPECULATION), "stream_all"),
-        (WINDOWS, "stream_all"),
     ],
 )
 def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path, settings, tables, monkeypatch):

@@ -18,8 +18,6 @@ from experiments.study.launchers.outcome import Outcome, WorkerDiedError, attemp
 from sim.settings.errors import ConfigError
 from tests.experiments.simulate.runs_in_shards import RUNS, SETTINGS, expected, run, run_streamed
 
-SIGNALS = ("routing=join_shortest_kv", "routing.ties=index")
-
 
 class Losing:
     """A launcher that loses a worker at its n-th tasks, in this process."""
@@ -139,7 +137,7 @@ def test_nothing_is_left_of_a_run_without_a_finished_shard(tmp_path):
 def test_only_the_same_run_in_shards_takes_a_folder_with_shards(tmp_path, capsys):
     with pytest.raises(ConfigError):
         run(tmp_path, Losing(*range(2, 30)))
-    for words in (["simulate", *SETTINGS, "sim.shards=null"], ["simulate", *SETTINGS, *SIGNALS], ["compare"]):
+    for words in (["simulate", *SETTINGS, "sim.shards=null"], ["compare"]):
         assert main([*words, f"hydra.run.dir={tmp_path}"]) == 2
         assert "holds shards of a run that has not ended" in capsys.readouterr().err
         assert [file.name for file in tmp_path.iterdir()] == ["shards"]

@@ -20,9 +20,8 @@ print(json.dumps([code, gc.isenabled(), gc.get_freeze_count(), list(sys.modules)
 OF_OTHER_RUNS = (
     # runs in parts, on other processes and machines
     "sim.shards",
-    "sim.setup.divided_run",
     "experiments.study",
-    "experiments.simulate.divided",
+    "experiments.simulate.sharded_run",
     "experiments.simulate.shard_task",
     "multiprocessing.connection",
     "ray",

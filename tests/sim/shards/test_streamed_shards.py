@@ -21,7 +21,7 @@ from sim.setup.streamed_run import check_streamed, figure_setting
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
 from sim.shards.intervals import merged_intervals
-from sim.shards.request_windows import merged_groups
+from sim.shards.request_rows import merged_groups
 from sim.shards.shard_file import DamagedShardError, ShardFile
 from sim.shards.streamed import measured_rows, merged_files, streamed_shard_bytes
 from sim.shards.traffic import ShardTraffic
