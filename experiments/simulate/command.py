@@ -13,7 +13,7 @@ from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder, resolved_config
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import SimulateOutput
-from experiments.study.launchers.outcome import Launcher
+from sim.metrics.result import RunResult
 from sim.report.files import write_result
 from sim.settings.build import build, build_as
 from sim.settings.compose import Composition
@@ -48,24 +48,22 @@ class SimulateJob:
 
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
-        output, console = self.output, terminal_console()
-        if self.streams:
-            self._run_streamed(folder, console)
-            return
+        output, console, config = self.output, terminal_console(), config_of_run(self.cfg)
         if note := output.note(self.scenario, self.source.num_requests):
             console.print(note, style="yellow", highlight=False)
-        until_s, shards = self.scenario.sim.until_s, None
+        shards = None
         if self.sharded is not None:
             result, shards = self.sharded.result(folder, console)
         else:
-            with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
-                result = run_or_part(self.scenario, self.source, report)
+            result = self._result(folder, config, console)
         print_summary(result.summary, console)
+        if result.error is not None:
+            raise result.error
         notes = write_result(
             folder,
             result,
-            config_of_run(self.cfg),
-            tables=bool(output.tables),
+            config,
+            tables=bool(output.tables) and not self.streams,
             report=output.report,
             timeline=output.timeline,
             timeline_requests=output.timeline_requests,
@@ -73,24 +71,30 @@ class SimulateJob:
         )
         if shards is not None:
             shards.remove()
-        for note in notes:
+        lacks = result.summary.get("not_computed", {}).items()
+        for note in (*notes, *(f"{figure} is not computed: {reason}." for figure, reason in lacks)):
             console.print(note, style="yellow", highlight=False)
         print_folder(folder, console)
         if result.records.interrupted:
             raise KeyboardInterrupt  # the partial result is written; further runs do not start
 
-    def _run_streamed(self, folder: Path, console: Console) -> None:
-        from experiments.simulate.streamed_output import run_streamed  # noqa: PLC0415 (most runs do not stream)
+    def _result(self, folder: Path, config: dict[str, Any], console: Console) -> RunResult:
+        """Simulates in this process."""
+        scenario, source, output = self.scenario, self.source, self.output
+        with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
+            if not self.streams:
+                return run_or_part(scenario, source, report)
+            from sim.setup.streaming import stream_to  # noqa: PLC0415 (most runs do not stream)
 
-        config = config_of_run(self.cfg)
-        if self.sharded is None:
-            run_streamed(
-                self.scenario, self.source, self.output, config=config, folder=folder, console=console
+            return stream_to(
+                folder,
+                scenario,
+                source,
+                config,
+                report,
+                iterations=output.writes_iterations,
+                plots=output.report,
             )
-            return
-        from experiments.simulate.sharded_output import run_sharded_streamed  # noqa: PLC0415
-
-        run_sharded_streamed(self.sharded, self.output, config=config, folder=folder, console=console)
 
 
 def config_of_run(cfg: DictConfig) -> dict[str, Any]:
@@ -114,6 +118,7 @@ def prepare(cfg: DictConfig, composition: Composition) -> SimulateJob:
         _check_no_launcher(composition)
     else:
         from experiments.simulate.sharded_run import ShardedRun  # noqa: PLC0415 (most runs are not divided)
+        from experiments.study.launchers.outcome import Launcher  # noqa: PLC0415
         from sim.shards.whole_run import check_traffic  # noqa: PLC0415
 
         try:

@@ -76,7 +76,7 @@ def test_rows_that_were_damaged_before_the_merge_are_simulated_again(tmp_path, c
 
     run, divided = tmp_path / "run", ("output.tables=stream", "sim.shards=3", "launcher.jobs=1")
     with monkeypatch.context() as full:
-        full.setattr("experiments.simulate.sharded_output.write_table", no_room)
+        full.setattr("sim.report.chunk_tables.write_table", no_room)
         assert simulate(run, *divided) == 1
     damaged = run / "shards" / "1.zip"
     with ZipFile(damaged) as archive:

@@ -28,13 +28,12 @@ OF_OTHER_RUNS = (
     "submitit",
     "joblib",
     # runs that stream their tables
-    "experiments.simulate.streamed_output",
-    "experiments.simulate.sharded_output",
-    "sim.cluster.streamed",
+    "sim.cluster.chunked",
     "sim.metrics.sketched",
     "sim.metrics.plots",
-    "sim.setup.streamed_run",
-    "sim.report.streamed_tables",
+    "sim.metrics.run_sums",
+    "sim.setup.streaming",
+    "sim.report.chunk_tables",
     "sim.report.exact_percentiles",
     "pyarrow.dataset",
     # thinned fleets
