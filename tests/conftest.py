@@ -16,6 +16,8 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.drawn import DRAW, keep_drawn
+
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
 settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=10)
@@ -38,10 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
+    config.addinivalue_line(
+        "markers", "drawn(count): so many of the test's slow cases are tried (tests.drawn)"
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves slow tests to the front, so that no worker is left alone with one at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is not drawn, and moves slow tests to the front: no worker is left alone with one."""
+    keep_drawn(config, items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -54,9 +60,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_report_header() -> str:
-    """Returns the line of the header that names the folders left out and the packages that are missing."""
+def pytest_report_header() -> list[str]:
+    """Returns the lines of the header: the draw, the folders left out and the packages that are missing."""
+    lines = [f"cases of slow tests: TESTS_DRAWN={DRAW} (all: every case)"]
     if MISSING:
         left_out = ", ".join(f"tests/{folder}" for folder in collect_ignore)
-        return f"not run: {left_out}: {' and '.join(MISSING)} not installed"
-    return ""
+        lines.append(f"not run: {left_out}: {' and '.join(MISSING)} not installed")
+    return lines

@@ -58,7 +58,7 @@ def generation(calibration: Calibration) -> int:
 
 def composed(name: str) -> tuple[Device, Calibration]:
     """Returns the device of a hardware preset, and its calibration."""
-    cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([f"hardware={name}"])
+    cfg = ConfigSource(config_name="calibrate", dirs=[CONFIG_DIR]).compose([f"hardware={name}"])
     return build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Protocol
 
 from experiments.goodput.results import Highest, highest_of
-from experiments.goodput.search import Arm, Found, Rough, RoughSearch, Search
+from experiments.goodput.search import Arm, Found, Measured, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.study.bisection import FACTOR, Bracket
+from experiments.study.launchers.outcome import Task
 from experiments.study.seeds import distinct_seeds
-from experiments.study.workers import Report, in_turn
-from sim.engine.interrupt import ctrl_c_noted
+from experiments.study.workers import Report, as_asked, in_turn
+from sim.engine.interrupt import Interrupt, ctrl_c_noted
 
 AROUND = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.15, 1.3)
 """Rates of a curve as multiples of the highest rate; they are denser where the attainment falls."""
@@ -47,13 +50,15 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
     )
     if len(settings.seeds) < given:
         arms = [replace(arm, is_trace=True) for arm in arms]
-    rough_seed, total = settings.seeds[0], len(arms) * (1 + len(settings.seeds))
+    rough_seed = settings.seeds[0]
     with ctrl_c_noted() as interrupt:
         rough: dict[str, Rough] = {}
         rough_tasks = [
             RoughSearch(arm=arm, seed=rough_seed, num_requests=settings.requests or arm.num_requests)
             for arm in arms
         ]
+        num_points = settings.num_rates if settings.rates is None else len(settings.rates)
+        total = len(arms) * (1 + len(settings.seeds) * (num_points + 1))  # about
         for index, about in in_turn(RoughSearch.run, rough_tasks, settings.num_processes, interrupt):
             rough[arms[index].name] = about
             report(len(rough), total)
@@ -80,10 +85,10 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
             for seed in settings.seeds
             for arm in arms
         ]
-        done: dict[int, Found] = {}
-        for index, found in in_turn(Search.run, tasks, settings.num_processes, interrupt):
-            done[index] = found
-            report(len(arms) + len(done), total)
+        total = len(arms) + sum(len(one.points) + 1 for one in tasks)
+        done = _searched(
+            tasks, settings.num_processes, interrupt, lambda ended: report(len(arms) + ended, total)
+        )
     by_arm = {arm.name: [done[i] for i in sorted(done) if tasks[i].arm is arm] for arm in arms}
     searched = [arm for arm in arms if by_arm[arm.name]]
     if not searched:
@@ -94,9 +99,56 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
         found=by_arm,
         scale_rate=scale_rate,
         highest=highest_of(searched, by_arm),
-        interrupted=len(done) < len(tasks),
+        interrupted=interrupt.noted,
         is_one_run=len(settings.seeds) < given,
     )
+
+
+def _searched(
+    searches: Sequence[Search], jobs: int, interrupt: Interrupt, report: Callable[[int], None]
+) -> dict[int, Found]:
+    """Returns the results of searches by their index: all points in parallel, then each search from its own.
+
+    After Ctrl-C: the results of those whose points are measured. report: gets the number of ended tasks.
+    """
+    waiting = deque((i, point) for i, one in enumerate(searches) for point in one.points)
+    ready = deque(i for i, one in enumerate(searches) if not one.points)
+    known: list[dict[float, Measured]] = [{} for _ in searches]
+    done: dict[int, Found] = {}
+    given: list[int] = []
+
+    def next_task() -> _Task | None:
+        if not (ready or waiting):
+            return None
+        index, task = (ready.popleft(), None) if ready else waiting.popleft()
+        given.append(index)
+        return task or replace(searches[index], known=known[index])
+
+    for ended, (task, found) in enumerate(as_asked(_run, next_task, jobs, interrupt), start=1):
+        index = given[task]
+        if isinstance(found, Found):
+            done[index] = found
+        else:
+            known[index][found.rate] = found
+            if len(known[index]) == len(searches[index].points):
+                ready.append(index)
+        report(ended)
+    for index, one in enumerate(searches):
+        if index not in done and len(known[index]) == len(one.points) > 0:
+            done[index] = replace(one, known=known[index]).of_points()
+    return done
+
+
+class _Task(Task, Protocol):
+    """A point or a search."""
+
+    def run(self) -> Measured | Found:
+        """Returns what it finds."""
+        ...
+
+
+def _run(task: _Task) -> Measured | Found:
+    return task.run()
 
 
 def _rates(settings: GoodputSettings, rough: Bracket, base_rate: float) -> tuple[float, ...]:

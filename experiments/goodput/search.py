@@ -10,7 +10,7 @@ many requests as allowed. The rate of sessions is that of their requests: sessio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import pandas as pd
 
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
 from experiments.study.longer_traffic import last_begin_s, longer_traffic
-from experiments.study.steady_state import Lack, lack_of, steady_part
+from experiments.study.steady_state import Lack, lack_of, needed_s, steady_part, stepped
 from experiments.study.trace_runs import TraceRun, trace_interval
 from sim.metrics.paired import Interval
 from sim.metrics.result import RunResult
@@ -43,6 +43,7 @@ class Measured(NamedTuple):
     notes: Sequence[str]
     num_requests: int
     lasts_s: float  # until the last request, or session, began
+    least_s: float  # the same in the shortest run that could show a steady state
     lack: Lack | None  # why the run does not show a steady state; None if it does
     is_attained: bool  # whether the share attains the target
     intervals: Mapping[str, Interval] = MappingProxyType({})  # of a trace: of goodput.share and latencies
@@ -144,6 +145,7 @@ class Arm:
             notes=tuple(summary["notes"]),
             num_requests=len(table),
             lasts_s=until_s,
+            least_s=needed_s(table, has_sessions=has_sessions),
             is_attained=share >= self.target,
             lack=lack,
             intervals=_intervals(TraceRun.of(result, counted), share, figures, period)
@@ -188,8 +190,14 @@ class RoughSearch:
         runs: dict[float, Measured] = {}
 
         def keeps(rate: float) -> bool:
-            lower = [one.num_requests for tried, one in runs.items() if tried <= rate]
-            runs[rate] = arm.measure_steady(self.seed, rate, max([least, *lower]))
+            """Runs as many requests as lower rates had, or as arrive in the time that they needed."""
+            lower = [one for tried, one in runs.items() if tried <= rate]
+            counts = [one.num_requests for one in lower]
+            lasting = [stepped(rate * one.least_s) for one in lower if one.least_s > 0]
+            most = max(arm.max_requests, *counts, 0)
+            runs[rate] = arm.measure_steady(
+                self.seed, rate, max(least, min(most, max([0, *counts, *lasting])))
+            )
             return arm.keeps(runs[rate])
 
         bracket = bisected(keeps, bracketed(keeps, arm.base_rate, FACTOR), self.precision)
@@ -206,8 +214,25 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """Task that measures one rate of an arm's curve, with one seed."""
+
+    arm: Arm
+    seed: int
+    rate: float
+    num_requests: int
+
+    @property
+    def name(self) -> str:
+        return f"arm {self.arm.name}, seed {self.seed}"
+
+    def run(self) -> Measured:
+        return self.arm.measure_steady(self.seed, self.rate, self.num_requests)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """Task that measures an arm's curve and searches its highest rate, with one seed."""
+    """Task that searches an arm's highest rate, with one seed, between the rates of its curve."""
 
     arm: Arm
     seed: int
@@ -222,38 +247,56 @@ class Search:
     """Rate near the highest one, in requests/s."""
     is_open: bool = False
     """True if no rate misses the SLO, so that there is nothing to search."""
+    known: Mapping[float, Measured] = field(default_factory=dict)
+    """The measured points, by rate."""
 
     @property
     def name(self) -> str:
         return f"arm {self.arm.name}, seed {self.seed}"
 
-    def run(self) -> Found:
-        runs: dict[float, Measured] = {}
+    @property
+    def points(self) -> list[Point]:
+        """The measurements of the curve, and at `scale_rate`: those that take longest come first."""
+        rates = {*self.rates, *(() if self.scale_rate is None else (self.scale_rate,))}
+        return [self._point(rate) for rate in sorted(rates, reverse=True)]
 
-        def at(rate: float) -> Measured:
-            if rate not in runs:
-                lasting = min(1.0, rate / self.near) * self.num_requests
-                num_requests = max(min(self.least_requests, self.num_requests), ceil(lasting))
-                runs[rate] = self.arm.measure_steady(self.seed, rate, num_requests)
-            return runs[rate]
+    def _point(self, rate: float) -> Point:
+        lasting = min(1.0, rate / self.near) * self.num_requests
+        num_requests = max(min(self.least_requests, self.num_requests), ceil(lasting))
+        return Point(arm=self.arm, seed=self.seed, rate=rate, num_requests=num_requests)
+
+    def run(self) -> Found:
+        """Searches from the points on, all of which are known."""
+        runs = dict(self.known)
 
         def keeps(rate: float) -> bool:
-            return self.arm.keeps(at(rate))
+            if rate not in runs:
+                runs[rate] = self._point(rate).run()
+            return self.arm.keeps(runs[rate])
 
-        curve = [at(rate) for rate in sorted(self.rates)]
-        kept = [one.rate for one in curve if self.arm.keeps(one)]
-        low = max(kept, default=0.0)
-        missed = [one.rate for one in curve if one.rate > low]
+        bracket = self._bracket
+        if bracket is None:
+            kept = max(filter(keeps, self.rates), default=0.0)
+            bracket = bracketed(keeps, kept or min(self.rates, default=self.start))
+        return self._found(runs, bisected(keeps, bracket, self.precision))
+
+    def of_points(self) -> Found:
+        """Returns what the points alone show."""
+        return self._found(self.known, self._bracket or Bracket(0.0, inf))
+
+    @property
+    def _bracket(self) -> Bracket | None:
+        """The neighbours on the curve between which the highest rate is; None if it is beyond the curve."""
+        low = max((rate for rate in self.rates if self.arm.keeps(self.known[rate])), default=0.0)
+        missed = [rate for rate in self.rates if rate > low]
         if self.is_open and not missed:
-            bracket = Bracket(low, inf)
-        elif low and missed:
-            bracket = Bracket(low, min(missed))
-        else:
-            bracket = bracketed(keeps, low or min(self.rates, default=self.start))
-        bracket = bisected(keeps, bracket, self.precision)
+            return Bracket(low, inf)
+        return Bracket(low, min(missed)) if low and missed else None
+
+    def _found(self, runs: Mapping[float, Measured], bracket: Bracket) -> Found:
         return Found(
-            at_rates=curve,
-            at_scale_rate=None if self.scale_rate is None else at(self.scale_rate),
+            at_rates=[self.known[rate] for rate in sorted(self.rates)],
+            at_scale_rate=None if self.scale_rate is None else self.known[self.scale_rate],
             highest=runs.get(bracket.low),
             above=runs.get(bracket.high),
         )

@@ -75,24 +75,28 @@ def steady_part(requests: pd.DataFrame, last_begin_s: float, *, has_sessions: bo
     return Steady(min(_filled_s(requests), last_begin_s), last_begin_s)
 
 
+def needed_s(requests: pd.DataFrame, *, has_sessions: bool) -> float:
+    """Returns how many seconds the traffic of a run lasts at least if it shows a steady state."""
+    known_s = requests["e2e_s"].dropna()
+    e2e_s = float(known_s.quantile(0.9)) if len(known_s) else 0.0
+    return (_filled_s(requests) if has_sessions else 0.0) + ANSWERS * e2e_s
+
+
 def lack_of(requests: pd.DataFrame, last_begin_s: float, *, has_sessions: bool, target: float) -> Lack | None:
     """Returns why a run does not show a steady state; None if it does.
 
     requests, last_begin_s: see `steady_part`; target: share of the requests that must meet the SLO.
     """
+    least_s = needed_s(requests, has_sessions=has_sessions)
     arrival_s = requests["arrival_s"].to_numpy(np.float64)
     part = steady_part(requests, last_begin_s, has_sessions=has_sessions)
     held = requests[part.holds(arrival_s)]
-    known_s = requests["e2e_s"].dropna()
-    e2e_s = float(known_s.quantile(0.9)) if len(known_s) else 0.0
-    session_s = _filled_s(requests) if has_sessions else 0.0
-    needed_s = session_s + ANSWERS * e2e_s
     lasts_s = max(last_begin_s, 1e-9)
-    if last_begin_s < needed_s:
-        what = f"{ANSWERS} times the p90 of E2E ({needed_s:.3g} s)"
+    if last_begin_s < least_s:
+        what = f"{ANSWERS} times the p90 of E2E ({least_s:.3g} s)"
         if has_sessions:
             what = f"a session and {what}"
-        return Lack(f"its traffic lasts {lasts_s:.3g} s, less than {what}", needed_s / lasts_s)
+        return Lack(f"its traffic lasts {lasts_s:.3g} s, less than {what}", least_s / lasts_s)
     least = max(LEAST_REQUESTS, MISSES / (1 - target) if target < 1 else 0.0)
     if len(held) < least * 0.999:
         reason = f"it measures {len(held):,} requests, fewer than the {least:,.0f} that its target needs"

@@ -22,6 +22,7 @@ import yaml
 from experiments.app.claim import RESULTS
 from experiments.app.cli import main
 from experiments.observe.scripted_server import Script, ScriptedServer
+from tests.drawn import drawn_of
 from tests.safety.faults import failing
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,7 @@ SMALL = (
     "workload.arrivals.rate_per_s=20",
 )
 MOST_CALLS = 300
+MOST_TRIES = 16
 MEASURED = """\
 id,source,backend,model,gpu,weights,mode,isl,osl,concurrency,tp_size,pp_size,attention_dp_size,moe_tp_size,\
 moe_ep_size,gpus,ttft_ms,tpot_ms
@@ -167,33 +169,48 @@ def check_files(folder):
 def test_each_failing_call_is_reported_and_nothing_is_torn(words, stays, tmp_path, capsys, finished, request):
     if words in OTHERS:
         shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    line, fails_at, reported = completed(words, request), 0, 0
-    capsys.readouterr()
-    while True:
-        fails_at += 1
-        assert fails_at < MOST_CALLS
+    line, reported = completed(words, request), 0
+    for fails_at in calls_to_fail(line, tmp_path, request):
+        capsys.readouterr()
         with failing(tmp_path, fails_at, stays=stays) as faults:
             code = main(line)
         captured = capsys.readouterr()
         check_files(tmp_path)
-        if not faults.failed:
-            break
-        where = f"call {fails_at}, {faults.failed}: {captured.err}"
-        if code == 0 and faults.failed == "close out/.lock":
-            pass  # all results are written by then
-        elif code == 0:  # a sweep writes its table several times, score its file at first row by row
-            assert "runs.parquet" in faults.failed or words[0] == "score", where
-            assert not stays or "unfinished" in faults.failed, where
-        else:
-            assert code == 1, where
-            assert captured.err.count("\n") == 1, where
-            assert "No space left on device" in captured.err, where
-            reported += 1
+        if faults.failed:  # a folder of an earlier try is not made again
+            where = f"call {fails_at}, {faults.failed}: {captured.err}"
+            reported += is_reported(code, captured.err, faults.failed, where, words, stays=stays)
         remove_sweep(tmp_path / "out", words)
-    assert code == 0, captured.err
     assert reported > 3
+    assert main(line) == 0
+    check_files(tmp_path)
     for file in (tmp_path / "out").rglob("*"):  # what `overwrite=true` must know
         assert file.is_dir() or any(fnmatch.fnmatch(file.name, known) for known in (*RESULTS, ".lock")), file
+
+
+def is_reported(code, error, failed, where, words, *, stays):
+    """Returns whether the command has said that it failed. Asserts that it has, if a result is missing."""
+    if code == 0 and failed == "close out/.lock":
+        return False  # all results are written by then
+    if code == 0:  # a sweep writes its table several times, score its file at first row by row
+        assert "runs.parquet" in failed or words[0] == "score", where
+        assert not stays or "unfinished" in failed, where
+        return False
+    assert code == 1, where
+    assert error.count("\n") == 1, where
+    assert "No space left on device" in error, where
+    return True
+
+
+def calls_to_fail(line, folder, request):
+    """Returns the numbers of the calls that fail, one in each try of the command: those of the draw."""
+    before = set(folder.iterdir())
+    with failing(folder, fails_at=MOST_CALLS) as faults:
+        assert main(line) == 0
+    assert not faults.failed, "the command makes more calls than are expected"
+    gc.collect()  # the lock of a sweep
+    for new in set(folder.iterdir()) - before:
+        shutil.rmtree(new) if new.is_dir() else new.unlink()
+    return drawn_of(range(1, faults.num_calls + 1), MOST_TRIES, request.node.nodeid)
 
 
 def remove_sweep(folder, words):

@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS
+from experiments.calibrate.relatives import composed
 from hwmodels.devices.device import Device
 from hwmodels.operators.attention import AttentionCurve
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
-from sim.settings.build import build
-from sim.settings.compose import ConfigSource
-from sim.settings.config_groups import CONFIG_DIR
 
 TRUTH = Calibration(
     gemm=GemmCurve(
@@ -41,11 +39,7 @@ OPS = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops"
 LAYOUTS = [(32, 8), (16, 2), (64, 8), (8, 1), (40, 8), (24, 24), (28, 4), (12, 12)]
 
 
-@cache
-@cache
-def preset(hardware: str) -> tuple[Device, Calibration]:
-    cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([f"hardware={hardware}"])
-    return build(cfg.hardware, "hardware"), build(cfg.calibration, "calibration")
+preset = cache(composed)
 
 
 def table(names: tuple[str, ...], *axes, **same) -> pd.DataFrame:

@@ -161,15 +161,16 @@ def test_gpus_are_found_by_the_names_that_tables_have_for_them(tmp_path):
     assert len(read_tables(folder, replace(a100, name="mine"), gpu="a100_sxm")["gemm"].sound) == len(rows)
 
 
-@pytest.mark.parametrize("hardware", choices("hardware"))
-def test_every_device_names_a_calibration(hardware):
+def test_every_device_names_a_calibration():
     """Its own where it was measured, else that of a device that was, or expressly none."""
     measured_devices = {preset(name)[0].name for name in known_calibrations()}
-    device, calibration = preset(hardware)
-    assert calibration.measured_on in {None, *measured_devices}
-    if calibration.measured_on == device.name:
-        assert 20 <= len(fitted_figures(calibration)) <= 27
-    assert "override /calibration@_global_" in (CONFIG_DIR / "hardware" / f"{hardware}.yaml").read_text()
+    for hardware in choices("hardware"):
+        device, calibration = preset(hardware)
+        assert calibration.measured_on in {None, *measured_devices}, hardware
+        if calibration.measured_on == device.name:
+            assert 20 <= len(fitted_figures(calibration)) <= 27, hardware
+        file = CONFIG_DIR / "hardware" / f"{hardware}.yaml"
+        assert "override /calibration@_global_" in file.read_text(), hardware
 
 
 def test_latencies_of_a_relative_are_those_of_the_devices_own_clock():
@@ -184,11 +185,10 @@ def test_latencies_of_a_relative_are_those_of_the_devices_own_clock():
     assert on_l4.on(l4) is on_l4
 
 
-@pytest.mark.parametrize("hardware", sorted(known_calibrations()))
-def test_a_measured_device_keeps_its_latencies(hardware):
-    device, calibration = preset(hardware)
-    assert calibration.sm_clock_hz is not None
-    assert calibration.on(device) is calibration
+def test_a_measured_device_keeps_its_latencies():
+    for hardware, calibration in known_calibrations().items():
+        assert calibration.sm_clock_hz is not None, hardware
+        assert calibration.on(preset(hardware)[0]) is calibration, hardware
 
 
 def test_the_clock_of_a_fit_is_that_of_its_device(mine, h100):

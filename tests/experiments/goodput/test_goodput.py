@@ -75,6 +75,7 @@ def measured(rate, share, *, overloaded=False, ttft=1.0, tpot=1.0, lack=None):
         notes=("a note",),
         num_requests=100,
         lasts_s=100 / rate,
+        least_s=1.0,
         lack=lack,
         is_attained=share >= 0.9,
     )
