@@ -24,8 +24,8 @@ from sim.records.run import RunRecords
 from sim.speculation.records import SpeculationRecord, speculation_record
 from sim.workload.base import Source
 
-MAX_ITERATIONS: Final = 1 << 20
-"""Iterations after which a chunk is due; their table takes about 100 MB."""
+MAX_ITERATIONS: Final = 1 << 18
+"""Iterations after which a chunk is due; their table takes about 25 MB, twice that while it is made."""
 REPORTS_BETWEEN_COUNTS: Final = 4
 EARLY_STOPS: Final = "needs the rows of all requests, which a run with streamed tables does not keep"
 """Why such a run cannot be stopped early."""
