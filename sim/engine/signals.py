@@ -1,4 +1,4 @@
-"""Load signals of a replica, with the age that they have when a router reads them.
+"""What routing policies read of a replica: load signals, with the age that they have then, and its cache.
 
 An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 
@@ -141,3 +141,36 @@ class Signals(Attachment):
             return counts
         num_grown = self._replica.core.blocks_of_repeats(step.plan, num_ended)
         return counts._replace(num_blocks_used=counts.num_blocks_used + num_grown)
+
+
+class CacheView(Attachment):
+    """A `CacheReader`: the cache as of the last iteration that has begun, also in the middle of a leap."""
+
+    def __init__(self, replica: Replica, clock: Clock) -> None:
+        self._replica = replica
+        self._clock = clock
+
+    def num_cached(self, request: Request) -> int:
+        """Returns the number of tokens of a prompt that are cached."""
+        self.before_external_event()
+        core = self._replica.core
+        return core.block_pool.peek(request) if core.ranks is None else core.ranks.peek(request)
+
+    def before_external_event(self) -> None:
+        """Cuts a leap after the iterations that have ended, if they have changed the content of the cache.
+
+        The cut must precede the external event, as the plan that is made at the cut must not depend on it.
+        """
+        replica = self._replica
+        step, core = replica.step, replica.core
+        if step is None or step.num_iterations == 1:
+            return
+        num_ended = min(bisect_left(step.ends_s, self._clock.now), step.num_iterations - 1)
+        if not num_ended:
+            return
+        if (
+            not step.plan.chunks
+            and core.blocks_of_repeats(step.plan, num_ended) <= core.block_pool.num_free_without_content
+        ):
+            return  # nothing was evicted
+        replica.commit_and_replan(num_ended)
