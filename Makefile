@@ -35,7 +35,7 @@ run: .venv/installed ## simulate the default workload (ARGS="...": its settings)
 test: .venv/installed-test ## the tests that take seconds
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and new random examples
+test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and new random examples (TESTS_DRAWN=all: every case)
 	HYPOTHESIS_PROFILE=new $(PY) -m pytest $(PYTEST_ARGS)
 
 docs: .venv/installed-docs ## the documentation site, in build/site/VERSION (VERSION=0.1; without it: dev)
@@ -66,6 +66,7 @@ parity-latest: ## the same with the newest releases of both, in a new environmen
 	rm -rf .venv-parity/latest-sglang-latest
 	$(MAKE) parity-short VLLM=latest SGLANG=latest
 
+nightly: export TESTS_DRAWN := all
 nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers, their newest releases
 	$(MAKE) parity-latest
 

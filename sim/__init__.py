@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sim.api import Result, simulate
     from sim.settings.errors import ConfigError
-    from sim.streamed_api import StreamedResult, simulate_streamed
 
-__all__ = ["ConfigError", "Result", "StreamedResult", "simulate", "simulate_streamed"]
+__all__ = ["ConfigError", "Result", "simulate"]
 
 _HOMES = {
     "simulate": "sim.api",
     "Result": "sim.api",
-    "simulate_streamed": "sim.streamed_api",
-    "StreamedResult": "sim.streamed_api",
     "ConfigError": "sim.settings.errors",
 }
 

@@ -22,6 +22,7 @@ from sim.metrics.plots import Plots
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
 from sim.records.event_table import events_table
+from sim.records.run import RunRecords
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
@@ -60,6 +61,8 @@ def simulate(
     policy: Any = None,
     config_dir: str | Path | None = None,
     attach: Sequence[UserProcess] = (),
+    stream_to: str | Path | None = None,
+    iterations: bool = False,
     **settings: Any,
 ) -> Result:
     """Simulates a workload with a policy on a hardware model; defaults are those of `windtunnel simulate`.
@@ -80,16 +83,30 @@ def simulate(
     (`replica.max_num_batched_tokens`), starts, drains, crashes, repairs and slows down replicas, sends
     requests (`gateway.send`; to one replica, to warm its cache), and waits for the end of a request (`yield
     gateway.ended(request)`). See `sim.cluster.attached`.
+    stream_to: a folder to which a long run writes its tables while it goes on, in memory that does not grow
+    with it, and its summary at the end; the result reads the tables from there. iterations: also write its
+    iterations and gaps.
 
-    Raises ConfigError for every mistake in the settings, before the simulation starts, and for an attached
-    process that raises or yields no event. Must not be called from several threads at once, because Hydra
-    composes one config at a time per process.
+    Raises ConfigError for every mistake in the settings, before the simulation starts, for a disk without
+    room for `stream_to`, and for an attached process that raises or yields no event; and OSError if tables
+    could not be written, of which those up to then remain. Must not be called from several threads at once,
+    because Hydra composes one config at a time per process.
     """
     named = {"model": model, "hardware": hardware, "workload": workload}
-    return simulate_config(*arguments(overrides, named | settings, policy, config_dir), attach)
+    given = _arguments(overrides, named | settings, policy, config_dir)
+    if stream_to is not None:
+        if attach:
+            raise ConfigError(
+                "attach, stream_to: a run with processes of your own keeps its tables in memory; leave out "
+                "one of them"
+            )
+        return _streamed(Path(stream_to), *given, iterations=iterations)
+    if iterations:
+        raise ConfigError("iterations=True: is about the tables of stream_to; leave it out, or set stream_to")
+    return simulate_config(*given, attach)
 
 
-def arguments(
+def _arguments(
     overrides: Sequence[str], settings: Mapping[str, Any], policy: Any, config_dir: str | Path | None
 ) -> tuple[ConfigSource, list[str], dict[str, Any]]:
     """Returns the config, the overrides and the objects of a call of `simulate`. Raises ConfigError.
@@ -135,12 +152,31 @@ def simulate_config(
 
     attach: see `simulate`.
     """
-    cfg, config, command = composed_run(source, overrides, objects)
+    cfg, config, command = _composed_run(source, overrides, objects)
     run = run_or_part(*build_run(cfg, objects), attach=attach)
     return Result(run=run, config=config, command=None if attach else command)
 
 
-def composed_run(
+def _streamed(
+    folder: Path, source: ConfigSource, overrides: list[str], objects: Mapping[str, Any], *, iterations: bool
+) -> Result:
+    """Simulates one config with tables in a folder: see `simulate`."""
+    from sim.setup.streaming import check_streamed, stream_to  # noqa: PLC0415 (most runs do not stream)
+
+    cfg, config, command = _composed_run(source, overrides, objects)
+    scenario, traffic = build_run(cfg, objects)
+    try:
+        check_streamed(scenario)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    run = stream_to(folder, scenario, traffic, config, iterations=iterations)
+    if run.error is not None:
+        raise run.error
+    write_result(folder, run, config, tables=False, report=False)
+    return Result(run=run, config=config, command=command, folder=folder)
+
+
+def _composed_run(
     source: ConfigSource, overrides: list[str], objects: Mapping[str, Any]
 ) -> tuple[DictConfig, dict[str, Any], str | None]:
     """Returns a config composed, and as `Result.config` and `Result.command`. Raises ConfigError."""
@@ -171,6 +207,8 @@ class Result:
     """The resolved configuration; an object is represented by the name of its class."""
     command: str | None
     """The same run on the command line; None where objects or processes were given."""
+    folder: Path | None = None
+    """Where the tables of a run are that has streamed them."""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -180,12 +218,12 @@ class Result:
     @property
     def requests(self) -> pd.DataFrame:
         """One row per request: its times, TTFT, TPOT, E2E and whether it met the SLO."""
-        return self.run.requests
+        return self.run.requests if self.folder is None else self._read("requests")
 
     @property
     def iterations(self) -> pd.DataFrame:
         """One row per iteration of a replica: its start, its duration and the contents of its batch."""
-        return self.run.records.iterations
+        return self.run.records.iterations if self.folder is None else self._read("iterations")
 
     @property
     def replicas(self) -> pd.DataFrame:
@@ -195,12 +233,18 @@ class Result:
     @property
     def events(self) -> pd.DataFrame:
         """One row per event: see `sim.records.event_table.events_table`."""
-        return events_table(self.run.records)
+        return events_table(self.run.records) if self.folder is None else self._read("events")
+
+    @property
+    def series(self) -> pd.DataFrame:
+        """One row per interval of time, of a run that has streamed: see `sim.metrics.load_series`."""
+        return self._read("series")
 
     @property
     def latencies(self) -> pd.DataFrame:
         """One row per latency (TTFT, TPOT, ITL, E2E, queue), one column per statistic (`p50_s`)."""
-        return latency_table(self.summary)
+        rows = {name.upper() if name != "queue" else name: self.summary[name] for name in LATENCIES}
+        return pd.DataFrame.from_dict(rows, orient="index")
 
     @property
     def dialects(self) -> pd.DataFrame:
@@ -210,7 +254,7 @@ class Result:
         the tool does not report the figure. `result.dialects["value"].unstack()` shows the tools side by
         side. Gaps between tokens are missing if requests have several samples.
         """
-        records = self.run.records
+        records = self._whole("dialects")
         times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
         dialects = in_dialects(DIALECTS, records.requests, times, self.run.window, self.run.slo)
         return dialect_frame({**self.summary, "dialects": dialects})
@@ -268,6 +312,7 @@ class Result:
         vllm_bench: also write vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError if
         requests have several samples. timeline: also write timeline.json with the first 10,000 requests.
         """
+        self._whole("write")
         notes = write_result(
             Path(folder),
             self.run,
@@ -293,15 +338,28 @@ class Result:
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 
+    def _whole(self, name: str) -> RunRecords:
+        """Returns the records with all rows. Raises ValueError if these are in the folder."""
+        if self.folder is not None:
+            raise ValueError(
+                f"result.{name}: needs whole tables, and this run has streamed its tables to {self.folder}; "
+                "leave out stream_to"
+            )
+        return self.run.records
+
+    def _read(self, name: str) -> pd.DataFrame:
+        """Returns a table that the run has streamed. Raises ValueError if there is none."""
+        if self.folder is None:
+            raise ValueError(f"result.{name}: only a run with stream_to has it")
+        path = self.folder / f"{name}.parquet"
+        if not path.exists():
+            advice = "set iterations=True" if name == "iterations" else "leave out stream_to"
+            raise ValueError(f"result.{name}: the run has streamed its tables without it; {advice}")
+        return pd.read_parquet(path)
+
     @cached_property
     def _plots(self) -> Plots:
         return self.run.plots()
-
-
-def latency_table(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns one row per latency of a summary, one column per statistic."""
-    rows = {name.upper() if name != "queue" else name: summary[name] for name in LATENCIES}
-    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _of_policy(policy: Any) -> dict[str, Any]:

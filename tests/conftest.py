@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.drawn import DRAW, keep_drawn
+from tests.drawn import DRAW, keep_sampled
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
@@ -40,14 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "xdist_group(name): tests that share what is costly, on one worker")
-    config.addinivalue_line(
-        "markers", "drawn(count): so many of the test's slow cases are tried (tests.drawn)"
-    )
+    config.addinivalue_line("markers", "sampled(fast, slow): how many of the cases are run (tests.drawn)")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is not drawn, and moves slow tests to the front: no worker is left alone with one."""
-    keep_drawn(config, items)
+    keep_sampled(config, items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

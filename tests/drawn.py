@@ -1,9 +1,12 @@
-"""Draws the cases that one run of the slow tests tries, of those that are many and take seconds each.
+"""Chooses the cases that one run of the tests tries, of those that are many and take seconds each.
 
-A run of `make test-all` draws new cases, as Hypothesis draws new examples: what one run leaves out, a later
-one tries. The header of the run names the draw; TESTS_DRAWN=THAT repeats it, and TESTS_DRAWN=all, which
-`make nightly` sets, tries every case. The marker `drawn(count)` on a parametrised test keeps so many of its
-slow cases (`keep_drawn`); a test that loops asks for the numbers to try (`drawn_of`).
+    @pytest.mark.sampled(fast=4, slow=12)
+
+on a parametrised test leaves four cases, evenly spread, to `make test`; the others are slow, and of the slow
+ones a run of `make test-all` draws twelve. It draws new cases each time, as Hypothesis draws new examples:
+what one run leaves out, a later one tries. The header of a run names its draw; TESTS_DRAWN=THAT repeats it,
+and TESTS_DRAWN=all, which `make nightly` sets, tries every case. A test that loops over numbers asks
+`drawn_of` for those to try.
 """
 
 from __future__ import annotations
@@ -34,20 +37,24 @@ def drawn_of(cases: Sequence[T], count: int, name: str) -> list[T]:
     return [cases[i] for i in sorted(chosen)]
 
 
-def keep_drawn(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Removes the cases that are not drawn from the collected tests.
+def keep_sampled(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the slow cases of sampled tests, and removes those that are not drawn.
 
-    A single case that is named on the command line is run.
+    Cases that are named on the command line are run.
     """
-    if any("[" in argument for argument in config.args):
-        return
     left_out: set[pytest.Item] = set()
     for name, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
-        cases = [item for item in group if item.get_closest_marker("slow")]
-        marker = cases[0].get_closest_marker("drawn") if cases else None
-        if marker is not None:
-            (count,) = marker.args
-            left_out.update(set(cases) - set(drawn_of(cases, count, name)))
-    if left_out:
+        cases = list(group)
+        marker = cases[0].get_closest_marker("sampled")
+        if marker is None:
+            continue
+        quick = [item for item in cases if not item.get_closest_marker("slow")]
+        num_fast = marker.kwargs.get("fast", len(quick))
+        fast = {quick[i * len(quick) // num_fast] for i in range(min(num_fast, len(quick)))}
+        for item in set(quick) - fast:
+            item.add_marker(pytest.mark.slow)
+        slow = [item for item in cases if item not in fast]
+        left_out.update(set(slow) - set(drawn_of(slow, marker.kwargs["slow"], name)))
+    if left_out and not any("[" in argument for argument in config.args):
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

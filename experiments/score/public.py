@@ -29,7 +29,7 @@ from experiments.score.layouts import layout_of
 from experiments.score.length_shapes import capped_lognormal
 from experiments.score.silicon import OWN_FORMATS, checkpoint_format
 from experiments.study.measured_rows import check_context, simulated, whole
-from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.presets import NotSimulatedError, base_model, base_scenario, preset
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.errors import ConfigError
@@ -149,9 +149,11 @@ def wrong_value(row: dict[str, Any]) -> str | None:
 
 
 def architecture(row: dict[str, Any]) -> str:
-    """Returns moe or dense, or unknown for a model without a preset."""
+    """Returns moe or dense, or unknown for a model, a GPU or an engine without a preset."""
     try:
-        has_experts = base_scenario(row["model"], row["gpu"], profile_of(row)).model.has_experts
+        preset("hardware", row["gpu"])
+        preset("engine", profile_of(row))
+        has_experts = base_model(row["model"]).has_experts
     except NotSimulatedError:
         return "unknown"
     return "moe" if has_experts else "dense"

@@ -17,7 +17,7 @@ import pandas as pd
 
 from experiments.score.engine_versions import engine_of
 from experiments.study.measured_rows import check_context, simulated, whole
-from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.presets import NotSimulatedError, base_model
 from experiments.study.vllm_runs import vllm_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged
@@ -138,7 +138,7 @@ def figures_of(scenario: Scenario) -> dict[str, float]:
 
 def scenario_of(row: dict[str, Any], latency: LatencyLevel) -> Scenario:
     """Returns the scenario of a measured run of vLLM; raises NotSimulatedError."""
-    model = base_scenario(row["model"], row["gpu"], "vllm").model
+    model = base_model(row["model"])
     if row["precision"] not in WEIGHTS:
         raise NotSimulatedError(f"precision={row['precision']}: must be one of {', '.join(WEIGHTS)}")
     prompt, output = whole(row, "system_prompt_len") + whole(row, "question_len"), whole(row, "output_len")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from hwmodels.model.model_spec import ModelSpec
+from sim.settings.build import build
 from sim.settings.compose import ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError, suggest
@@ -30,6 +32,8 @@ ALIASES = {
 
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+MODELS = ConfigSource(config_name="calibrate", dirs=[CONFIG_DIR])
+"""Composes fewer groups than a scenario has, in a fifth of the time."""
 
 
 class NotSimulatedError(Exception):
@@ -55,6 +59,19 @@ def base_scenario(model: str, gpu: str, engine: str, overrides: tuple[str, ...] 
         return build_scenario(composed(SOURCE, [*chosen, "workload=offline_batch", "slo=none", *overrides]))
     except ConfigError as error:
         raise NotSimulatedError(str(error)) from error
+
+
+@lru_cache(maxsize=1024)
+def base_model(name: str) -> ModelSpec:
+    """Returns the model with this name. Raises NotSimulatedError for a name without a preset."""
+    named = model_preset(name)
+    weights = [] if named.weights is None else [f"model.weights={named.weights}"]
+    try:
+        cfg = composed(MODELS, [f"model={named.choice}", *weights])
+        model: ModelSpec = build(cfg.model, "model")
+    except ConfigError as error:
+        raise NotSimulatedError(str(error)) from error
+    return model
 
 
 @lru_cache(maxsize=16)

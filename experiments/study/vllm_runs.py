@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.study.measured_rows import whole
-from experiments.study.presets import NotSimulatedError, base_scenario
+from experiments.study.presets import NotSimulatedError, base_model, base_scenario
 from hwmodels.hf.engine_names import ENGINE_NAMES
 from hwmodels.levels.rooflines import LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
@@ -67,7 +67,7 @@ def vllm_scenario(row: Row, latency: LatencyLevel, max_model_len: int | None) ->
     replica with that many attention groups. Raises NotSimulatedError.
     """
     names = (str(row["model"]), str(row["gpu"]), str(row["engine"]) if given(row, "engine") else "vllm")
-    model = base_scenario(*names).model
+    model = base_model(names[0])
     ranks = whole(row, "dp") if given(row, "dp") else 1
     shared = ranks if model.has_experts else 1
     base = base_scenario(*names, (*_layout(row, model, ranks), *_settings(row, shared)))

@@ -295,7 +295,7 @@ class Simulation:
         report(simulated time in seconds, number of ended requests) is called from time to time.
         """
         clock = self._clock
-        self._begin_arrivals()
+        clock.begin(self._arrive_in_turn())
         try:
             if isinstance(self._source, NumberedSource):
                 begin_processes(self._attach, self, self._source)
@@ -334,10 +334,6 @@ class Simulation:
             replica.stop(end_s)
         self.gateway.stop(end_s)
         return self._records(end_s, interrupted)
-
-    def _begin_arrivals(self) -> None:
-        """Begins the process of the open-loop arrivals."""
-        self._clock.begin(self._arrive_in_turn())
 
     def _arrive_in_turn(self) -> ProcessGenerator:
         """Lets all open-loop requests arrive; one is read ahead, so that a long trace needs no memory."""

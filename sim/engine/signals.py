@@ -113,14 +113,11 @@ class Signals(Attachment):
     def crashed(self, now: float) -> None:
         self._reset()
 
-    def read_at(self, time_s: float) -> Counts:
-        """Returns the counts that a router would see at time_s, a time up to which nothing more happens."""
-        self._refresh(time_s)
-        return self._seen
-
     def _read(self) -> Counts:
         """Returns the counts that a router sees now."""
-        self._refresh(self._clock.now)
+        now = self._clock.now
+        if now >= self._next_s:
+            self._refresh(now)
         return self._seen
 
     def _refresh(self, now: float) -> None:

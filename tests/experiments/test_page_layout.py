@@ -78,6 +78,7 @@ def drawn(page) -> None:
     page.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+@pytest.mark.sampled(slow=8)
 @pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_nothing_overlaps_or_leaves_the_screen(file, width):
     with visited(file.as_uri(), width=width, height=900) as page:

@@ -104,6 +104,7 @@ def test_layers_share_the_split_of_a_step():
     assert shared_split(alone, 4, 16, None) is not full
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_queries_that_verify_drafts_have_the_same_output_for_every_split(
     is_tree, guarded, generator, assert_close

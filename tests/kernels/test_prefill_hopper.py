@@ -60,6 +60,7 @@ def softmax_of_all(q, dense, query_lens, lens, options):
     return expected
 
 
+@pytest.mark.slow
 @examples(10, 80, derandomize=True)
 @given(data=st.data())
 def test_equals_plain_softmax(data, guarded, generator, assert_close):

@@ -188,6 +188,7 @@ def kept(probabilities, **given_values):
     return mask[0].nonzero().flatten().tolist()
 
 
+@pytest.mark.sampled(fast=3, slow=7)
 @pytest.mark.parametrize(
     ("given_values", "tokens"),
     [
@@ -278,6 +279,7 @@ def test_sample_rejects(call, said):
         call()
 
 
+@pytest.mark.sampled(fast=2, slow=6)
 @pytest.mark.parametrize("listed", [1, 64, 16384])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 6.0])
 def test_lists_of_the_largest_tokens_change_no_draw(listed, spread, monkeypatch, generator):

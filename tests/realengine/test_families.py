@@ -169,6 +169,7 @@ def test_kimi_k2_is_deepseek_v3_under_another_name():
         Architecture.from_hf(kimi | {"model_type": "kimi_k25"})
 
 
+@pytest.mark.sampled(fast=16, slow=24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_way_to_serve_gives_the_same_tokens(config, way, expected):
@@ -212,6 +213,7 @@ def test_several_outputs_share_their_prompt_s_kv(config):
     ]
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_two_ranks_give_the_same_tokens(config, monkeypatch):
@@ -227,6 +229,7 @@ def test_two_ranks_give_the_same_tokens(config, monkeypatch):
     assert found == tokens_of(make(config).generate(prompts(), GREEDY))
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_triton_s_kernels_give_the_same_tokens(config, expected):

@@ -224,6 +224,7 @@ def test_outputs_in_a_batch_have_their_forms(alone):
     assert_has_form([output.text for output in alone[1.0][::2]])
 
 
+@pytest.mark.sampled(fast=6, slow=12)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_run_draws_the_same(alone, way, temperature):

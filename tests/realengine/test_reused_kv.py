@@ -31,6 +31,7 @@ SWAPPING = {
 }
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize(
     ("scheduling", "overlap"),
     [

@@ -128,6 +128,7 @@ def serve_all_kinds(llm, names):
         )
 
 
+@pytest.mark.sampled(slow=4)
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -164,6 +165,7 @@ def test_no_request_compiles_a_kernel(monkeypatch, model, settings):
     assert service <= ahead
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize(
     "drafter",
     [

@@ -14,6 +14,8 @@ import pytest
 from tests.experiments.score.measured_rows import SILICON
 from tests.safety.test_signals import ENVIRONMENT, ended, started, wait_for
 
+pytestmark = pytest.mark.slow
+
 ENDS_WITHIN_S = 20
 """A stop takes 1 to 3 s on a quiet machine; tests share theirs."""
 SIGNALS = pytest.mark.parametrize(

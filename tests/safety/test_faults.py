@@ -169,7 +169,7 @@ def check_files(folder):
 def test_each_failing_call_is_reported_and_nothing_is_torn(words, stays, tmp_path, capsys, finished, request):
     if words in OTHERS:
         shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    line, reported = completed(words, request), 0
+    line, reported, before = completed(words, request), 0, set(tmp_path.rglob("*"))
     for fails_at in calls_to_fail(line, tmp_path, request):
         capsys.readouterr()
         with failing(tmp_path, fails_at, stays=stays) as faults:
@@ -181,6 +181,8 @@ def test_each_failing_call_is_reported_and_nothing_is_torn(words, stays, tmp_pat
             reported += is_reported(code, captured.err, faults.failed, where, words, stays=stays)
         remove_sweep(tmp_path / "out", words)
     assert reported > 3
+    if words[0] == "new":  # it writes over nothing
+        remove_all_but(before, tmp_path)
     assert main(line) == 0
     check_files(tmp_path)
     for file in (tmp_path / "out").rglob("*"):  # what `overwrite=true` must know
@@ -203,14 +205,19 @@ def is_reported(code, error, failed, where, words, *, stays):
 
 def calls_to_fail(line, folder, request):
     """Returns the numbers of the calls that fail, one in each try of the command: those of the draw."""
-    before = set(folder.iterdir())
+    before = set(folder.rglob("*"))
     with failing(folder, fails_at=MOST_CALLS) as faults:
         assert main(line) == 0
     assert not faults.failed, "the command makes more calls than are expected"
-    gc.collect()  # the lock of a sweep
-    for new in set(folder.iterdir()) - before:
-        shutil.rmtree(new) if new.is_dir() else new.unlink()
+    remove_all_but(before, folder)
     return drawn_of(range(1, faults.num_calls + 1), MOST_TRIES, request.node.nodeid)
+
+
+def remove_all_but(before, folder):
+    """Removes what a command has written: files that were not there before, and their folders."""
+    gc.collect()  # the lock of a sweep
+    for file in sorted(set(folder.rglob("*")) - before, reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
 
 
 def remove_sweep(folder, words):
@@ -220,8 +227,7 @@ def remove_sweep(folder, words):
     gc.collect()  # the lock of the sweep that has failed in this process
     assert main(["sweep", "resume=out", "launcher.jobs=1"]) == 0
     check_files(folder)
-    for file in sorted(folder.rglob("*"), reverse=True):
-        file.rmdir() if file.is_dir() else file.unlink()
+    remove_all_but({folder}, folder)
 
 
 def test_an_answer_is_printed_before_a_full_disk_ends_the_command(tmp_path, capsys, finished, request):

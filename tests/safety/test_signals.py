@@ -121,6 +121,7 @@ STUDIES = {
 """Studies whose runs are made one after the other in the process that gets the signal."""
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_ends_at_the_first_signal_and_uses_no_run_that_was_cut(name):
     measured_requests()

@@ -344,6 +344,7 @@ def test_a_sweep_keeps_the_other_runs_and_the_trace(capsys):
     assert "ZeroDivisionError" in trace.read_text()
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_says_it_below_the_world(folder):
     from bad_policies import BadBatching  # noqa: PLC0415
 

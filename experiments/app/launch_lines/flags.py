@@ -1,6 +1,6 @@
 """The flags of each engine's server, and the values that a command gives them.
 
-The tables beside this module list every flag: vLLM 0.32 (`EngineArgs`, `FrontendArgs`), SGLang 0.5.23
+The tables beside this module list every flag: vLLM 0.33 (`EngineArgs`, `FrontendArgs`), SGLang 0.5.23
 (`ServerArgs`) and TensorRT-LLM's `trtllm-serve`, and some that older versions had. Columns:
 
 - flag, aliases: with dashes; an underscore counts as a dash.
@@ -36,7 +36,7 @@ Engine = Literal["vllm", "sglang", "tensorrt_llm"]
 Effect = Literal["setting", "none", "refused"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
-VERSIONS = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "tensorrt_llm": "trtllm-serve"}
+VERSIONS = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5.23", "tensorrt_llm": "trtllm-serve"}
 
 _BARE_WORD = re.compile(r"(?<![\w\"./-])(?!(?:true|false|null)\b)[A-Za-z_][\w./-]*(?![\w\"])")
 _NUMBER = re.compile(r"-\.?\d[\d.]*")

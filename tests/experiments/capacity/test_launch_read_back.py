@@ -33,6 +33,7 @@ def read_back(launch, overrides):
     return candidate.scenario, build_scenario(composed(SOURCE, [*found.overrides, *hardware]))
 
 
+@pytest.mark.sampled(fast=8, slow=16)
 @pytest.mark.parametrize("engine", LAUNCHES)
 @pytest.mark.parametrize(
     "overrides",

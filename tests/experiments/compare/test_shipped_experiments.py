@@ -33,6 +33,7 @@ LARGE = (
 """Experiments with arms that take more than a second to compose."""
 
 
+@pytest.mark.sampled(fast=5, slow=10)
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=pytest.mark.slow) if path.stem in LARGE else path for path in SHIPPED],
@@ -50,6 +51,7 @@ def test_every_shipped_experiment_composes_and_builds(path):
     assert settings_that_differ([p for p in arms if p.swept == experiment.swept[0]])
 
 
+@pytest.mark.sampled(slow=10)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_every_shipped_experiment_expects_holds(path, tmp_path, monkeypatch):
@@ -64,6 +66,7 @@ def on_trace(trace: Path) -> str:
     return f'also=["workload=mooncake_jsonl","workload.path={trace}","workload.window_by_seed=true"]'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefix_caches_on_mooncake", "routers_on_mooncake"])
 def test_an_experiment_on_traffic_like_mooncakes_takes_the_trace_as_well(name, tmp_path):
     trace = tmp_path / "trace.jsonl"

@@ -39,12 +39,14 @@ RUN_ELSEWHERE = ("batching", "scheduling", "caching", "routing")
 """Families of which the random worlds of tests/sim/ draw every policy, for most of the same promises."""
 
 
+@pytest.mark.sampled(fast=6, slow=10)
 @pytest.mark.parametrize("target", [t for t in shipped() if t.split(".")[1] not in RUN_ELSEWHERE])
 def test_shipped_policies_keep_their_promises(target):
     claims = claims_of(get_class(target)())
     assert {claim.name: num_kept(claim, 2) for claim in claims} == {claim.name: 2 for claim in claims}
 
 
+@pytest.mark.sampled(slow=16)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", shipped())
 def test_shipped_policies_keep_their_promises_in_many_worlds(target):

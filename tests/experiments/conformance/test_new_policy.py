@@ -41,6 +41,7 @@ def simulate_words(printed):
     return [*line.split()[1:], *small]
 
 
+@pytest.mark.sampled(fast=2, slow=7)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_written_simulates_as_printed_and_leaps_exactly(family, here, capsys):
     name = f"kit_{family}"
@@ -62,6 +63,7 @@ def test_the_hand_computed_schedule_passes_and_the_suite_is_in_the_test(family, 
     assert "my_own_keeps_its_promises" in (pytester.path / "test_my_own.py").read_text()
 
 
+@pytest.mark.sampled(slow=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_written_test_passes(family, here, capsys):

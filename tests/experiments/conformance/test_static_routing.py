@@ -44,6 +44,7 @@ class Shortest:
         return min(range(len(replicas)), key=lambda i: replicas[i].num_outstanding)
 
 
+@pytest.mark.slow
 def test_a_false_declaration_breaks_the_promise():
     with pytest.raises(BrokenPromise, match="has read num_outstanding of a replica, although reads_replicas"):
         claim_of(Shortest()).check(num_worlds=20)

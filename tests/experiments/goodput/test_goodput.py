@@ -308,6 +308,7 @@ def test_ctrl_c_keeps_the_seeds_that_are_searched_and_exits_130(tmp_path, monkey
 SHORT = ("goodput.seeds=[0]", "goodput.jobs=1", "goodput.report=false", "goodput.num_rates=2")
 
 
+@pytest.mark.slow
 def test_traffic_that_is_too_short_is_made_longer_and_has_the_answer_of_the_longer_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rates = []
@@ -340,6 +341,7 @@ CONVERSATIONS = (
 )
 
 
+@pytest.mark.slow
 def test_the_rate_of_sessions_is_that_of_requests_while_as_many_begin_as_end(tmp_path, monkeypatch, capsys):
     """Chats that all begin at once are no load of a high rate."""
     monkeypatch.chdir(tmp_path)
@@ -354,6 +356,7 @@ def test_the_rate_of_sessions_is_that_of_requests_while_as_many_begin_as_end(tmp
     assert 1 < rate / arm["sessions_per_s"]["mean"] < 4
 
 
+@pytest.mark.slow
 def test_seeds_that_give_the_same_run_are_run_once_and_have_an_interval_from_its_blocks_or_none(
     tmp_path, monkeypatch, capsys
 ):

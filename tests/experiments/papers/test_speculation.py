@@ -74,6 +74,7 @@ def test_the_page_shows_the_table(found):
     assert shown.splitlines() == list(report(found))
 
 
+@pytest.mark.sampled(slow=6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("comparison", "row"), list(kinds()), ids=lambda part: getattr(part, "setting", ""))
 def test_the_simulator_agrees_with_the_price(comparison, row):

@@ -43,6 +43,7 @@ def reproduce(tmp_path, *arguments: str) -> int:
     return main(["reproduce", *arguments, folder, f"cache={tmp_path}/kept", "progress=false"])
 
 
+@pytest.mark.sampled(fast=16, slow=40)
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if isinstance(row.ours, Direct)])
 def test_a_computed_row_is_in_the_state_that_it_claims(name):
     row = ROWS[name]
@@ -85,6 +86,7 @@ def test_names_of_rows_and_families_differ():
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 def test_every_comparison_of_a_row_can_be_composed():
     simulated = [row for row in ROWS.values() if isinstance(row.ours, Compared)]
     plan = planned(simulated, [0], [CONFIG_DIR])

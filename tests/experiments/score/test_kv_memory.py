@@ -13,6 +13,8 @@ from experiments.score.table import read_table
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels.rooflines import Calibrated
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kv_memory")]  # its tests share 30 predictions
+
 LOGS = Path(hwmodels.trust.__file__).with_name("kv_memory_logs.csv")
 LATENCY = Calibrated()
 

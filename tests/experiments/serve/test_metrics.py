@@ -77,6 +77,7 @@ def world(name):
     return run(WORLDS[name])
 
 
+@pytest.mark.sampled(fast=3, slow=7)
 @pytest.mark.parametrize("name", WORLDS)
 def test_counters_are_the_sums_of_the_tables(name):
     scrape, records = world(name)

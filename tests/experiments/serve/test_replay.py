@@ -81,6 +81,7 @@ async def session(overrides, folder, **options):
 OPTIONS = {"adapters": {"lora": "sql"}, "priorities": {"priorities": True}}
 
 
+@pytest.mark.sampled(slow=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_replay_has_the_tables_of_the_session(world, tmp_path):

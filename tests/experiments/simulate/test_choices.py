@@ -69,6 +69,7 @@ BATCHING_OF_ENGINE = {
 }
 
 
+@pytest.mark.sampled(fast=4, slow=12)
 @pytest.mark.parametrize("engine", choices("engine"))
 def test_an_engine_chooses_its_policies_unless_the_command_line_does(engine):
     own = SOURCE.compose([*SMALL, f"engine={engine}"]).batching
@@ -77,12 +78,14 @@ def test_an_engine_chooses_its_policies_unless_the_command_line_does(engine):
     assert type(asked_for.batching).__name__ == "Chunked"
 
 
+@pytest.mark.sampled(fast=6, slow=16)
 @pytest.mark.parametrize("hardware", choices("hardware"))
 def test_every_hardware_runs_a_small_model(hardware):
     scenario, source = build(*SMALL, "model=smollm2_135m", f"hardware={hardware}")
     assert scenario.run(source).summary["requests"]["finished"] == 60
 
 
+@pytest.mark.sampled(fast=12, slow=40)
 @pytest.mark.parametrize("model", [name for name in choices("model") if name != "hf"])
 def test_every_model_runs_on_hardware_that_holds_it(model):
     """On 8 devices: tensor parallelism as far as the heads allow, the rest as a pipeline."""

@@ -53,6 +53,7 @@ def ends_as_expected(folder, draw, tables):
     raise AssertionError("the run does not end")
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.skipif(sys.platform != "linux", reason="children are read from /proc")
 @pytest.mark.parametrize("tables", sorted(RUNS))
 @pytest.mark.parametrize("num_runs", [2, pytest.param(200, marks=pytest.mark.slow)])

@@ -62,6 +62,7 @@ def check(printed):
     return len(found) + len(bounds)
 
 
+@pytest.mark.sampled(fast=1, slow=6)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_figures_have_the_digits_that_their_intervals_support(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -80,6 +80,7 @@ def test_a_damaged_record_is_refused_at_once(alternatives, message, capsys):
     assert f"resume=out: sweep.json is damaged: {message}" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize(
     ("recorded", "key"),
     [

@@ -195,12 +195,14 @@ def device_of(family):
     return build_preset(CONFIGS / "hardware" / f"{name}.yaml")
 
 
+@pytest.mark.sampled(slow=10)
 @pytest.mark.parametrize("family", CASES)
 @pytest.mark.parametrize("seed", SLOW)
 def test_a_fit_finds_the_curve_that_made_the_rows(family, seed):
     check(family, device_of(family), seed)
 
 
+@pytest.mark.sampled(slow=2)
 @pytest.mark.parametrize("seed", SLOW)
 def test_fits_find_the_curves_on_a_processor_that_rounds_otherwise(seed):
     """numpy has other exp and log without AVX-512, so sums differ in their last bits."""

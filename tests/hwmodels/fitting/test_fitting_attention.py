@@ -98,6 +98,7 @@ def test_the_kernels_of_vllm_tell_the_chip():
         capability_of(["torch_flow"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "preset", "decode_limits", "prefill_limits"),
     [

@@ -57,6 +57,7 @@ def test_rejects_an_unknown_collective(devices):
         predict_collectives(rows, devices["h100_sxm"], CollectiveCurve())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MEASURED.exists(), reason="measured collectives are not beside this checkout")
 def test_kept_back_sweeps_are_predicted_within_the_target(devices):
     table = pd.read_parquet(MEASURED)

@@ -10,6 +10,8 @@ from hwmodels.fitting.robust import errors, validation_rows
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 
+pytestmark = pytest.mark.xdist_group("gemm")  # its tests share a fit of all rows
+
 GEMM = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "gemm.parquet"
 
 PRESETS = {
@@ -108,6 +110,7 @@ def pooled_errors(frames, devices, curve_of):
     return errors(np.concatenate(predicted), np.concatenate(latencies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "median", "p90"),
     [("bf16", 6, 20), ("fp8", 12, 35), ("4-bit", 15, 40)],

@@ -96,6 +96,7 @@ def test_old_rows_are_predicted_with_the_curve_of_another_chip(devices):
     assert predict_mla(rows, devices["a100_80gb_sxm"], MlaCurve()) == 330e-6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MEASURED.exists(), reason="measured MLA kernels are not beside this checkout")
 def test_kept_back_head_counts_are_predicted_within_the_target(devices):
     table = pd.read_parquet(MEASURED)

@@ -167,6 +167,7 @@ def test_w4a4_mxfp4_runs_marlin_on_every_chip(devices):
         assert family.startswith("marlin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "capability"), [("h100_sxm", "sm90"), ("b200_sxm", "sm100"), ("rtx_pro_6000_server", "sm120")]
 )

@@ -429,6 +429,7 @@ def test_gemma_3n_shares_the_cache_of_fifteen_layers(models):
 TRANSFORMS = sorted(file.stem for file in (CONFIG_DIR / "model" / "transform").glob("*.yaml"))
 
 
+@pytest.mark.sampled(fast=7, slow=14)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("model", ["llama3_1_8b", "deepseek_r1", "qwen3_5_397b_a17b", "gpt_oss_20b"])
 def test_every_transformation_is_a_choice_for_every_kind_of_model(models, model, transform):

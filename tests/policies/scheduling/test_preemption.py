@@ -113,6 +113,7 @@ def displacements(monkeypatch):
     return found
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize("name", SCHEDULING)
 def test_preemptions_make_room_for_a_sequence_that_can_start_and_all_requests_end(name, displacements):
     for adapters in ADAPTERS.values():

@@ -57,6 +57,7 @@ def test_no_request_is_overtaken_by_those_that_come_later_than_the_bound(name):
     in_worlds_of(policy, 10 if IS_FAST else 25, lambda world: starvation_bound_s_holds(world, BOUND_S))
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize("name", sorted(MAKERS.keys() - {"longest_prefix"}))
 def test_without_the_bound_some_request_is_overtaken(name):
     """The worlds above can fail: with a bound of an hour, some request waits while later ones pass.

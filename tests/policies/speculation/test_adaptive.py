@@ -122,6 +122,7 @@ def test_old_acceptance_is_forgotten():
     assert engine.step(policy, 32).max() == 0
 
 
+@pytest.mark.sampled(fast=3, slow=6)
 @pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0), (0.09, 0.1, 0.1), RATES, (0.95, 0.9, 0.9)])
 @pytest.mark.parametrize("pass_s", [PASS_S, (0.01, 0.014, 0.018, 0.022), (0.01, 0.021, 0.031, 0.041)])
 def test_it_is_never_slower_than_no_drafts_and_near_the_best_number(rates, pass_s):

@@ -168,6 +168,7 @@ def test_a_copied_block_is_as_good_as_the_first(dtype):
     assert torch.equal(decoder.logits(batch_of([(0, 7, 1)], [tokens], copied, 4), cache), expected)
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize("config", ["llama", "qwen3_moe"])
 @pytest.mark.parametrize("kv_dtype", [torch.float16, torch.int8, INT4])
 def test_triton_computes_what_torch_does(config, kv_dtype):

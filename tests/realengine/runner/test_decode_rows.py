@@ -63,6 +63,7 @@ def kinds():
     yield replace(PARAMS, n=3, temperature=1.0, max_tokens=6)
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize(
     "settings",
     [

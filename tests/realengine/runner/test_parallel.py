@@ -22,6 +22,8 @@ from realengine.weights.load import load_weights
 from tests.realengine.model.test_decoder import CONFIGS, CPU
 from tests.realengine.steps import all_logits, prompts
 
+pytestmark = pytest.mark.xdist_group("parallel")  # its tests share two processes
+
 torch.set_num_threads(1)
 
 MODELS = {

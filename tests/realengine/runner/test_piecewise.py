@@ -56,6 +56,7 @@ def outputs(params, **settings):
     return found
 
 
+@pytest.mark.sampled(fast=3, slow=7)
 @pytest.mark.parametrize("mode", ["PIECEWISE", "FULL_AND_PIECEWISE"])
 @pytest.mark.parametrize(
     "settings",
@@ -103,6 +104,7 @@ def test_padding_changes_nothing(recorders, num_tokens):
         assert list(one.top.values()) == pytest.approx(list(other.top.values()), abs=1e-4)
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa_tree", "eagle", "eagle3", "mtp"])
 def test_passes_with_drafts_in_pieces_change_no_token(recorders, monkeypatch, method):
     num_pieces, inner = Counter(), PiecewiseGraphs.states
@@ -150,6 +152,7 @@ def test_other_modes_are_refused_by_name(mode):
         EngineSettings(device="cpu", cudagraph_mode=mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["phi3", pytest.param("baichuan", marks=pytest.mark.slow)])
 def test_layers_of_a_kind_repeat_the_first_ones_launches(recorders, monkeypatch, name):
     """Kernels in the interpreter: the second layer launches the attention of the first one on its tensors."""

@@ -66,6 +66,7 @@ SETUPS = {
 }
 
 
+@pytest.mark.sampled(fast=2, slow=5)
 @pytest.mark.parametrize("setup", SETUPS)
 def test_tokens_after_a_sleep_are_those_before(setup):
     async def test(llm):
@@ -107,6 +108,7 @@ def tensor_bytes():
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+@pytest.mark.sampled(fast=1, slow=1)
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_sleep_frees_the_memory(level):
     """KV of 64 MiB, which is written, and weights of 99 MiB, which level 1 keeps: they are in host memory."""

@@ -36,6 +36,7 @@ def test_adapters_change_the_tokens_of_their_requests(plain_tokens):
         assert [name is None for name in NAMES] == [one == other for one, other in pairs]
 
 
+@pytest.mark.sampled(fast=7, slow=16)
 @pytest.mark.parametrize(
     ("way", "has_graphs"),
     [

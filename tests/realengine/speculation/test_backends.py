@@ -37,6 +37,7 @@ def drafted(backend, config, widths):
     return found
 
 
+@pytest.mark.sampled(fast=1, slow=2)
 @pytest.mark.parametrize(("config", "widths"), [("mistral", None), ("mistral", (2, 2)), ("llama", (1, 2))])
 def test_triton_drafts_what_torch_does(config, widths):
     assert drafted(TRITON, config, widths) == drafted(TORCH, config, widths)

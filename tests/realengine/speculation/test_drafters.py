@@ -64,6 +64,7 @@ def check(llm, expected, params=GREEDY, *, is_perfect=False):
     llm.engine.core.block_pool.check_integrity([])
 
 
+@pytest.mark.sampled(slow=8)
 @pytest.mark.parametrize(
     "num_tokens", [1, 3, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 5, 6, 7))]
 )
@@ -78,6 +79,7 @@ def test_trees_change_no_token(draft, plain):
     check(make(speculative_config=TREES[draft]), plain(GREEDY), is_perfect=draft in PERFECT)
 
 
+@pytest.mark.sampled(fast=8, slow=24)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -154,6 +154,7 @@ def penalised_marginals(params):
     yield sum(p * after([token]) for token, p in enumerate(first))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param("sampled", marks=pytest.mark.slow), "penalised"])
 def test_triton_kernels_draw_the_same_tokens(way):
     """In Triton's interpreter: drawn drafts, filters, and penalties that count the drafts before a row."""

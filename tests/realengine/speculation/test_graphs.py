@@ -90,6 +90,7 @@ def test_plain_decodes_in_graphs_give_the_same_tokens(recorders, way):
     assert num > 0
 
 
+@pytest.mark.sampled(fast=7, slow=10)
 @pytest.mark.parametrize("method", DRAFTERS)
 @pytest.mark.parametrize("way", ["greedy", "sampled"])
 def test_passes_in_graphs_give_the_same_tokens(recorders, method, way):
@@ -116,6 +117,7 @@ def test_penalties_and_logprobs_are_drawn_after_the_graph(recorders, method, way
     finished.assert_not_called()
 
 
+@pytest.mark.sampled(fast=7, slow=10)
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa_tree"])
 @pytest.mark.parametrize(
     "settings",
@@ -355,6 +357,7 @@ class Captured:
         return Recording(lambda: None, result)
 
 
+@pytest.mark.sampled(fast=3, slow=6)
 @pytest.mark.parametrize(
     ("method", "draw"),
     [

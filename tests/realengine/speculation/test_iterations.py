@@ -37,6 +37,7 @@ class Launches(Observer):
         self.num_iterations.append(num_iterations)
 
 
+@pytest.mark.sampled(fast=6, slow=10)
 @pytest.mark.parametrize(
     ("model", "way"),
     [

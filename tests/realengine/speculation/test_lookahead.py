@@ -17,6 +17,7 @@ CONFIG = {"method": "lookahead", "window": 4, "ngram": 4, "guesses": 5}
 LONG = replace(GREEDY, max_tokens=60)
 
 
+@pytest.mark.sampled(fast=4, slow=8)
 @pytest.mark.parametrize("way", ["greedy", "sampled", pytest.param("penalised", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "settings",

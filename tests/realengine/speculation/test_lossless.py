@@ -100,6 +100,7 @@ RATES_AND_WAYS = [
 """Shares of right drafts, and ways to sample: greedy requests have every share, and 0.7 has every way."""
 
 
+@pytest.mark.sampled(fast=16, slow=24)
 @pytest.mark.parametrize(("rate", "way"), RATES_AND_WAYS)
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("setting", ["paged", "prefix", "radix", "chunks", "tight", "mistral"])
@@ -211,6 +212,7 @@ def test_batches_of_any_size_change_no_token(batch):
     assert tokens_of(plain) == tokens_of(drafted)
 
 
+@pytest.mark.slow
 def test_triton_kernels_give_the_same_tokens(scripted):
     """In Triton's interpreter: a tree, beside chunks of prompts."""
     settings = {"backend": "triton", "batching": Chunked(max_num_batched_tokens=48)}

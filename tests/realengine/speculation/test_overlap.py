@@ -61,6 +61,7 @@ def texts_of(asked, outputs):
     return [[*prompt, *tokens] for prompt, tokens in zip(asked, tokens_of(outputs), strict=True)]
 
 
+@pytest.mark.sampled(slow=6)
 @pytest.mark.parametrize(("rate", "way"), RATES_AND_WAYS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_overlapping_changes_no_token(overlapped, setting, rate, way):

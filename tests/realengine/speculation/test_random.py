@@ -76,6 +76,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(slow=8)
 @pytest.mark.parametrize(("seed", "method"), CASES)
 def test_drafts_change_nothing_whatever_else_happens(monkeypatch, seed, method):
     check(monkeypatch, 1000 * seed + METHODS.index(method), method)

@@ -20,6 +20,7 @@ def freed():
     gc.collect()
 
 
+@pytest.mark.sampled(slow=8)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["greedy", "sampled"])
 @pytest.mark.parametrize("method", DRAFTERS)

@@ -63,6 +63,7 @@ SETTINGS = {
 PLACES = range(5, 10)  # every place in a burst of five tokens
 
 
+@pytest.mark.sampled(slow=4)
 @pytest.mark.parametrize(
     ("settings", "place"),
     [

@@ -77,6 +77,7 @@ def compose(*overrides):
     return build_scenario(source.compose(list(overrides)))
 
 
+@pytest.mark.sampled(fast=3, slow=5)
 @pytest.mark.parametrize("overrides", WORLDS.values(), ids=WORLDS)
 def test_tables_are_those_of_a_run_that_knows_its_traffic(overrides):
     scenario = compose(*overrides, "sim.leap=false")

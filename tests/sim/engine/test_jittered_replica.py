@@ -113,6 +113,7 @@ def test_the_basis_of_the_figures_states_the_jitter(run):
     )
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize("choice", ["lognormal", "vllm"])
 @pytest.mark.parametrize("latency", ["calibrated", "spec"])
 def test_every_choice_scatters_the_iterations_of_every_replica(run, choice, latency):

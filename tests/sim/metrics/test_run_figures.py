@@ -111,6 +111,7 @@ def compare(whole, folded, path=""):
         yield path, whole, folded
 
 
+@pytest.mark.sampled(fast=1, slow=5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuts_and_order_of_merging_do_not_matter(kind):
     @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -68,6 +68,7 @@ def test_leap_equals_step_and_nothing_is_lost(kind, data):
     assert_nothing_is_lost(world, assert_leap_equals_step(world))
 
 
+@pytest.mark.sampled(slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100)

@@ -62,7 +62,7 @@ def test_the_last_of_two_values_counts_and_other_words_are_the_model():
 @pytest.mark.parametrize(
     ("engine", "words", "message"),
     [
-        ("vllm", "--tensor-paralel-size 2", "vLLM 0.32 has no such flag; nearest: --tensor-parallel-size"),
+        ("vllm", "--tensor-paralel-size 2", "vLLM 0.33 has no such flag; nearest: --tensor-parallel-size"),
         ("sglang", "--mem-fraction 0.8 --max-num-seqs 4", "SGLang 0.5.23 has no such flag; nearest: --"),
         ("tensorrt_llm", "--max_batchsize 2", "trtllm-serve has no such flag; nearest: --max-batch-size"),
         ("vllm", "-tp two", "-tp two: must be a whole number"),

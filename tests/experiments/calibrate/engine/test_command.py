@@ -49,6 +49,7 @@ def test_what_calibrate_writes_is_read_by_simulate(calibrated, tmp_path, monkeyp
     assert summary["requests"]["finished"] == 3
 
 
+@pytest.mark.slow
 def test_the_table_holds_every_component_and_its_whole_grid(calibrated):
     table = pd.read_parquet(calibrated / "profiles" / "cpu_random_8m.parquet")
     profile = Profile.from_rows({name: table[name].to_numpy() for name in table})
@@ -57,6 +58,7 @@ def test_the_table_holds_every_component_and_its_whole_grid(calibrated):
     assert set(table["model"]) == {"random-8m"}
 
 
+@pytest.mark.slow
 def test_the_report_says_how_far_whole_iterations_are_from_the_table(calibrated):
     """Wide bounds: three repetitions on a busy machine. What it reaches stands in the command's output."""
     report = json.loads((calibrated / "profiles" / "cpu_random_8m.json").read_text())

@@ -57,6 +57,7 @@ def executor_of(executors, scenario, **changes):
     return executors.executor(Model.of(ARCHITECTURE), settings)
 
 
+@pytest.mark.sampled(fast=2, slow=6)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -83,6 +84,7 @@ def test_an_engine_that_wants_less_gets_a_part_of_the_same_executor(executors, b
     assert part.num_swap_blocks == int(changes.get("swap_space_gib", 4.0) * GIB / memory.block_bytes)
 
 
+@pytest.mark.sampled(fast=2, slow=6)
 @pytest.mark.parametrize(
     "changes",
     [

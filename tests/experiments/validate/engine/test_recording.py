@@ -80,6 +80,7 @@ def recorded(world, **settings):
     return llm, recorder.recording({})
 
 
+@pytest.mark.sampled(fast=6, slow=12)
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize(
     "settings", [{}, {"overlap": True, "max_iterations": 4}], ids=["in turn", "overlapped"]

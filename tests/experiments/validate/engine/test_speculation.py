@@ -109,6 +109,7 @@ def speculating(proposer=NGRAM, draft_length=None, **changes):
     return scenario_of(speculation=proposer, draft_length=length, acceptance=Iid(rate=0.5), **changes)
 
 
+@pytest.mark.sampled(fast=6, slow=12)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(
     "proposer", [NGRAM, SUFFIX, SKIPPING, LOOKAHEAD], ids=lambda proposer: proposer.method
@@ -124,6 +125,7 @@ def test_every_proposer_and_policy_is_decided_again(proposer, length):
     assert found.num_equal == len(recording.steps) > 20
 
 
+@pytest.mark.sampled(fast=6, slow=16)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("proposer", DEVICE)
 def test_every_drafter_on_the_device_is_decided_again_also_in_the_simulator(proposer, length):

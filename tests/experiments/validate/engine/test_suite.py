@@ -20,6 +20,8 @@ from sim.settings.compose import Composition, ConfigSource
 from sim.settings.config_groups import CONFIG_DIR, find_groups
 from sim.settings.errors import ConfigError
 
+pytestmark = pytest.mark.xdist_group("suite")  # its tests share the policies of all cases
+
 SOURCE = ConfigSource(config_name="validate", dirs=[CONFIG_DIR])
 CPU = torch.device("cpu")
 KINDS = ("batching", "scheduling", "caching")
@@ -207,6 +209,7 @@ def runnable_choices(group):
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", KINDS)
 def test_every_policy_that_the_engine_runs_has_a_case(group, policies):
     """A new file in configs/ needs a line in configs/suite/policies.yaml, or must say that it is not run."""
@@ -214,6 +217,7 @@ def test_every_policy_that_the_engine_runs_has_a_case(group, policies):
     assert runnable == runnable_choices(group)
 
 
+@pytest.mark.slow
 def test_halves_of_an_engine_and_caches_that_forget_say_that_they_are_not_run(policies):
     for name in ("decode_only", "prefill_only"):
         assert why_not("batching", policies["batching"][name]) == "half of an engine"

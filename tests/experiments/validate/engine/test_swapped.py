@@ -56,6 +56,7 @@ def largest_differences(recording, replayed):
     return np.nanmax(apart, axis=0)
 
 
+@pytest.mark.sampled(fast=8, slow=16)
 @pytest.mark.parametrize("kind", KINDS, ids=named)
 def test_what_was_run_is_simulated_plan_by_plan_and_to_the_microsecond(kind):
     name, overlap, num_iterations = kind
