@@ -4,18 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.app.api import simulate, simulate_streamed
+    from experiments.app.api import simulate
     from sim.api import Result
     from sim.settings.errors import ConfigError
-    from sim.streamed_api import StreamedResult
 
-__all__ = ["ConfigError", "Result", "StreamedResult", "simulate", "simulate_streamed"]
+__all__ = ["ConfigError", "Result", "simulate"]
 
 _HOMES = {
-    "simulate": "experiments.app.api",  # these two compose settings, of which this package knows nothing
-    "simulate_streamed": "experiments.app.api",
+    "simulate": "experiments.app.api",  # it composes settings, of which this package knows nothing
     "Result": "sim.api",
-    "StreamedResult": "sim.streamed_api",
     "ConfigError": "sim.settings.errors",
 }
 

@@ -18,6 +18,7 @@ from sim.metrics.plots import Plots
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
 from sim.records.event_table import events_table
+from sim.records.run import RunRecords
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
@@ -27,6 +28,7 @@ from sim.report.fleet import replicas_over_time
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.page import headline_html
 from sim.report.timeline import timeline
+from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 
 if TYPE_CHECKING:
@@ -66,6 +68,25 @@ def simulate_config(config: RunConfig, attach: Sequence[UserProcess] = ()) -> Re
     return Result(run=run, config=config.recorded, command=None if attach else config.command)
 
 
+def stream_config(config: RunConfig, folder: Path, *, iterations: bool) -> Result:
+    """Simulates one config with its tables in a folder.
+
+    Raises ConfigError, and OSError if tables could not be written.
+    """
+    from sim.setup.streaming import check_streamed, stream_to  # noqa: PLC0415 (most runs do not stream)
+
+    scenario, traffic = build_run(config.nodes, config.objects)
+    try:
+        check_streamed(scenario)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    run = stream_to(folder, scenario, traffic, config.recorded, iterations=iterations)
+    if run.error is not None:
+        raise run.error
+    write_result(folder, run, config.recorded, tables=False, report=False)
+    return Result(run=run, config=config.recorded, command=config.command, folder=folder)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """The result of a run as tables and plots; a notebook shows its headline figures."""
@@ -76,6 +97,8 @@ class Result:
     """The resolved configuration; an object is represented by the name of its class."""
     command: str | None
     """The same run on the command line; None where objects or processes were given."""
+    folder: Path | None = None
+    """Where the tables of a run are that has streamed them."""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -85,12 +108,12 @@ class Result:
     @property
     def requests(self) -> pd.DataFrame:
         """One row per request: its times, TTFT, TPOT, E2E and whether it met the SLO."""
-        return self.run.requests
+        return self.run.requests if self.folder is None else self._read("requests")
 
     @property
     def iterations(self) -> pd.DataFrame:
         """One row per iteration of a replica: its start, its duration and the contents of its batch."""
-        return self.run.records.iterations
+        return self.run.records.iterations if self.folder is None else self._read("iterations")
 
     @property
     def replicas(self) -> pd.DataFrame:
@@ -100,12 +123,18 @@ class Result:
     @property
     def events(self) -> pd.DataFrame:
         """One row per event: see `sim.records.event_table.events_table`."""
-        return events_table(self.run.records)
+        return events_table(self.run.records) if self.folder is None else self._read("events")
+
+    @property
+    def series(self) -> pd.DataFrame:
+        """One row per interval of time, of a run that has streamed: see `sim.metrics.load_series`."""
+        return self._read("series")
 
     @property
     def latencies(self) -> pd.DataFrame:
         """One row per latency (TTFT, TPOT, ITL, E2E, queue), one column per statistic (`p50_s`)."""
-        return latency_table(self.summary)
+        rows = {name.upper() if name != "queue" else name: self.summary[name] for name in LATENCIES}
+        return pd.DataFrame.from_dict(rows, orient="index")
 
     @property
     def dialects(self) -> pd.DataFrame:
@@ -115,7 +144,7 @@ class Result:
         the tool does not report the figure. `result.dialects["value"].unstack()` shows the tools side by
         side. Gaps between tokens are missing if requests have several samples.
         """
-        records = self.run.records
+        records = self._whole("dialects")
         times = known_token_times(records.requests, records.iterations, records.own_gaps, records.bursts)
         dialects = in_dialects(DIALECTS, records.requests, times, self.run.window, self.run.slo)
         return dialect_frame({**self.summary, "dialects": dialects})
@@ -173,6 +202,7 @@ class Result:
         vllm_bench: also write vllm_bench.json, in the layout of `vllm bench serve`; raises ValueError if
         requests have several samples. timeline: also write timeline.json with the first 10,000 requests.
         """
+        self._whole("write")
         notes = write_result(
             Path(folder),
             self.run,
@@ -198,12 +228,25 @@ class Result:
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 
+    def _whole(self, name: str) -> RunRecords:
+        """Returns the records with all rows. Raises ValueError if these are in the folder."""
+        if self.folder is not None:
+            raise ValueError(
+                f"result.{name}: needs whole tables, and this run has streamed its tables to {self.folder}; "
+                "leave out stream_to"
+            )
+        return self.run.records
+
+    def _read(self, name: str) -> pd.DataFrame:
+        """Returns a table that the run has streamed. Raises ValueError if there is none."""
+        if self.folder is None:
+            raise ValueError(f"result.{name}: only a run with stream_to has it")
+        path = self.folder / f"{name}.parquet"
+        if not path.exists():
+            advice = "set iterations=True" if name == "iterations" else "leave out stream_to"
+            raise ValueError(f"result.{name}: the run has streamed its tables without it; {advice}")
+        return pd.read_parquet(path)
+
     @cached_property
     def _plots(self) -> Plots:
         return self.run.plots()
-
-
-def latency_table(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns one row per latency of a summary, one column per statistic."""
-    rows = {name.upper() if name != "queue" else name: summary[name] for name in LATENCIES}
-    return pd.DataFrame.from_dict(rows, orient="index")

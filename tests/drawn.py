@@ -40,7 +40,7 @@ def drawn_of(cases: Sequence[T], count: int, name: str) -> list[T]:
 def keep_sampled(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the slow cases of sampled tests, and removes those that are not drawn.
 
-    Cases that are named on the command line are run.
+    All cases are run of tests that the command line selects by name (-k, or a case in brackets).
     """
     left_out: set[pytest.Item] = set()
     for name, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
@@ -55,6 +55,7 @@ def keep_sampled(config: pytest.Config, items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         slow = [item for item in cases if item not in fast]
         left_out.update(set(slow) - set(drawn_of(slow, marker.kwargs["slow"], name)))
-    if left_out and not any("[" in argument for argument in config.args):
+    by_name = config.option.keyword or any("[" in argument for argument in config.args)
+    if left_out and not by_name:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

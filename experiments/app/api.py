@@ -16,11 +16,10 @@ from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import with_new_names
 from experiments.app.settings.resolve import resolved
-from sim.api import Result, RunConfig, simulate_config
+from sim.api import Result, RunConfig, simulate_config, stream_config
 from sim.cluster.attached import UserProcess
 from sim.settings.errors import ConfigError
 from sim.setup.pool import PoolSettings
-from sim.streamed_api import StreamedResult, simulate_streamed_config
 
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
 """Matches the texts that Hydra's command line reads as they are, without quotes."""
@@ -36,6 +35,8 @@ def simulate(
     policy: Any = None,
     config_dir: str | Path | None = None,
     attach: Sequence[UserProcess] = (),
+    stream_to: str | Path | None = None,
+    iterations: bool = False,
     **settings: Any,
 ) -> Result:
     """Simulates a workload with a policy on a hardware model; defaults are those of `windtunnel simulate`.
@@ -56,35 +57,27 @@ def simulate(
     (`replica.max_num_batched_tokens`), starts, drains, crashes, repairs and slows down replicas, sends
     requests (`gateway.send`; to one replica, to warm its cache), and waits for the end of a request (`yield
     gateway.ended(request)`). See `sim.cluster.attached`.
+    stream_to: a folder to which a long run writes its tables while it goes on, in memory that does not grow
+    with it, and its summary at the end; the result reads the tables from there. iterations: also write its
+    iterations and gaps.
 
-    Raises ConfigError for every mistake in the settings, before the simulation starts, and for an attached
-    process that raises or yields no event. Must not be called from several threads at once, because Hydra
-    composes one config at a time per process.
-    """
-    named = {"model": model, "hardware": hardware, "workload": workload}
-    return simulate_config(run_config(overrides, named | settings, policy, config_dir), attach)
-
-
-def simulate_streamed(
-    folder: str | Path,
-    *overrides: str,
-    model: Any = None,
-    hardware: Any = None,
-    workload: Any = None,
-    policy: Any = None,
-    config_dir: str | Path | None = None,
-    iterations: bool = False,
-    **settings: Any,
-) -> StreamedResult:
-    """Simulates as `simulate` does, and writes the rows of requests to a folder while the run goes on.
-
-    The memory of the run does not grow with its length. iterations: also write the iterations and gaps.
-    Others as for `simulate`. Raises ConfigError for mistakes in the settings and for a disk without room,
-    before the simulation starts, and OSError if the tables could not be written; those up to then remain.
+    Raises ConfigError for every mistake in the settings, before the simulation starts, for a disk without
+    room for `stream_to`, and for an attached process that raises or yields no event; and OSError if tables
+    could not be written, of which those up to then remain. Must not be called from several threads at once,
+    because Hydra composes one config at a time per process.
     """
     named = {"model": model, "hardware": hardware, "workload": workload}
     config = run_config(overrides, named | settings, policy, config_dir)
-    return simulate_streamed_config(Path(folder), config, iterations=iterations)
+    if stream_to is not None:
+        if attach:
+            raise ConfigError(
+                "attach, stream_to: a run with processes of your own keeps its tables in memory; leave out "
+                "one of them"
+            )
+        return stream_config(config, Path(stream_to), iterations=iterations)
+    if iterations:
+        raise ConfigError("iterations=True: is about the tables of stream_to; leave it out, or set stream_to")
+    return simulate_config(config, attach)
 
 
 def run_config(
@@ -94,7 +87,7 @@ def run_config(
 
     settings: its keywords; None of model, hardware and workload means the default.
     """
-    source, texts, objects = arguments(overrides, settings, policy, config_dir)
+    source, texts, objects = _arguments(overrides, settings, policy, config_dir)
     cfg = resolved(composed(replace(source, device=objects.get("hardware")), texts, replaced=objects))
     for key, value in objects.items():
         if key not in cfg:
@@ -109,7 +102,7 @@ def run_config(
     return RunConfig(nodes=cfg, objects=objects, command=command)
 
 
-def arguments(
+def _arguments(
     overrides: Sequence[str], settings: Mapping[str, Any], policy: Any, config_dir: str | Path | None
 ) -> tuple[ConfigSource, list[str], dict[str, Any]]:
     """Returns the config, the overrides and the objects of a call of `simulate`. Raises ConfigError.

@@ -42,7 +42,6 @@ RESULTS = (
     *(f"{name}.{kind}" for name in STUDIES for kind in ("json", "html")),
     *(f"{name}.parquet" for name in TABLES),
     *("shards/*.zip", "shards/*.arrow", "shards/.*.part", "shards/shards.json"),
-    "windows/*.parquet",
 )
 """Files that commands write into the folder of a run; others in it are left alone."""
 

@@ -20,9 +20,9 @@ from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.unknown import UnknownMachine
 from sim.metrics.plots import Plots, plots_of
 from sim.metrics.window import Window
+from sim.report.files import PLOTS
 from sim.report.page import Section, report_sections, write_sections
 from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows
-from sim.report.streamed_tables import PLOTS
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 from sim.settings.recorded import check_recorded

@@ -15,8 +15,9 @@ from experiments.app.settings.compose import Composition
 from experiments.app.settings.override import Override
 from experiments.app.terminal import print_summary, terminal_console
 from experiments.simulate.output import SimulateOutput
+from sim.metrics.result import RunResult
 from sim.report.files import write_result
-from sim.settings.build import build_as
+from sim.settings.build import build, build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 from sim.setup.scenario import Scenario
@@ -25,7 +26,6 @@ from sim.workload.base import Source
 
 if TYPE_CHECKING:
     from experiments.simulate.sharded_run import ShardedRun
-    from experiments.simulate.windowed_run import WindowedRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,34 +38,32 @@ class SimulateJob:
     output: SimulateOutput
     streams: bool = False
     """Whether tables are written while the run goes on."""
-    sharded: ShardedRun | WindowedRun | None = None
-    """How the parts of the run are simulated; None: it is not divided."""
+    sharded: ShardedRun | None = None
+    """How the shards of the run are simulated; None: it is not divided."""
 
     @property
     def continues(self) -> bool:
         """Returns whether the folder may hold shards of the same run, which are used."""
-        return self.sharded is not None and self.sharded.continues
+        return self.sharded is not None
 
     def run(self, folder: Path) -> None:
         """Simulates, writes and prints."""
-        output, console = self.output, terminal_console()
-        if self.streams:
-            self._run_streamed(folder, console)
-            return
+        output, console, config = self.output, terminal_console(), config_of_run(self.cfg)
         if note := output.note(self.scenario, self.source.num_requests):
             console.print(note, style="yellow", highlight=False)
-        until_s, shards = self.scenario.sim.until_s, None
+        shards = None
         if self.sharded is not None:
             result, shards = self.sharded.result(folder, console)
         else:
-            with simulated_time(console, self.source, until_s, enabled=output.progress) as report:
-                result = run_or_part(self.scenario, self.source, report)
+            result = self._result(folder, config, console)
         print_summary(result.summary, console)
+        if result.error is not None:
+            raise result.error
         notes = write_result(
             folder,
             result,
-            config_of_run(self.cfg),
-            tables=bool(output.tables),
+            config,
+            tables=bool(output.tables) and not self.streams,
             report=output.report,
             timeline=output.timeline,
             timeline_requests=output.timeline_requests,
@@ -73,24 +71,30 @@ class SimulateJob:
         )
         if shards is not None:
             shards.remove()
-        for note in notes:
+        lacks = result.summary.get("not_computed", {}).items()
+        for note in (*notes, *(f"{figure} is not computed: {reason}." for figure, reason in lacks)):
             console.print(note, style="yellow", highlight=False)
         print_folder(folder, console)
         if result.records.interrupted:
             raise KeyboardInterrupt  # the partial result is written; further runs do not start
 
-    def _run_streamed(self, folder: Path, console: Console) -> None:
-        from experiments.simulate.streamed_output import run_streamed  # noqa: PLC0415 (most runs do not stream)
+    def _result(self, folder: Path, config: dict[str, Any], console: Console) -> RunResult:
+        """Simulates in this process."""
+        scenario, source, output = self.scenario, self.source, self.output
+        with simulated_time(console, source, scenario.sim.until_s, enabled=output.progress) as report:
+            if not self.streams:
+                return run_or_part(scenario, source, report)
+            from sim.setup.streaming import stream_to  # noqa: PLC0415 (most runs do not stream)
 
-        config = config_of_run(self.cfg)
-        if self.sharded is None:
-            run_streamed(
-                self.scenario, self.source, self.output, config=config, folder=folder, console=console
+            return stream_to(
+                folder,
+                scenario,
+                source,
+                config,
+                report,
+                iterations=output.writes_iterations,
+                plots=output.report,
             )
-            return
-        from experiments.simulate.sharded_output import run_sharded_streamed  # noqa: PLC0415
-
-        run_sharded_streamed(self.sharded, self.output, config=config, folder=folder, console=console)
 
 
 def config_of_run(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +117,26 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> SimulateJob:
     if scenario.sim.shards is None:
         _check_no_launcher(composition)
     else:
-        from experiments.simulate.divided import divided  # noqa: PLC0415 (most runs are not divided)
+        from experiments.simulate.sharded_run import ShardedRun  # noqa: PLC0415 (most runs are not divided)
+        from experiments.study.launchers.outcome import Launcher  # noqa: PLC0415
+        from sim.shards.whole_run import check_traffic  # noqa: PLC0415
 
-        config = config_of_run(cfg)
-        sharded = divided(cfg["launcher"], config, composition, scenario, source, output, streams=streams)
+        try:
+            check_traffic(source, scenario.sim)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        sharded = ShardedRun(
+            scenario=scenario,
+            config=config_of_run(cfg),
+            launcher=build(cfg["launcher"], "launcher", Launcher),
+            overrides=composition.overrides,
+            config_dirs=composition.source.dirs[1:],
+            num_requests=source.num_requests,
+            progress=output.progress,
+            streams=streams,
+            plots=streams and output.report,
+            iterations=output.writes_iterations,
+        )
     return SimulateJob(
         cfg=cfg, scenario=scenario, source=source, output=output, streams=streams, sharded=sharded
     )

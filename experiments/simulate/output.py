@@ -60,12 +60,18 @@ class SimulateOutput(Output):
         return self._is_long(num_requests) and not self._needs_whole_tables(scenario)
 
     def note(self, scenario: Scenario, num_requests: int | None) -> str | None:
-        """Returns why a long run keeps its tables in memory by itself; None: it does not."""
-        if not self._is_long(num_requests) or not (reason := self._needs_whole_tables(scenario)):
+        """Returns that a long run streams its tables by itself, or why it does not; None: it is not long."""
+        if not self._is_long(num_requests):
             return None
+        if reason := self._needs_whole_tables(scenario):
+            return (
+                f"All records stay in memory, about {(num_requests or 0) * WHOLE_BYTES / 1e9:,.0f} GB for "
+                f"{num_requests:,} requests, because the run cannot stream its tables: {reason}."
+            )
         return (
-            f"All records stay in memory, about {(num_requests or 0) * WHOLE_BYTES / 1e9:,.0f} GB for "
-            f"{num_requests:,} requests, because the run cannot stream its tables: {reason}."
+            f"More than {STREAMED_ABOVE:,} requests: their rows are written while the run goes on, without "
+            f"iterations and events (output.tables=true writes all, in {WHOLE_BYTES / 1e3:g} kB of memory "
+            "per request)."
         )
 
     def _is_long(self, num_requests: int | None) -> bool:
@@ -78,7 +84,7 @@ class SimulateOutput(Output):
                 return (
                     f"output.{name}=true: is made from the tables of the whole run; set output.{name}=false"
                 )
-        from sim.setup.streamed_run import check_streamed  # noqa: PLC0415 (most runs are short)
+        from sim.setup.streaming import check_streamed  # noqa: PLC0415 (most runs are short)
 
         try:
             check_streamed(scenario)

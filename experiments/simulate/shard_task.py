@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from experiments.study.code import code_version
 from sim.engine.replica_pool import ReplicaPool
+from sim.metrics.sketched import SKETCHED
 from sim.records.timed_rows import interval_s
 from sim.settings.errors import ConfigError
 from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import figure_setting
 from sim.shards.assignment import Assignment, assign
 from sim.shards.shard_file import shard_bytes
-from sim.shards.streamed import streamed_shard_bytes
+from sim.shards.sums import sums_bytes
 from sim.shards.traffic import Bounds, ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 from sim.workload.trace_source import adopt
@@ -88,14 +88,16 @@ class ShardTask:
             self.config, self.import_dirs, self.num_shards, self.checks
         )
         with policy_errors(scenario):
-            source, own = traffic.source(self.index), bounds[self.index]
-            shard = run_shard(source, assignment, pools, own, scenario, scenario.sim)
+            source = traffic.source(self.index)
+            shard = run_shard(source, assignment, pools, bounds[self.index], scenario, scenario.sim)
         if shard.records.interrupted:
             raise KeyboardInterrupt  # a part of a shard is no result
         if self.streams:
-            setting = partial(figure_setting, scenario, scenario.pool_hardware(), plots=self.plots)
+            setting = partial(
+                scenario.figure_setting, scenario.pool_hardware(), kept=SKETCHED, plots=self.plots
+            )
             width_s = interval_s(scenario.num_replicas) if self.iterations else None
-            content = streamed_shard_bytes(shard, own, assignment.notes, setting, width_s)
+            content = sums_bytes(shard, assignment.notes, setting, width_s)
         else:
             content = shard_bytes(shard, assignment.notes)
         return FinishedShard(content, len(shard.records.requests))

@@ -7,11 +7,11 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -24,21 +24,25 @@ from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Wor
 from experiments.study.progress import lasting_progress
 from sim.engine.interrupt import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
+from sim.metrics.sketched import SKETCHED
+from sim.records.timed_rows import interval_s
+from sim.report.chunk_tables import ITERATIONS_BYTES, REQUESTS, ChunkTables
+from sim.report.exact_percentiles import add_exact_percentiles
 from sim.report.numbers import number
-from sim.report.streamed_tables import ITERATIONS_BYTES
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
-from sim.setup.streamed_run import figure_setting
+from sim.shards.intervals import merged_intervals
 from sim.shards.merge import merged
+from sim.shards.request_rows import merged_groups
 from sim.shards.shard_file import ShardFile
-from sim.shards.streamed import StreamedShards, merged_files
+from sim.shards.sums import merged_sums
 from sim.shards.whole_run import shard_bounds
 from sim.workload.trace_source import checks_for_others
 
 SHARD_BYTES = 600
 """Bytes of the file of a shard for each of its requests, about: 574 with 16 iterations per request."""
-STREAMED_BYTES = 250
+STREAMED_BYTES = 290
 """Bytes of the file of a shard of a run that streams, and of its tables, for each of its requests, about."""
 ACCUMULATOR_BYTES = 700_000
 """Bytes of the accumulators of a shard of a run that streams, about: 500,000 to 700,000 were seen."""
@@ -81,8 +85,6 @@ class ShardedRun:
     """Whether a run that streams adds up what its plots show."""
     iterations: bool = False
     """Whether a run that streams has the tables of iterations and gaps, too."""
-    continues: ClassVar[bool] = True
-    """Whether finished shards of the same run that its folder holds are used."""
 
     @contextmanager
     def simulated(self, folder: Path, console: Console) -> Iterator[ShardFolder]:
@@ -107,17 +109,37 @@ class ShardedRun:
             yield shards
 
     def result(self, folder: Path, console: Console) -> tuple[RunResult, ShardFolder]:
-        """Returns the result of the whole run, with its tables. Raises what `simulated` raises."""
+        """Returns the result of the whole run, with its tables or, if it streams, with these in the folder.
+
+        Raises what `simulated` raises.
+        """
         with self.simulated(folder, console) as shards, shards.files() as files:
+            if self.streams:
+                return self._streamed(files, folder), shards
             read = [file.records() for file in files]
             records = merged([shard for shard, _ in read], self.scenario.sim.until_s)
             return self.scenario.result(records, read[0][1]), shards
 
-    def streamed(self, files: Iterable[ShardFile]) -> StreamedShards:
-        """Returns the whole run without its tables, from the files of all shards."""
+    def _streamed(self, files: Iterable[ShardFile], folder: Path) -> RunResult:
+        """Merges the files of all shards, and writes the tables."""
         scenario = self.scenario
-        new_setting = partial(figure_setting, scenario, scenario.pool_hardware(), plots=self.plots)
-        return merged_files(files, new_setting, scenario.sim.until_s)
+        setting = partial(scenario.figure_setting, scenario.pool_hardware(), kept=SKETCHED, plots=self.plots)
+        run = merged_sums(files, setting, scenario.sim.until_s)
+        result = scenario.result_of_sums(run.sums, run.end, run.notes)
+        try:
+            width_s = interval_s(scenario.num_replicas) if self.iterations else None
+            tables = ChunkTables(folder, width_s=width_s)
+            for rows in merged_groups(run.rows):
+                tables.add_group(rows)
+            for name, members in run.intervals.items():
+                for rows in merged_intervals(name, members):
+                    tables.add_interval(name, rows)
+            tables.finish(run.end, run.sums)
+            if scenario.metrics.percentiles == "exact":
+                add_exact_percentiles(result.summary, folder / REQUESTS)
+        except OSError as error:
+            return replace(result, error=error)
+        return result
 
     def _command(self, folder: Path, *, here: bool = False) -> str:
         """Returns the command that continues the run. here: on this machine, whatever the launcher was."""

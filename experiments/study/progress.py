@@ -22,17 +22,17 @@ Report = Callable[[int, int], None]  # finished parts, failed or refused parts
 @contextmanager
 def lasting_progress(
     console: Console,
-    total: int | None,
+    total: int,
     already: int,
     *,
     enabled: bool,
     part: str = "run",
-    failure: str | None = "failed",
+    failure: str = "failed",
 ) -> Iterator[Report]:
     """Shows a progress bar on a terminal, else a line on stderr now and then.
 
-    total: number of parts, if known. already: number of parts that were finished before. part, failure: a
-    part and its failure in words; failure None: a part cannot fail alone.
+    total: number of parts. already: number of parts that were finished before. part, failure: a part and its
+    failure in words.
     """
     if not enabled:
         yield lambda done, failed: None
@@ -42,7 +42,7 @@ def lasting_progress(
     def rate_and_remaining(ended: int) -> tuple[float, str]:
         """Returns parts per second and the estimated remaining time."""
         rate = (ended - already) / max(time.monotonic() - begun, 1e-9)
-        if rate <= 0 or total is None:
+        if rate <= 0:
             return rate, "-:--:--"
         return rate, str(timedelta(seconds=round((total - ended) / rate)))
 
@@ -55,19 +55,18 @@ def lasting_progress(
                 return
             last_s = time.monotonic()
             rate, left = rate_and_remaining(done + failed)
-            of_all = part + "s" if total is None else f"of {plural(total, part)}"
-            failures = "" if failure is None else f" {failed:,} {failure},"
-            ended = f"{done + failed:,} {of_all},{failures} {rate:.1f}/s, {left} left"
-            print(ended, file=sys.stderr, flush=True)
+            ended = f"{done + failed:,} of {plural(total, part)}, {failed:,} {failure}"
+            print(f"{ended}, {rate:.1f}/s, {left} left", file=sys.stderr, flush=True)
 
         yield line
         return
-    failures = "" if failure is None else f"{{task.fields[failed]}} {failure}, "
     columns = (
         TextColumn(f"{part}s"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(f"{failures}{{task.fields[rate]:.1f}}/s, {{task.fields[left]}} left"),
+        TextColumn(
+            f"{{task.fields[failed]}} {failure}, {{task.fields[rate]:.1f}}/s, {{task.fields[left]}} left"
+        ),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:

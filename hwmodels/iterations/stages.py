@@ -5,7 +5,7 @@ them. Another batch may follow it as soon as the first stage is free, so a full 
 slowest stage per batch. Batches are those that the scheduler makes: nothing else is cut, so a lone prompt
 overlaps with nothing, and m batches from an empty pipeline of p equal stages gain m p / (m + p - 1) at most.
 
-    Pass      one batch: for several batches in flight (`sim.engine.pipelined_replica`)
+    Pass      one batch: for several batches in flight (`sim.engine.iteration_times`)
     Stages    a round of batches that repeats: max(one batch on all stages, all batches on the slowest stage)
 
 The second is for estimates of a steady state, and for what does not have batches in flight (drafts):

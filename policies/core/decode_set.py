@@ -33,6 +33,9 @@ class DecodeSet:
     continue. running: all sequences with a slot, by request id; the members are among them.
     """
 
+    holds_planned = False
+    """Whether a member that leaves takes the blocks of its planned tokens along, as extra blocks."""
+
     def __init__(
         self, max_num_seqs: int, block_size: int, running: Mapping[int, Sequence], num_tables: int = 1
     ) -> None:
@@ -199,6 +202,14 @@ class DecodeSet:
     def needs_block(self, seq: Sequence) -> bool:
         """Returns whether the next token of a member needs a new KV block."""
         return seq.growth.takes_blocks and seq.num_held % self.block_size == 0
+
+    def num_pooled(self, seq: Sequence) -> int:
+        """Counts the tokens for which the pool counts blocks as a member's own."""
+        return seq.num_held
+
+    def num_certain(self, seq: Sequence) -> int:
+        """Counts the tokens of a member that the next plan knows, before those of the last step are read."""
+        return seq.num_known
 
     def blocks_due(self) -> int:
         """Counts the KV blocks that the next iteration needs."""

@@ -51,7 +51,6 @@ from policies.core.policy_names import name_of
 from policies.core.ranks import DataParallel, Ranks
 from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
-from policies.core.running_set import RunningSet
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
@@ -143,7 +142,7 @@ class EngineCore:
             self._max_attempts = 1  # the tokens of the step before are read before the next attempt
         elif ends is Ends.with_batch:
             self._ends = BatchEnds(self)
-        self.step = StepBuilder(state) if self.drafts is None else self.drafts.new_step(state, batching)
+        self.step = StepBuilder(state, None if self.drafts is None else self.drafts.new_rows(state, batching))
         """The step that policies build."""
         self.step.max_batch_seqs = max_batch_seqs
         self.batches = None if max_batches is None else Batches(self, max_batches)
@@ -212,6 +211,9 @@ class EngineCore:
     ) -> EngineState:
         scheduling = self.scheduling
         make = EngineState if self.residents is None else partial(AdapterState, self.residents)
+        decodes = None
+        if self.drafts is not None:
+            decodes = self.drafts.new_decodes(max_num_seqs, self.max_model_len)
         state = make(
             self.block_pool,
             scheduling.queue(),
@@ -224,15 +226,10 @@ class EngineCore:
             names_blocks=names_blocks,
             preempts_newest=scheduling.preempts_newest,
             release=release.under(has_classes=scheduling.has_classes, speculates=self.drafts is not None),
-            new_running_set=self._new_running_set,
+            decodes=decodes,
         )
         state.looks_up = scheduling.looks_up
         return state
-
-    def _new_running_set(self, pool: BlockPool, max_num_seqs: int) -> RunningSet:
-        if self.drafts is None:
-            return RunningSet(pool, max_num_seqs)
-        return self.drafts.new_running_set(pool, max_num_seqs, self.max_model_len)
 
     @property
     def max_num_seqs(self) -> int:
@@ -537,7 +534,7 @@ class EngineCore:
         """Adds a sequence that another engine has exported; it waits for a slot and then for its KV.
 
         KV that the cache has here is not transferred; if the cache has all of it, there is no transfer. With
-        tier="live" the cache is not asked, as the other engine decodes on: see policies/core/live_load.py.
+        tier="live" the cache is not asked, as the other engine decodes on: see sim/migration.
         Tokens that the migrant has not computed are computed here. stop_after: as for `add`, counted from its
         first output token. tier: the location of its KV, see `Transfer`. Raises RejectedError if it can never
         be served.

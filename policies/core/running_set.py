@@ -35,9 +35,12 @@ from policies.core.sequence import (
 
 
 class RunningSet:
-    """The slots of an engine, and the sets of the sequences that hold one."""
+    """The slots of an engine, and the sets of the sequences that hold one.
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
+    decodes: the decoding ones, with draft tokens; None: each of them gets one token.
+    """
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, decodes: DecodeSet | None = None) -> None:
         self.running: dict[int, Sequence] = {}  # by request id, in the order of admission
         self.prefilling: dict[int, Sequence] = {}  # sequences with prompt tokens left, in the same order
         self.paused: dict[int, Sequence] = {}  # sequences that a policy has paused
@@ -46,7 +49,9 @@ class RunningSet:
         self.ending: dict[int, Sequence] = {}  # complete ones, until the next commit
         self.computing: dict[int, Sequence] = {}  # those that await a token from a pipeline
         self._beside_decodes = (self.prefilling, self.paused, self.leaving, self.ending, self.computing)
-        self.decodes = DecodeSet(max_num_seqs, pool.block_size, self.running, pool.num_tables)
+        if decodes is None:
+            decodes = DecodeSet(max_num_seqs, pool.block_size, self.running, pool.num_tables)
+        self.decodes = decodes
         self.free_slots = list(range(max_num_seqs))  # a heap: the lowest free slot is used next
         self.branched = BranchSet(pool, self.free_slots)
         self.reads_late = False
@@ -86,7 +91,9 @@ class RunningSet:
     def num_pooled(self, seq: Sequence) -> int:
         """Counts the tokens for which the pool counts blocks as the sequence's own."""
         num_branched = num_prompt_block_tokens(seq)
-        return seq.num_held if num_branched is None else num_branched
+        if num_branched is not None:
+            return num_branched
+        return self.decodes.num_pooled(seq) if seq.state is DECODING else seq.num_held
 
     def victim(self, running: dict[int, Sequence]) -> Sequence:
         """Returns the sequence of largest rank, or with `preempts_newest` the one that was admitted last.
@@ -222,18 +229,17 @@ class RunningSet:
     def end_late(self, seq: Sequence) -> None:
         """Keeps a sequence with a complete output until the next commit; see `Ends.one_step_late`.
 
-        A sequence below its limits decodes one more token, because only its newest token shows its end.
+        A sequence below its limits decodes once more, because only its newest tokens show its end.
         """
-        is_at_limit = seq.num_known >= seq.max_num_tokens
         self.ending[seq.request_id] = seq
         if seq.state is PREFILLING:
             del self.prefilling[seq.request_id]
-            if is_at_limit:
+            if seq.num_known >= seq.max_num_tokens:
                 seq.state = ENDING
             else:
                 seq._end_known += 1
                 self._join(seq)
-        elif is_at_limit:
+        elif self.decodes.num_certain(seq) >= seq.max_num_tokens:
             self._note_unread(seq)
             self.decodes.leave(seq, ENDING)
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sized
 
 from policies.caching.pool import BlockPool
+from policies.core.decode_set import DecodeSet
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.plan import Cause, Migrant, StepPlan
 from policies.core.release import VLLM_0_32, Release
@@ -56,7 +57,7 @@ class EngineState:
         names_blocks: bool,
         preempts_newest: bool = False,
         release: Release = VLLM_0_32,
-        new_running_set: Callable[[BlockPool, int], RunningSet] = RunningSet,
+        decodes: DecodeSet | None = None,
     ) -> None:
         self.block_pool = block_pool
         self.num_watermark_blocks = block_pool.num_watermark_blocks
@@ -83,7 +84,7 @@ class EngineState:
         """Whether no request arrives before one of those in the engine has ended."""
         self.last_end_s = float("-inf")
         """Time at which the last iteration ended, in seconds."""
-        self.running_set = new_running_set(block_pool, max_num_seqs)
+        self.running_set = RunningSet(block_pool, max_num_seqs, decodes)
         self.running_set.preempts_newest = preempts_newest
         self.running = self.running_set.running  # attributes of it that every step reads
         self.prefilling: Mapping[int, Sequence] = self.running_set.prefilling
@@ -237,6 +238,8 @@ class EngineState:
         """Moves a running sequence back to waiting; its KV is freed or swapped out to host memory."""
         num_unread = self.num_unread(seq) if self.release.discards_unread else 0
         is_recomputing = self.branched.is_recomputing(seq)  # a swap would lose the order of its blocks
+        if self.decodes.holds_planned and seq.state is DECODING:
+            num_planned = 0
         num_branched = self.running_set.leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
@@ -257,6 +260,8 @@ class EngineState:
 
     def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
         """Ends a running sequence; num_planned tokens of a plan in flight will not be computed."""
+        if self.decodes.holds_planned and seq.state is DECODING:
+            num_planned = 0
         num_branched = self.running_set.leave(seq, ENDED)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_swapped:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from math import inf
 from operator import index
-from typing import NoReturn, TypeGuard
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from policies.caching.branches import Branches
 from policies.core.growth import PAGED
@@ -22,6 +22,9 @@ from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
 from policies.core.sequence import ACTIVE_STATES, DECODING, ENDING, PAUSED, PREFILLING, WAITING, Sequence
 from policies.core.sequence_view import SequenceView
 from policies.core.state import EngineState
+
+if TYPE_CHECKING:
+    from policies.speculation.engine.step import DraftRows
 
 
 class StepBuilder:
@@ -48,7 +51,7 @@ class StepBuilder:
     )
     """The names that a policy may use; the others are the engine's."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, drafts: DraftRows | None = None) -> None:
         self.is_open = False
         """Whether a step is being built."""
         self.max_batch_seqs: int | None = None
@@ -58,6 +61,7 @@ class StepBuilder:
         self._state = state
         self._pool = state.block_pool
         self._decodes = state.decodes
+        self._drafts = drafts  # what draft tokens take of a step; None: each decode is one token
         self._clear()
 
     def _clear(self) -> None:
@@ -81,12 +85,19 @@ class StepBuilder:
         self._lacked_blocks = False  # whether a sequence was preempted for lack of blocks
         self._refusal: Cause | None = None  # reason of the first failed admission
         self._reserves_all = True  # whether an admission needs room for all known tokens
+        self.has_read = False
+        """Whether the tokens of the step before have been read because this one has none."""
+        if self._drafts is not None:
+            self._drafts.clear()
 
     # What policies call.
 
     def budget(self, max_num_tokens: int) -> None:
         """Limits this step to max_num_tokens tokens; without this call there is no limit."""
         self.tokens_left = index(max_num_tokens) - self.num_tokens
+        if self._drafts is not None:
+            self._drafts.limit(self.tokens_left + self.num_tokens)
+            self._spend(0, 0)
 
     def repeat(self, num_iterations: int = FOREVER) -> None:
         """Promises that the policy would decide the same step for num_iterations iterations.
@@ -128,6 +139,8 @@ class StepBuilder:
         """
         if not self.is_open:
             self._refuse_late()
+        if self._drafts is not None:
+            return self.decode_together() or self._decode_each()
         if self.is_of_rank:
             return self._decode_rank()
         decodes, pool = self._decodes, self._pool
@@ -148,6 +161,17 @@ class StepBuilder:
             self.tokens_left -= num_decodes
             return True
         return self._decode_each()
+
+    def decode_together(self) -> bool:
+        """Decodes all sequences with all their draft tokens; false, without a change, if there is no room."""
+        if self._drafts is None or self.is_of_rank or self._decoded or self._all_decode:
+            return False
+        num_tokens = self._drafts.take_all(self.tokens_left)
+        if num_tokens is None:
+            return False
+        self._all_decode = True
+        self._spend(num_tokens, self._decodes.size)
+        return True
 
     def _decode_each(self) -> bool:
         """Decodes one sequence after the other, as `decode_all` does."""
@@ -186,6 +210,7 @@ class StepBuilder:
 
         A sequence with branches gets one token per branch: seq.width tokens, all or none.
         If it needs a block and none is free, the sequences of largest rank are preempted until one is free.
+        With drafts, it gets no token, and the result is true, if its last step may fill the model's context.
         """
         if not self._may_decode(seq):
             return False
@@ -193,12 +218,19 @@ class StepBuilder:
             return self._decode_branches(seq, seq.branches)
         if seq.request_id in self._decodes.at_limit and not self._renew(seq):
             return False
-        num_blocks = self._pool.num_tables if self._decodes.needs_block(seq) else 0
+        if self._drafts is None:
+            num_tokens, num_blocks = 1, self._pool.num_tables if self._decodes.needs_block(seq) else 0
+        else:
+            num_tokens, num_blocks = self._drafts.next_pass(seq, self.tokens_left)
+            if not num_tokens:
+                return True
         if not self._make_room(seq, num_blocks):
             return False
         self._pool.take(num_blocks)
         self._decoded[seq.request_id] = seq
-        self._spend(1)
+        self._spend(num_tokens)
+        if self._drafts is not None:
+            self._drafts.add_pass(seq, num_tokens, num_blocks)
         return True
 
     def _all_fit(self) -> bool:
@@ -228,6 +260,10 @@ class StepBuilder:
         if not self.is_open:
             self._refuse_late()
         assert isinstance(seq, Sequence)
+        if self._drafts is not None:
+            max_num_tokens = self._drafts.cut(seq, seq.stored_computed, max_num_tokens, self.tokens_left)
+            if max_num_tokens < 1 <= self.tokens_left:
+                return True  # it waits for a budget that holds the rest of its prompt
         if seq in self._preempted:
             return False
         if seq.state is not PREFILLING or any(chunk.seq is seq for chunk in self._chunks):
@@ -242,6 +278,8 @@ class StepBuilder:
         if not self._make_room(seq, self._num_blocks_of_chunk(seq, num_tokens)):
             return False
         self._add_chunk(seq, num_tokens)
+        if self._drafts is not None:
+            self._drafts.has_prefilled = True
         return True
 
     def admit(self, seq: SequenceView, max_num_tokens: int, *, may_cut: bool = True) -> bool:
@@ -260,6 +298,14 @@ class StepBuilder:
             raise ValueError(f"{seq!r} cannot be admitted: it is not waiting")
         state = self._state
         num_cached = state.transfers.num_cached(seq) if seq.num_swapped else self._pool.num_cached(seq)
+        num_rows = 0
+        if self._drafts is not None:
+            has_decodes = self._all_decode or bool(self._decoded)
+            fit = self._drafts.fit(seq, num_cached, max_num_tokens, self.tokens_left, has_decodes)
+            max_num_tokens, num_rows, must_cut = fit
+            if max_num_tokens < 1:
+                return self._refuse_unfit(self._drafts, num_cached)
+            may_cut |= must_cut
         num_wanted = seq.stored_known - num_cached
         if max_num_tokens < num_wanted:
             num_wanted = index(max_num_tokens)
@@ -270,7 +316,7 @@ class StepBuilder:
             return self._refuse(Cause.slot)
         if self.max_batch_seqs is not None and self._num_in_batch() + seq.width > self.max_batch_seqs:
             return self._refuse(Cause.slot)
-        self._reserve(seq, num_cached, num_tokens)
+        self._reserve(seq, num_cached + num_tokens, num_rows)
         refusal = state.refusal(seq, num_cached, bool(self._preempted))
         if refusal is not None:
             may_shrink = not self._reserves_all or (not may_cut and seq.stored_known > self.tokens_left)
@@ -282,7 +328,7 @@ class StepBuilder:
         seq.num_unreserved_blocks = 0
         if seq.request_id not in state.loading:
             self._admitted.append(seq)
-            self._add_chunk(seq, num_tokens)
+            self._add_chunk(seq, num_tokens, num_rows)
         return True
 
     @property
@@ -348,16 +394,25 @@ class StepBuilder:
             self._refusal = cause
         return False
 
-    def _reserve(self, seq: Sequence, num_cached: int, num_tokens: int) -> None:
-        """Sets the blocks of a waiting sequence that need not be free at its admission."""
-        self._pool.num_first_tokens = num_cached + num_tokens
-        if self._reserves_all:
-            return
-        num_then = num_cached + num_tokens
-        if num_then < seq.stored_known and not (self._state.loads_kv or seq.num_swapped):
-            seq.num_unreserved_blocks = self._pool.blocks_for(seq.stored_known) - self._pool.blocks_for(
-                num_then
-            )
+    def _refuse_unfit(self, drafts: DraftRows, num_cached: int) -> bool:
+        """Refuses a prompt of which no chunk fits with its rows; returns whether those behind it may fit."""
+        if drafts.may_skip:
+            return self._refuse(Cause.budget) or True
+        if num_cached and drafts.cuts_prompts:
+            self._hold = 1  # with a shorter hit, it has more tokens to compute and no padding
+        return self._refuse(Cause.budget)
+
+    def _reserve(self, seq: Sequence, num_then: int, num_rows: int) -> None:
+        """Sets the blocks of a waiting sequence that need not be free at its admission.
+
+        num_then: its computed tokens after this step. num_rows: rows of padding behind them.
+        """
+        pool, state = self._pool, self._state
+        pool.num_first_tokens = num_then
+        if not self._reserves_all and num_then < seq.stored_known and not (state.loads_kv or seq.num_swapped):
+            seq.num_unreserved_blocks = pool.blocks_for(seq.stored_known) - pool.blocks_for(num_then)
+        if self._drafts is not None:
+            seq.num_unreserved_blocks -= self._drafts.num_blocks_behind(seq, num_then, num_rows)
 
     def _has_decoded(self, seq: SequenceView) -> bool:
         return (self._all_decode and seq.request.branching is None) or seq.request_id in self._decoded
@@ -378,18 +433,23 @@ class StepBuilder:
     def _num_blocks_of_chunk(self, seq: Sequence, num_tokens: int) -> int:
         """Counts the blocks that the next num_tokens tokens of a sequence in prefill need."""
         num_computed = seq.stored_computed
+        if self._drafts is not None:
+            return self._drafts.blocks_to_grow(seq, num_computed + num_tokens)
         return self._pool.blocks_to_grow(seq, num_computed, num_computed + num_tokens)
 
-    def _add_chunk(self, seq: Sequence, num_tokens: int) -> None:
+    def _add_chunk(self, seq: Sequence, num_tokens: int, num_rows: int = 0) -> None:
+        """Adds a chunk. num_rows: rows of padding behind it."""
         num_computed = seq.stored_computed
         num_then = num_computed + num_tokens
-        self._pool.grow(seq, num_computed, num_then)
+        if self._drafts is None:
+            self._pool.grow(seq, num_computed, num_then)
+        else:
+            self._drafts.grow(seq, num_then, num_rows)
         completes = num_then == seq.stored_known
         if completes:
             self._completes = True
         self._chunks.append(NEW_CHUNK((seq, num_computed, num_tokens, completes)))
-        self.num_tokens += num_tokens
-        self.tokens_left -= num_tokens
+        self._spend(num_tokens + num_rows)
 
     def preempt(self, seq: SequenceView, swap: bool | None = None) -> None:
         """Moves a sequence back to the waiting queue; it loses slot, KV and its part of this step.
@@ -439,11 +499,14 @@ class StepBuilder:
             if self._all_decode:
                 self._decoded = {s.request_id: s for s in self._decodes}
                 self._all_decode = False
+                if self._drafts is not None:
+                    self._drafts.list_rows()
             num_planned = seq.width if self._decoded.pop(seq.request_id, None) is not None else 0
         elif seq.state is PREFILLING:
             num_planned = sum(chunk.num_tokens for chunk in self._chunks if chunk.seq is seq)
             self._chunks = [chunk for chunk in self._chunks if chunk.seq is not seq]
-        self._spend(-num_planned)
+        num_rows = 0 if self._drafts is None else self._drafts.take_back(seq, num_planned > 0)
+        self._spend(-num_planned - num_rows, -int(num_planned > 0))
         if seq.request_id in self._state.ending:
             assert seq.finish_reason is not None
             self._state.finish(seq, seq.finish_reason, num_planned)
@@ -480,9 +543,12 @@ class StepBuilder:
             return False
         return True
 
-    def _spend(self, num_tokens: int) -> None:
+    def _spend(self, num_tokens: int, num_requests: int = 1) -> None:
+        """Takes tokens of requests from the budget."""
         self.num_tokens += num_tokens
         self.tokens_left -= num_tokens
+        if self._drafts is not None:
+            self.tokens_left = self._drafts.tokens_left(self.num_tokens, num_requests)
 
     def _refuse_late(self) -> NoReturn:
         raise ValueError("this step has ended: a builder may only be used in the fill() that received it")
@@ -503,6 +569,8 @@ class StepBuilder:
         self._others = self.num_tokens, self._preempted, self._promise, self._waits
         self.num_tokens, self._preempted, self._promise, self._waits = 0, [], 1, False
         self.tokens_left, self._reserves_all = FOREVER, True
+        if self._drafts is not None:
+            self._drafts.begin_rank()
 
     def end_rank(self) -> bool:
         """Ends the part of a rank: the plan holds as long as all parts do.
@@ -563,14 +631,12 @@ class StepBuilder:
             idle,
             self.waits_for() if len(state.sequences) > len(state.running) else None,
         )
-        self._complete(plan)
+        if self._drafts is not None:
+            self._drafts.complete(plan, None if self._all_decode else self._decoded)
+        state.complete(plan, self._decoded)
+        if plan.horizon > 1 and self._drafts is None:
+            plan.horizon = cut_horizon(plan, decodes, pool)
         return plan
-
-    def _complete(self, plan: StepPlan) -> None:
-        """Adds what the plan has beside its sequences, and cuts its horizon to the first event."""
-        self._state.complete(plan, self._decoded)
-        if plan.horizon > 1:
-            plan.horizon = cut_horizon(plan, self._decodes, self._pool)
 
     def num_readable(self, seq: Sequence, in_flight: StepPlan | None) -> int:
         """Counts the first tokens of a running sequence that are known and computed, also in this step.
@@ -579,6 +645,8 @@ class StepBuilder:
         """
         num_computed = seq.num_computed
         is_decoding = seq.state is DECODING
+        if self._drafts is not None:
+            return self._drafts.num_readable(seq, in_flight, self.is_open and self._has_decoded(seq))
         if in_flight is not None:
             has_decoded = is_decoding and in_flight.num_decodes > 0 and seq not in in_flight.idle
         else:
@@ -601,8 +669,8 @@ class StepBuilder:
 
     @property
     def has_freed(self) -> bool:
-        """True if the step has preempted sequences, those with a complete output included."""
-        return bool(self._preempted)
+        """True if the step has made room without computing anything, so that another attempt may succeed."""
+        return self.has_read or bool(self._preempted)
 
     @property
     def wake_s(self) -> float | None:

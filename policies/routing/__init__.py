@@ -37,8 +37,7 @@ class ReplicaView(Protocol):
 
     A policy that reads no replica, except `index` and the number of replicas, declares
     reads_replicas: ClassVar[bool] = False. A run can then be divided into shards that are simulated apart
-    (`policies.routing.static`). One that reads the reported values, and none of the counts of the router, can
-    declare reads_only_signals: ClassVar[bool] = True for the same purpose.
+    (`policies.routing.static`).
 
     A policy that sends requests with the same prefix, session or adapter to the same replicas declares
     keeps_together: ClassVar[str] = "prefix", "session" or "adapter", for fleets of which a part is simulated
@@ -128,7 +127,6 @@ class RoutingTraits:
     """Members that a router may have beside `choose`: see `ReplicaView` and `Routing`."""
 
     reads_replicas: bool = True
-    reads_only_signals: bool = False
     reads_signals: bool = False
     reads_caches: bool = False
     keeps_together: str | None = None

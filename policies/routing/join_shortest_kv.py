@@ -24,11 +24,6 @@ class JoinShortestKv:
 
     reads_signals: ClassVar[bool] = True
 
-    @property
-    def reads_only_signals(self) -> bool:
-        """True if ties are decided without counts of the router."""
-        return self.ties == "index"
-
     def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
         """Returns the replica with the most free KV memory."""
         if self.ties == "index":

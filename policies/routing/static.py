@@ -1,4 +1,4 @@
-"""Routing for which a run can be divided: policies that read no replica, or only what is as old as signals.
+"""Static routing, for which a run can be divided into shards: policies that read no replica.
 
 Static routing chooses a replica without reading the state of any.
 
@@ -6,10 +6,6 @@ Such a policy gives each replica the same requests whatever the replicas do, so 
 other, and each can be simulated apart. A policy declares this by reads_replicas: ClassVar[bool] = False, or
 by a property if it depends on its settings. The declaration is checked: the policy gets views of replicas
 that have nothing but an index.
-
-A policy that reads signals only, which are fetched at multiples of `signal_age_s`, declares
-reads_only_signals: ClassVar[bool] = True. Between two fetches it needs nothing from the replicas, so these
-can be simulated apart for that long (`sim.shards.windows`).
 """
 
 from __future__ import annotations
@@ -31,17 +27,6 @@ STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) 
 def reads_replicas(routing: object) -> bool:
     """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
     return bool(traits_of(routing, RoutingTraits).reads_replicas)
-
-
-SIGNALS = frozenset(
-    ("num_running", "num_waiting", "num_free_kv_tokens", "num_kv_tokens", "num_unseen", "num_unseen_tokens")
-) | {"price_usd_per_hour"}
-"""What a router may read of a replica, beside its index, if it declares that it reads only signals."""
-
-
-def reads_only_signals(routing: object) -> bool:
-    """Returns whether a policy reads no more of a replica than `SIGNALS`."""
-    return bool(traits_of(routing, RoutingTraits).reads_only_signals)
 
 
 @runtime_checkable

@@ -345,10 +345,6 @@ def new_replica(index: int, pool: ReplicaPool, context: RunContext) -> Replica:
     if pool.make_replica is not None:
         made: Replica = pool.make_replica(index, pool, context)
         return made
-    if pool.batches_in_flight > 1:
-        from sim.engine.pipelined_replica import PipelinedReplica  # noqa: PLC0415 (few pools have stages)
-
-        return PipelinedReplica(index, pool, context)
     return Replica(index, pool, context)
 
 

@@ -27,17 +27,16 @@ from sim.cluster.gateway_assembly import GatewayAssembly
 from sim.cluster.model_turns import ModelTurns
 from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
-from sim.engine.adapter_loads import AdapterLoads
+from sim.engine.attachment import PlanListener
 from sim.engine.busy_time import BusyTime
-from sim.engine.cache_view import CacheView
 from sim.engine.clock import ARRIVE, Clock, Phase
 from sim.engine.gc_pause import gc_paused
 from sim.engine.interrupt import ctrl_c_noted
-from sim.engine.plan_listener import PlanListener
+from sim.engine.links import AdapterLoads
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext
-from sim.engine.signals import Signals
+from sim.engine.signals import CacheView, Signals
 from sim.metrics.slo import Slo
 from sim.records.event_rows import EventRows, logged_events, waits_by_request
 from sim.records.iteration_tables import expanded, own_gaps_table
@@ -296,7 +295,7 @@ class Simulation:
         report(simulated time in seconds, number of ended requests) is called from time to time.
         """
         clock = self._clock
-        self._begin_arrivals()
+        clock.begin(self._arrive_in_turn())
         try:
             if isinstance(self._source, NumberedSource):
                 begin_processes(self._attach, self, self._source)
@@ -335,10 +334,6 @@ class Simulation:
             replica.stop(end_s)
         self.gateway.stop(end_s)
         return self._records(end_s, interrupted)
-
-    def _begin_arrivals(self) -> None:
-        """Begins the process of the open-loop arrivals."""
-        self._clock.begin(self._arrive_in_turn())
 
     def _arrive_in_turn(self) -> ProcessGenerator:
         """Lets all open-loop requests arrive; one is read ahead, so that a long trace needs no memory."""

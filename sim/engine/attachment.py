@@ -52,6 +52,17 @@ class Attachment:
         """Handles a crash, after an empty engine has replaced the one that lost all requests."""
 
 
+class PlanListener(Attachment):
+    """Calls on_plan with every plan of a replica before its first iteration."""
+
+    def __init__(self, on_plan: Callable[[StepPlan], None]) -> None:
+        self._on_plan = on_plan
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        if plan is not None:
+            self._on_plan(plan)
+
+
 class Listeners:
     """The functions that a replica calls, by event; most events of most runs have none.
 

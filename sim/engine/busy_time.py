@@ -20,10 +20,10 @@ class BusyTime(Attachment):
         return self._before_s + (until_s - self._from_s)
 
     def started(self, step: RunningStep | None, now: float) -> None:
-        self._step = step
-        if step is not None and now != self._until_s:
+        if step is not None and self._step is None and now != self._until_s:
             self._before_s += self._until_s - self._from_s
             self._from_s = now
+        self._step = step
 
     def ending(self, step: RunningStep, now: float) -> None:
         self._until_s, self._step = step.end_s, None

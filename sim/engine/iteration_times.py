@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import accumulate, takewhile
 from math import isnan
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape
+from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.stages import Pass, Stages
 from policies.core.plan import StepPlan
 from sim.engine.shape import shape_of, shapes_of_ranks
 
@@ -58,3 +61,42 @@ def seconds_of(model: IterationModel, plan: StepPlan, shape: IterationShape, ste
     for other in others:
         seconds = np.maximum(seconds, model.seconds(other))
     return seconds
+
+
+class _StagedModel(Protocol):
+    """A hardware model with pipeline stages."""
+
+    stages: Stages
+
+    def stage_times(self, shape: IterationShape) -> Pass:
+        """Returns the times of one batch."""
+        ...
+
+
+class BatchTimes:
+    """The end times of the batches of a pipeline, each on one stage at a time.
+
+        planned   a b c         d           e       whenever there is room, and something to compute
+        stage 1   |a|b|c|       |d|         |e|
+        stage 2     |a|b|c|       |d|         |e|
+        stage 3       |a|b|c|       |d|
+        committed           a     b c         d
+
+    A batch has its tokens when it has left the last stage; its time is the sum over the stages, and those
+    that follow it are behind it by the slowest. `policies.core.batches` decides what is in a batch.
+    In the records, an iteration begins when the one before it has ended, or when it is planned, if that is
+    later: the rows of a replica do not overlap, and the first of a burst is the longest.
+    """
+
+    def __init__(self, model: IterationModel) -> None:
+        self._model = cast(_StagedModel, model)
+        self._pipeline = Pipeline(len(self._model.stages.all))
+
+    def end_s(
+        self, plan: StepPlan, shape: IterationShape | None, start_s: float, factor: float, by_rank: bool
+    ) -> float:
+        """Returns the end time of a batch that enters at start_s, with arguments as of `scaled_ends_s`."""
+        shape = shape or shape_of(plan, 0)
+        shapes = shapes_of_ranks(plan, shape, 0) if by_rank and plan.ranks else [shape]
+        slowest = max(map(self._model.stage_times, shapes), key=lambda times: sum(times.stage_s))
+        return self._pipeline.enter(slowest, start_s, factor)

@@ -6,14 +6,16 @@ ends of iterations; only the gaps that differ from those of the other sequences 
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from itertools import chain
 
 from policies.core.engine import EngineCore
 from policies.core.plan import StepPlan
 from policies.core.sequence import COMPUTING, DECODING, ENDED, PAUSED, Sequence
-from sim.engine.branch_parents import chosen_parents
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
+
+_BYTES = 4  # per parent that is drawn
 
 
 class LastTokens:
@@ -117,3 +119,30 @@ class LastTokens:
         served = [*plan.branched] + [chunk.seq for chunk in plan.chunks if chunk.completes]
         choices = ((seq.request_id, chosen_parents(self._seed, seq)) for seq in served)
         return {request_id: parents for request_id, parents in choices if parents is not None}
+
+
+def draw_parents(seed: int, request_id: int, num_tokens: int, width: int) -> tuple[int, ...]:
+    """Returns, for each of `width` new branches of a beam or tree search, the old branch that it continues.
+
+    They are drawn at random, as no model computes scores: all equally likely, independently of each other. A
+    real beam search is less even: the best hypotheses have more children, so its branches share more.
+    num_tokens: the number of the output token at which the branches are chosen. The result depends on the
+    arguments alone, on every machine.
+    """
+    drawn = b""
+    while len(drawn) < width * _BYTES:
+        name = f"{seed}/parents/{request_id}/{num_tokens}/{len(drawn)}"
+        drawn += blake2b(name.encode(), digest_size=64).digest()
+    words = (drawn[i * _BYTES : (i + 1) * _BYTES] for i in range(width))
+    return tuple(int.from_bytes(word, "little") % width for word in words)
+
+
+def chosen_parents(seed: int, seq: Sequence) -> tuple[int, ...] | None:
+    """Returns the parents of a sequence's branches at its next token; None: the branches are unchanged."""
+    branching = seq.request.branching
+    if branching is None or branching.every is None:
+        return None
+    num_before = seq.num_output_tokens
+    if not num_before or num_before % branching.every:  # the first token is sampled from the prompt alone
+        return None
+    return draw_parents(seed, seq.request_id, num_before + 1, seq.width)

@@ -1,19 +1,27 @@
-"""Links between the memory tiers of a replica, for KV and adapters: one copy at a time in each direction."""
+"""The memory tiers of a replica: the links between them, and the copies of KV and adapters over these."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
-from policies.core.plan import AdapterLoad, Transfer
+from policies.core.plan import AdapterLoad, StepPlan, Transfer
+from sim.engine.attachment import Attachment
+from sim.engine.clock import Clock, Phase
+
+if TYPE_CHECKING:
+    from sim.engine.replica import Replica
 
 
 @dataclass(kw_only=True, slots=True)
 class Links:
     """Bandwidths of one replica's links, and the time at which each direction is free again.
 
-    A copy begins when its direction is free, and takes latency + bytes / bandwidth. Host and GPU can send to
-    each other at the same time (PCIe is full duplex); data from disk streams through host memory, at the
-    lower of the two bandwidths.
+    In each direction there is one copy at a time. It begins when the direction is free, and takes latency +
+    bytes / bandwidth. Host and GPU can send to each other at the same time (PCIe is full duplex); data from
+    disk streams through host memory, at the lower of the two bandwidths.
     """
 
     bytes_per_token: float = 0.0
@@ -52,3 +60,59 @@ class Links:
         done_s = start_s + self.slowdown * (self.latency_s + num_bytes / bandwidth)
         self._busy_until_s[direction] = done_s
         return done_s
+
+
+class Copies:
+    """Begins the transfers of one replica's plans.
+
+    links: the links between its own memory tiers. sources: the functions that begin copies from other
+    sources, by `Transfer.source`. on_done(request_id, done_s) is called for every load over the links for
+    which a sequence waits.
+    """
+
+    def __init__(self, links: Links, on_done: Callable[[int, float], None]) -> None:
+        self.links = links
+        self.sources: dict[str, Callable[[Transfer], None]] = {}
+        self._on_done = on_done
+
+    def begin(self, transfers: list[Transfer], now: float) -> float:
+        """Begins transfers in order.
+
+        Returns the seconds by which the step is delayed, as blocks that it writes to are still being read.
+        """
+        delay_s = 0.0
+        for transfer in transfers:
+            begin_copy = self.sources.get(transfer.source)
+            if begin_copy is not None:
+                begin_copy(transfer)
+                continue
+            done_s = self.links.begin(transfer, now)
+            if transfer.seq is not None:
+                self._on_done(transfer.seq.request_id, done_s)
+            elif not self.links.overlapped:
+                delay_s = max(delay_s, done_s - now)
+        return delay_s
+
+
+class AdapterLoads(Attachment):
+    """Begins the adapter loads that plans request, and reports each one to the engine when it is complete."""
+
+    def __init__(self, replica: Replica, clock: Clock) -> None:
+        self._replica = replica
+        self._clock = clock
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        replica = self._replica
+        for load in replica.core.take_adapter_loads():
+            done_s = replica.copies.links.load(load, now)
+            replica.schedule(done_s, Phase.arrive, partial(self._loaded, load.name))
+
+    def _loaded(self, name: str) -> None:
+        """Reports to the engine that an adapter is loaded, so that the sequences that wait for it can run."""
+        replica = self._replica
+        replica.before_external_event()
+        assert replica.core.residents is not None
+        for seq in replica.core.residents.waiters(name):
+            replica.recorder.events.loaded(seq, self._clock.now)
+        replica.core.adapter_loaded(name)
+        replica.replan()

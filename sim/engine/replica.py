@@ -5,16 +5,22 @@ next ones, computes their end times and schedules the end. A plan that holds for
 one event (a leap). An external event in the middle of a leap cuts it (`replan`): the leap then ends at the
 first iteration boundary at or after the event, where a simulation of single iterations would have seen it.
 `Recorder` records the events. The rest is attached: see `sim.engine.attachment`.
+
+In a pipeline `step` is the oldest of several batches in flight (see `BatchTimes`). The engine waits for it,
+as vLLM's does: what arrives meanwhile is planned when it has ended.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from simpy import Event
 
 from hwmodels.iterations.iteration import IterationShape
@@ -25,9 +31,9 @@ from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
-from sim.engine.copies import Copies
 from sim.engine.intake import Enter, Pending
 from sim.engine.iteration_times import scaled_ends_s
+from sim.engine.links import Copies
 from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
 from sim.engine.replica_pool import ReplicaPool
@@ -69,9 +75,11 @@ class Replica(LoadCounts):
         self._factors: JitterFactors | None = None  # each is that of the number of an iteration
         if pool.jitter is not None:
             self._factors = JitterFactors(pool.jitter, stream(context.seed, "jitter", index))
-        self._has_own_times = self._passes is not None or pool.waits_for_ranks
+        self._batch_times = pool.batch_times()
+        self._has_own_times = bool(self._passes or self._batch_times or pool.waits_for_ranks)
         self._scales_times = self._has_own_times or self._factors is not None
         self.step: RunningStep | None = None  # None: the replica is idle or between two steps
+        self._behind: deque[RunningStep] = deque()  # in a pipeline, the batches that follow `step`
         self._timer: Event | None = None  # the valid event; a cut makes the event before it invalid
         self._wake_s = inf  # when an idle replica plans again
         self._is_idle = True  # the last plan found nothing to compute; the timer, if any, only wakes it
@@ -130,16 +138,29 @@ class Replica(LoadCounts):
             self.recorder.finished(seq, end_s)
             self._leave(seq)
             self._on_end(seq)
+        if self._behind:
+            self.step = self._behind.popleft()
 
     def _begin_step(self, now: float) -> None:
-        """Plans the next step and starts it, if there is anything to compute."""
-        intake, listeners = self.intake, self._listeners
+        """Begins the next step, if there is anything to compute; in a pipeline as many as have room."""
+        intake, batches = self.intake, self.core.batches
         self._timer = None
         if intake.next_s <= now:
             intake.enter_at(now, self._is_idle)
             if self._aborts:
                 self._end_requests()
-        core = self.core
+        while self.step is None or not (batches is None or batches.is_full or self._at_boundary):
+            if not self._plan_step(now):
+                break
+        if self.step is None:
+            self._go_idle(now)
+        else:
+            self._is_idle = False
+            self._timer = self._clock.at(self.step.end_s, self.index, self._on_boundary)
+
+    def _plan_step(self, now: float) -> bool:
+        """Plans one step and starts it; returns whether there is anything to compute."""
+        core, listeners = self.core, self._listeners
         plan = core.plan(now)
         transfers, delay_s = NO_TRANSFERS, 0.0
         if core.transfers.wanted or core.block_pool.stores:
@@ -148,18 +169,18 @@ class Replica(LoadCounts):
         if listeners.planned:
             for notify in listeners.planned:
                 notify(plan, now)
-        if plan is None or transfers or not (plan.is_unasked and self.recorder.events.is_quiet):
+        is_quiet = plan.is_unasked and self.recorder.events.is_quiet if plan else self.step is not None
+        if transfers or not is_quiet:
             self.recorder.planned(plan, transfers, now)
-        if plan is None:
-            self._go_idle(now)
-        else:
+        if plan is not None:
             self._start_step(plan, now, delay_s)
         if listeners.started:
             for notify_started in listeners.started:
-                notify_started(self.step, now)
+                notify_started(self._behind[-1] if self._behind else self.step, now)
+        return plan is not None
 
     def _start_step(self, plan: StepPlan, now: float, delay_s: float) -> None:
-        """Computes the end times of a plan's iterations, and schedules the end of the step at one of them."""
+        """Computes the end times of a plan's iterations, and lets the step end at one of them."""
         horizon, num_decodes, shape = plan.horizon, plan.num_decodes, None
         if horizon > 1:
             horizon = 1 if delay_s or self.intake.next_s <= now else min(horizon, self._max_leap)
@@ -172,13 +193,19 @@ class Replica(LoadCounts):
             ends = self._decode_ends(now + delay_s, num_decodes, plan.num_decode_context_tokens, horizon)
         if plan.until_s < ends[-1]:
             del ends[bisect_left(ends, plan.until_s) + 1 :]
-        self.step = step = RunningStep(plan, shape, now, ends)
+        step = RunningStep(plan, shape, now, ends)
+        if self.step is None:
+            self.step = step
+        else:
+            newest = self._behind[-1] if self._behind else self.step
+            step.start_s = max(now, newest.end_s)
+            self._behind.append(step)
+        if self.core.batches is not None:
+            self.core.batches.depart(plan)
         if horizon > 1 and self.intake.next_s < ends[-1]:
             num_iterations = self.intake.num_iterations_before(step)
             if num_iterations < step.num_iterations:
                 step.cut(num_iterations)
-        self._is_idle = False
-        self._timer = self._clock.at(step.end_s, self.index, self._on_boundary)
 
     def _ends_s(
         self, plan: StepPlan, shape: IterationShape | None, num_iterations: int, start_s: float
@@ -188,10 +215,12 @@ class Replica(LoadCounts):
         if self._passes is not None:
             scale_by = self._slowdown, self._factors, by_rank
             return self._passes.ends_s(self.core, plan, shape, num_iterations, start_s, *scale_by)
-        if self._factors is None:
-            return scaled_ends_s(model, plan, shape, num_iterations, start_s, self._slowdown, by_rank)
-        factors = self._slowdown * self._factors.of(plan.index, num_iterations)
-        scale = factors if num_iterations > 1 else float(factors[0])
+        scale: float | NDArray[np.float64] = self._slowdown
+        if self._factors is not None:
+            factors = self._slowdown * self._factors.of(plan.index, num_iterations)
+            scale = factors if num_iterations > 1 else float(factors[0])
+        if self._batch_times is not None:
+            return [self._batch_times.end_s(plan, shape, start_s, float(scale), by_rank)]
         return scaled_ends_s(model, plan, shape, num_iterations, start_s, scale, by_rank)
 
     def _go_idle(self, now: float) -> None:
@@ -374,13 +403,18 @@ class Replica(LoadCounts):
         self.replan()
 
     def _end_requests(self) -> None:
-        """Aborts requests and runs the actions that waited for the end of the step."""
+        """Aborts requests and runs the actions that waited for the end of the step.
+
+        While batches of a pipeline are in flight, actions wait on, and no batch is planned.
+        """
         aborts, self._aborts = self._aborts, {}
         for request_id, then in aborts.items():
             if request_id in self.intake:
                 self._aborts[request_id] = then
             else:
                 self._abort(request_id, then)
+        if self.step is not None:
+            return
         actions, self._at_boundary = self._at_boundary, []
         self._migrated.clear()
         for act in actions:
@@ -445,6 +479,8 @@ class Replica(LoadCounts):
         if self.frontend is not None:
             self.frontend.reset()
         self.step = self._timer = None
+        self._behind.clear()
+        self._batch_times = self.pool.batch_times()
         self._is_idle, self._wake_s = True, inf
         self.intake.clear()
         self._aborts.clear()

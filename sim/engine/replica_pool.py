@@ -14,6 +14,7 @@ from policies.core.engine import EngineCore
 from policies.scaling import Scaling
 from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
 from sim.engine.intake import Intake, Pending
+from sim.engine.iteration_times import BatchTimes
 from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
 
@@ -107,6 +108,10 @@ class ReplicaPool(Checked):
             if not isinstance(self.model, Recorded):
                 return 0.0
             return self.model.base.decode_ends(0.0, 1, TOKENS, 1)[0]
+
+    def batch_times(self) -> BatchTimes | None:
+        """Returns the times of the batches of an empty pipeline; None: one batch at a time."""
+        return BatchTimes(self.model) if self.batches_in_flight > 1 else None
 
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""

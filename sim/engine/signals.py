@@ -1,4 +1,4 @@
-"""Load signals of a replica, with the age that they have when a router reads them.
+"""Load signals of a replica, with the age that they have when a router reads them, and its prefix cache.
 
 An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 
@@ -113,14 +113,11 @@ class Signals(Attachment):
     def crashed(self, now: float) -> None:
         self._reset()
 
-    def read_at(self, time_s: float) -> Counts:
-        """Returns the counts that a router would see at time_s, a time up to which nothing more happens."""
-        self._refresh(time_s)
-        return self._seen
-
     def _read(self) -> Counts:
         """Returns the counts that a router sees now."""
-        self._refresh(self._clock.now)
+        now = self._clock.now
+        if now >= self._next_s:
+            self._refresh(now)
         return self._seen
 
     def _refresh(self, now: float) -> None:
@@ -144,3 +141,36 @@ class Signals(Attachment):
             return counts
         num_grown = self._replica.core.blocks_of_repeats(step.plan, num_ended)
         return counts._replace(num_blocks_used=counts.num_blocks_used + num_grown)
+
+
+class CacheView(Attachment):
+    """A `CacheReader`: the cache as of the last iteration that has begun, also in the middle of a leap."""
+
+    def __init__(self, replica: Replica, clock: Clock) -> None:
+        self._replica = replica
+        self._clock = clock
+
+    def num_cached(self, request: Request) -> int:
+        """Returns the number of tokens of a prompt that are cached."""
+        self.before_external_event()
+        core = self._replica.core
+        return core.block_pool.peek(request) if core.ranks is None else core.ranks.peek(request)
+
+    def before_external_event(self) -> None:
+        """Cuts a leap after the iterations that have ended, if they have changed the content of the cache.
+
+        The cut must precede the external event, as the plan that is made at the cut must not depend on it.
+        """
+        replica = self._replica
+        step, core = replica.step, replica.core
+        if step is None or step.num_iterations == 1:
+            return
+        num_ended = min(bisect_left(step.ends_s, self._clock.now), step.num_iterations - 1)
+        if not num_ended:
+            return
+        if (
+            not step.plan.chunks
+            and core.blocks_of_repeats(step.plan, num_ended) <= core.block_pool.num_free_without_content
+        ):
+            return  # nothing was evicted
+        replica.commit_and_replan(num_ended)

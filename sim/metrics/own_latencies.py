@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -132,18 +132,3 @@ def _records(chunk: RecordChunk, requests: pd.DataFrame) -> WorkloadRecords:
         bursts=chunk.bursts,
         window=WHOLE_RUN,
     )
-
-
-def with_columns(requests: pd.DataFrame, own_s: Mapping[str, NDArray[np.float64]]) -> pd.DataFrame:
-    """Returns the requests with their latencies as columns, which `taken_columns` takes off again."""
-    own = {f"own_{term}_s": seconds for term, seconds in own_s.items()}
-    return requests.assign(**own) if own else requests
-
-
-def taken_columns(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, NDArray[np.float64]]]:
-    """Returns the requests and the latencies that `with_columns` was given."""
-    names = [name for name in rows if str(name).startswith("own_")]
-    own_s: dict[str, Any] = {
-        str(name).removeprefix("own_").removesuffix("_s"): rows[name].to_numpy(np.float64) for name in names
-    }
-    return rows.drop(columns=names) if names else rows, own_s

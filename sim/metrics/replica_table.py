@@ -50,6 +50,12 @@ class ReplicaTable:
         own_s[busy_s.index.to_numpy()] = busy_s.to_numpy()
         self._busy_s = _sum(self._busy_s, own_s)
 
+    def merge(self, other: ReplicaTable) -> None:
+        """Adds the rows of other, which is not changed."""
+        for name, counts in other._counts.items():
+            self._counts[name] = _sum(self._counts[name], counts)
+        self._busy_s = _sum(self._busy_s, other._busy_s)
+
     def _count(self, name: str, replica: NDArray[np.int64], values: NDArray[np.int64] | None = None) -> None:
         """Adds 1, or the values, to a count of each replica."""
         counts = np.bincount(replica, values)  # whole numbers, as exact as the sums of 64-bit integers

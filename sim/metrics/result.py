@@ -1,4 +1,4 @@
-"""The result of a simulated run: its records and the figures computed from them."""
+"""The result of a simulated run: its records, or what they add up to, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sim.records.run import RunRecords
 
 if TYPE_CHECKING:
     from sim.metrics.plots import Plots
+    from sim.metrics.run_sums import RunSums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,12 +23,17 @@ class RunResult:
     """The records of a run, the figures computed from them, and the models needed to draw plots."""
 
     records: RunRecords
+    """If the run has streamed its records, their tables have no rows."""
     requests: pd.DataFrame
-    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met."""
+    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met; likewise."""
     summary: dict[str, Any]
     models: tuple[IterationModel, ...]
     """Hardware models, one per pool."""
     slo: Slo | None
+    sums: RunSums | None = None
+    """What a run that streams has added up; None: the tables of its records have all rows."""
+    error: OSError | None = None
+    """Why tables that a run streams could not be written: the figures are those of the run up to then."""
 
     @property
     def window(self) -> Window:
@@ -35,7 +41,9 @@ class RunResult:
         return Window(self.summary["trimmed"]["start_s"], self.summary["trimmed"]["end_s"])
 
     def plots(self) -> Plots:
-        """Computes what the plots show."""
+        """Computes what the plots show, which a run that streams has added up (`FigureSetting.plots`)."""
+        if self.sums is not None:
+            return self.sums.figures.plots(self.records)
         from sim.metrics.plots import plots_of  # noqa: PLC0415 (runs of a study draw nothing)
 
         return plots_of(self.records, self.requests, self.window, self.models, self.slo)
@@ -43,6 +51,8 @@ class RunResult:
     @property
     def replicas(self) -> pd.DataFrame:
         """One row per replica: see `ReplicaTable`."""
+        if self.sums is not None:
+            return self.sums.replicas.table(self.records)
         found = ReplicaTable()
         found.add(self.requests, self.records.iterations)
         return found.table(self.records)

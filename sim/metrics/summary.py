@@ -85,8 +85,8 @@ FIGURES: Final[tuple[type[Figure], ...]] = (
 OWN: Final = "own."
 """Before the names of the user's own metrics among the figures."""
 ROWS_AT_ONCE: Final = 1 << 17
-"""Iterations that are added together in a run that streams: a chunk has eight times as many, and copies of it
-would be the peak of the memory."""
+"""Iterations that are added together in a run that streams: a chunk has twice as many, and copies of it would
+be the peak of the memory."""
 
 
 class RunFigures:

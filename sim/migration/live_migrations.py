@@ -26,8 +26,8 @@ from math import inf, isnan, nan, nextafter
 
 from simpy.events import ProcessGenerator
 
+from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
-from policies.core.live_load import extend_load, has_room
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import DECODING, LEAVING, Sequence
@@ -252,8 +252,8 @@ class LiveMigrations(GatewayAttachment):
         core, step, num_due_blocks = target.core, target.step, 0
         if step is not None and (num_ended := bisect_left(step.ends_s, self._clock.now)):
             num_due_blocks = core.blocks_of_repeats(step.plan, num_ended)
-        if has_room(core, request_id, num_tokens, num_due_blocks):
-            target.at_boundary(partial(extend_load, core, request_id, num_known, num_tokens))
+        if _has_room(core, request_id, num_tokens, num_due_blocks):
+            target.at_boundary(partial(_extend_load, core, request_id, num_known, num_tokens))
             return True
         self._give_up(migration, Outcome.no_room)
         return False
@@ -367,3 +367,32 @@ class LiveMigrations(GatewayAttachment):
             migration.num_bytes,
             outcome,
         )
+
+
+def _has_room(core: EngineCore, request_id: int, num_computed: int, num_due_blocks: int) -> bool:
+    """Returns whether there are blocks for num_computed tokens of a sequence that loads (tier="live").
+
+    They are checked at once, also while a plan is in flight, and taken between that plan and the next one,
+    before which no other sequence takes blocks.
+
+    num_due_blocks: free blocks that iterations of the plan in flight will take, up to the next commit.
+    """
+    seq, pool = core.loading[request_id], core.block_pool
+    needed = pool.blocks_to_grow(seq, seq.stored_computed, num_computed)
+    return needed <= pool.num_free - num_due_blocks
+
+
+def _extend_load(core: EngineCore, request_id: int, num_known: int, num_computed: int) -> None:
+    """Takes the blocks for which there was room, between commit and plan, unless the sequence has left.
+
+    num_known, num_computed: its tokens in the other engine; num_computed of them have KV that is copied or
+    being copied.
+    """
+    seq, pool = core.loading.get(request_id), core.block_pool
+    if seq is None:
+        return
+    num_before = seq.stored_computed
+    seq.num_loading += num_computed - num_before
+    pool.grow(seq, num_before, num_computed)
+    seq.stored_computed = seq.num_found = seq.num_swapped = num_computed
+    seq.stored_known = num_known

@@ -17,6 +17,9 @@ from sim.report.config_text import config_yaml
 from sim.report.saved import saved_records
 from sim.report.whole_file import write_whole
 
+PLOTS = "plots.bin"
+"""The file of the data that the plots of the page show, of a run that streams: `sim.metrics.plots.Plots`."""
+
 
 def write_result(
     folder: Path,
@@ -29,7 +32,10 @@ def write_result(
     timeline_requests: int | None = None,
     vllm_bench: bool = False,
 ) -> list[str]:
-    """Writes the files of a run into `folder`, which is created if necessary; returns notes for the user."""
+    """Writes the files of a run into `folder`, which is created if necessary; returns notes for the user.
+
+    tables: false for a run that streams, which has written its tables; what its plots show goes to `PLOTS`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in run_files(result, config, tables=tables):
         remove_folder_of_table(folder / name)
@@ -54,11 +60,16 @@ def write_result(
         from sim.report.perfetto import write_timeline  # noqa: PLC0415 (few runs write this file)
 
         note = write_timeline(folder / "timeline.json", result.records, timeline_requests, result.models)
-    if report:
+    adds_up = result.sums is not None and result.sums.figures.setting.plots
+    plots = result.plots() if report or adds_up else None
+    if plots is not None and adds_up:
+        from sim.shards.accumulators import accumulator_bytes  # noqa: PLC0415 (most runs do not stream)
+
+        write_whole(folder / PLOTS, accumulator_bytes(plots))
+    if plots is not None and report:
         from sim.report.page import write_report  # noqa: PLC0415 (runs of a study draw no page)
 
-        page = folder / "report.html"
-        write_report(page, result.plots(), result.records, result.summary, config, result.slo)
+        write_report(folder / "report.html", plots, result.records, result.summary, config, result.slo)
     return [note] if note else []
 
 
@@ -82,7 +93,7 @@ def summary_json(summary: Mapping[str, Any]) -> str:
 
 
 def remove_folder_of_table(path: Path) -> None:
-    """Removes a table that is a folder of files: see `sim.report.streamed_tables`.
+    """Removes a table that is a folder of files: see `sim.report.chunk_tables`.
 
     Raises OSError if other files are in it.
     """

@@ -25,7 +25,7 @@ from policies.caching.pool import BlockPool
 from policies.caching.settings import pool_of
 from policies.core.policy_names import name_of
 from policies.routing import RoutingTraits
-from policies.routing.static import reads_only_signals, reads_replicas
+from policies.routing.static import reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits
 from policies.user_code.traits import traits_of
@@ -90,12 +90,6 @@ def _branches(run: Any) -> str:
 
 def _kv_pool(pool: Any) -> Any:
     return pool_of(pool.caching, pool.kv_memory(ANY_NUM_BLOCKS, FutureUses(())))
-
-
-def _late_signals(run: Any) -> str:
-    if not reads_only_signals(run.routing) or run.signal_age_s:
-        return ""
-    return f"routing={name_of(run.routing)}, signal_age_s=0"
 
 
 def _learns(routing: Any) -> bool:
@@ -213,13 +207,11 @@ FEATURES = {
     "routing_by_adapter": _choice(
         "routing", "adapter_affinity", "least_outstanding, or another by load", _by_adapter
     ),
-    "routing_by_late_signals": Feature(_late_signals, "signal_age_s=0", "signal_age_s=0.05"),
     "routing_by_replicas": _choice(
         "routing",
         "least_outstanding",
-        "round_robin, random, weighted, dedicated, session_affinity with routing.max_load=inf, or "
-        "join_shortest_kv with routing.ties=index",
-        lambda run: reads_replicas(run.routing) and not reads_only_signals(run.routing),
+        "round_robin, random, weighted, dedicated, or session_affinity with routing.max_load=inf",
+        lambda run: reads_replicas(run.routing),
     ),
     "routing_by_signals": _choice(
         "routing",
@@ -278,7 +270,6 @@ OF_RUN = (
     Rule("migration", "recovered_kv", "copies of KV of requests that move are not modelled"),
     Rule("migration", "turns", "no two replicas of a model are awake at a time"),
     Rule("recovered", "branches", "a request with several branches cannot continue in another replica"),
-    Rule("shards", "routing_by_late_signals", "parts run ahead for that time only"),
     Rule("shards", "routing_by_replicas", "it reads the state of replicas, which shards do not share"),
     Rule("shards", "routing_learns", "it learns from all replicas, which shards do not share"),
     Rule("shards", "admission", "it admits by the load of all replicas"),

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import inf
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas as pd
 
 from fieldlimits import Ge, Le, Positive
 from hwmodels.iterations.energy import EnergySettings, PowerModel
@@ -23,19 +25,19 @@ from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.definitions import plain_json
 from sim.metrics.dialects import in_dialects
-from sim.metrics.distributions import Kept
-from sim.metrics.figure import NewSections, own_figures
+from sim.metrics.distributions import EXACT, Kept
+from sim.metrics.figure import FigureSetting, own_figures
 from sim.metrics.measured import measure
 from sim.metrics.own_latencies import OwnLatencies, OwnLatency
 from sim.metrics.result import RunResult
 from sim.metrics.sections import SectionFigure
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.summary import summarise
+from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import PoolRecord, RunRecords
 from sim.setup.client import NO_CLIENT, Client
 from sim.setup.combinations import check_run
 from sim.setup.expected_errors import expected_errors_json
@@ -50,6 +52,9 @@ from sim.workload.base import Source, Workload, WorkloadNotes
 from sim.workload.marked import answers_of, branching_key
 from sim.workload.own_figures import own_latencies, own_sections
 from sim.workload.scaled import LongerSource, faster
+
+if TYPE_CHECKING:
+    from sim.metrics.run_sums import RunSums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,7 +309,7 @@ class Scenario(PoolSettings, ClusterSettings):
 
         attach: processes of the user's, see `sim.cluster.attached`.
 
-        If sim.shards is set, the parts of the run run in this process: see `sim.setup.divided_run`.
+        If sim.shards is set, the shards run in this process, one after the other.
         """
         if attach and (self.sim.shards is not None or self.sim.thin != 1):
             raise ProcessError(
@@ -315,9 +320,9 @@ class Scenario(PoolSettings, ClusterSettings):
         if num_used < self.num_replicas and not self.pools:
             return with_idle(replace(self, replicas=num_used).simulate(source, report), self.num_replicas)
         if self.sim.shards is not None:
-            from sim.setup.divided_run import run_divided  # noqa: PLC0415 (most runs are not divided)
+            from sim.shards.whole_run import run_all  # noqa: PLC0415 (most runs are not divided)
 
-            return run_divided(source, self.source, self.replica_pools(), self, self.sim, report)
+            return run_all(source, self.source, self.replica_pools(), self, self.sim, report)
         simulation = Simulation(
             source=source,
             pools=self.replica_pools(),
@@ -342,30 +347,67 @@ class Scenario(PoolSettings, ClusterSettings):
 
     def result(self, records: RunRecords, traffic: WorkloadNotes) -> RunResult:
         """Computes the metrics of the records of a run. traffic: the notes of its source."""
-        hardware = self.pool_hardware()
-        own = OwnLatencies(self.new_latencies(in_shards=False), self.own_terms)
+        setting = self.figure_setting(self.pool_hardware(), records.pools)
+        own = OwnLatencies(setting.new_latencies(), setting.own_terms)
         part = measure(records, self.metrics, self.slo, own.completed(RecordChunk.of(records)).own_s)
+        figures = RunFigures(setting, part.window)
+        figures.add(RecordChunk.of(records), part.table)
+        return self._result(records, part.table, traffic, setting, figures.summary(records, part))
+
+    def result_of_sums(self, sums: RunSums, end: RunRecords, traffic: WorkloadNotes) -> RunResult:
+        """Returns the result of a run that has streamed its records. end: these, with tables without rows."""
+        setting, summary = sums.figures.setting, sums.figures.summary(end)
+        return replace(self._result(end, end.requests, traffic, setting, summary), sums=sums)
+
+    def _result(
+        self,
+        records: RunRecords,
+        requests: pd.DataFrame,
+        traffic: WorkloadNotes,
+        setting: FigureSetting,
+        summary: dict[str, Any],
+    ) -> RunResult:
+        """Returns the result of a run. summary: its figures, to which its settings and notes are added."""
+        summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
+        self.add_dialects(summary, records)
+        self.describe(summary, traffic, setting.pools)
+        return RunResult(
+            records=records,
+            requests=requests,
+            summary=summary,
+            models=tuple(pool.model for pool in setting.pools),
+            slo=self.slo,
+        )
+
+    def figure_setting(
+        self,
+        hardware: Sequence[PoolHardware],
+        pool_records: Sequence[PoolRecord],
+        kept: Kept = EXACT,
+        *,
+        plots: bool = False,
+    ) -> FigureSetting:
+        """Returns the setting of the accumulators of the figures.
+
+        hardware: see `pool_hardware`. pool_records: those of the run. kept, plots: see `FigureSetting`.
+        Raises ValueError: see `FigureSetting`.
+        """
+        in_shards = self.sim.shards is not None and not kept.is_exact
         thinned: Any = self.workload if hasattr(self.workload, "of_the_whole") else None
-        summary = summarise(
-            records,
+        return FigureSetting(
             pools=hardware,
+            pool_records=pool_records,
             slo=self.slo,
             energy=self.energy,
             tariff=self.tariff,
             metrics=self.metrics,
-            part=part,
-            new_sections=self.new_sections(in_shards=False),
+            new_sections=partial(_own_sections, self.workload, self.seed, in_shards),
+            new_latencies=partial(self._new_latencies, in_shards),
             thinned=thinned,
-        )
-        summary["memory"] = asdict(next(iter(self.pools_by_name.values())).plan_memory())
-        self.add_dialects(summary, records)
-        self.describe(summary, traffic, hardware)
-        return RunResult(
-            records=records,
-            requests=part.table,
-            summary=summary,
-            models=tuple(pool.model for pool in hardware),
-            slo=self.slo,
+            num_replicas=self.num_replicas,
+            plots=plots,
+            kept=kept,
+            own=own_figures(self.metrics.own),
         )
 
     def pool_hardware(self) -> list[PoolHardware]:
@@ -417,14 +459,10 @@ class Scenario(PoolSettings, ClusterSettings):
         """Latencies that the SLO limits and only the workload knows."""
         return () if self.slo is None else self.slo.workload_terms
 
-    def new_latencies(self, *, in_shards: bool) -> list[OwnLatency]:
+    def _new_latencies(self, in_shards: bool) -> list[OwnLatency]:
         """Returns what computes the `own_terms`. in_shards: see `sim.workload.own_figures`."""
         terms = self.own_terms
         return own_latencies(self.workload, seed=self.seed, in_shards=in_shards, terms=terms) if terms else []
-
-    def new_sections(self, *, in_shards: bool) -> NewSections:
-        """Returns what makes the accumulators of the sections that the workload adds to the summary."""
-        return partial(_own_sections, self.workload, self.seed, in_shards)
 
     def add_dialects(self, summary: dict[str, Any], records: RunRecords) -> None:
         """Adds the figures in the definitions of other tools to a summary, as `metrics.dialect` says."""

@@ -24,11 +24,11 @@ MEMBERS: Final = "intervals/"
 """Name of a table in the file of a shard, before that of the table."""
 
 
-class IntervalWriter:
-    """Writes a table of a shard that has rows. file: is closed by the caller."""
+class _IntervalWriter:
+    """Writes a table of a shard that has rows."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self) -> None:
+        self._file = BytesIO()
         self._writer: Any = None
         self._schema: Any = None
         self._num_written = 0
@@ -46,9 +46,10 @@ class IntervalWriter:
         self._write(table)
         self._num_written = number + 1
 
-    def close(self) -> None:
-        """Writes the end of the table, which has at least one interval."""
+    def content(self) -> bytes:
+        """Returns the table, which has at least one interval."""
         self._writer.close()
+        return self._file.getvalue()
 
     def _write(self, table: pa.Table) -> None:
         batches = table.combine_chunks().to_batches()
@@ -58,17 +59,10 @@ class IntervalWriter:
 
 def interval_bytes(chunk: RecordChunk, width_s: float) -> dict[str, bytes]:
     """Returns the tables of a shard that have rows, by member. chunk: all of its records."""
-    files: dict[str, tuple[BytesIO, IntervalWriter]] = {}
+    tables: dict[str, _IntervalWriter] = {}
     for name, number, rows in TimedRows(width_s).add(chunk, is_last=True):
-        if name not in files:
-            file = BytesIO()
-            files[name] = file, IntervalWriter(file)
-        files[name][1].add(number, rows)
-    found = {}
-    for name, (file, writer) in files.items():
-        writer.close()
-        found[MEMBERS + name] = file.getvalue()
-    return found
+        tables.setdefault(name, _IntervalWriter()).add(number, rows)
+    return {MEMBERS + name: table.content() for name, table in tables.items()}
 
 
 def _reader(shard: int, content: IO[bytes]) -> Any:

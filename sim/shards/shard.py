@@ -28,7 +28,6 @@ from sim.records.run import ReplicaRecord, RunRecords
 from sim.shards.assignment import Assignment
 from sim.shards.shard_log import ShardRequestLog
 from sim.shards.traffic import Bounds, ShardSource
-from sim.workload.base import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,34 +66,35 @@ class AsAssigned:
         return self._positions[self._replica_of[request.request_id]]
 
 
-class PartSimulation(Simulation):
-    """A simulation of some replicas of a run.
+class ShardSimulation(Simulation):
+    """A simulation of the replicas of a shard with the requests that a static router gives them.
 
-    source: the traffic of the part. pools: those of the run. cluster: its routing policy sends each request
-    to its replica in the run.
+    source: the traffic of the shard. pools: those of the run.
     """
 
     def __init__(
         self,
         *,
-        source: Source,
+        source: ShardSource,
+        assignment: Assignment,
         pools: Sequence[ReplicaPool],
         bounds: Bounds,
         cluster: ClusterSettings,
         sim: SimSettings,
-        **others: Any,
     ) -> None:
-        """Creates the simulation. others: arguments of another base class of a subclass."""
         first, end = bounds
         self._first = first
         self._pool_of = [index for index, pool in enumerate(pools) for _ in range(pool.replicas)]
         self._has_more = False
-        super().__init__(
-            source=source, pools=_own_pools(pools, first, end), cluster=cluster, sim=sim, **others
-        )
+        self._is_own = assignment.of_shard(first, end)
+        cluster = replace(cluster, routing=AsAssigned(assignment.replicas))
+        super().__init__(source=source, pools=_own_pools(pools, first, end), cluster=cluster, sim=sim)
+
+    def _new_request_log(self) -> RequestLog:
+        return ShardRequestLog(self._is_own)
 
     def run_shard(self, report: Callable[[float, int], None] | None = None) -> ShardRecords:
-        """Runs the part; `report`: see `Simulation.run`."""
+        """Runs the shard; `report`: see `Simulation.run`."""
         records = self.run(report)
         records.events["replica"] = records.events["replica"].to_numpy() + np.int32(self._first)
         return ShardRecords(
@@ -112,27 +112,6 @@ class PartSimulation(Simulation):
         """Returns what `Simulation._figures` does, with all replicas of the run by their index."""
         every = tuple(ReplicaRecord(pool, 0.0, end_s) for pool in self._pool_of)
         return super()._figures(end_s) | {"replicas": every}
-
-
-class ShardSimulation(PartSimulation):
-    """A simulation of the replicas of a shard with the requests that a static router gives them."""
-
-    def __init__(
-        self,
-        *,
-        source: ShardSource,
-        assignment: Assignment,
-        pools: Sequence[ReplicaPool],
-        bounds: Bounds,
-        cluster: ClusterSettings,
-        sim: SimSettings,
-    ) -> None:
-        self._is_own = assignment.of_shard(*bounds)
-        cluster = replace(cluster, routing=AsAssigned(assignment.replicas))
-        PartSimulation.__init__(self, source=source, pools=pools, bounds=bounds, cluster=cluster, sim=sim)
-
-    def _new_request_log(self) -> RequestLog:
-        return ShardRequestLog(self._is_own)
 
 
 def _own_pools(pools: Sequence[ReplicaPool], first: int, end: int) -> list[ReplicaPool]:

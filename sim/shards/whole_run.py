@@ -18,7 +18,7 @@ from sim.shards.assignment import Assignment, assign
 from sim.shards.merge import merged
 from sim.shards.shard import ShardRecords, ShardSimulation
 from sim.shards.traffic import Bounds, ShardSource, ShardTraffic
-from sim.workload.base import Source
+from sim.workload.base import Source, is_open_loop
 
 REQUESTS_PER_SHARD = 50_000
 """Requests of a shard with `auto`: some 100 MiB of records, and about 3 s."""
@@ -37,6 +37,15 @@ def shard_bounds(
         by_cores = SHARDS_PER_PROCESS * (num_processes or os.cpu_count() or 1)
         shards = min(num_replicas, max(by_cores, ceil((num_requests or 0) / REQUESTS_PER_SHARD)))
     return [(i * num_replicas // shards, (i + 1) * num_replicas // shards) for i in range(shards)]
+
+
+def check_traffic(source: Source, sim: SimSettings) -> None:
+    """Raises ValueError for traffic in which the end of a request decides on later ones."""
+    if sim.shards is not None and not is_open_loop(source):
+        raise ValueError(
+            f"sim.shards={sim.shards}: the requests of this workload follow the ends of others; choose "
+            f"open-loop arrivals or a trace, or set sim.shards=null"
+        )
 
 
 def run_shard(
@@ -74,8 +83,10 @@ def run_all(
     """Runs the shards that sim.shards asks for; returns the records of the whole run.
 
     source: the traffic, which is read for the notes. new_source: makes that of each shard. report: see
-    `Simulation.run`. Raises KeyboardInterrupt after Ctrl-C, as parts of a run are no result.
+    `Simulation.run`. Raises ValueError: see `check_traffic`; and KeyboardInterrupt after Ctrl-C, as parts of
+    a run are no result.
     """
+    check_traffic(source, sim)
     assignment = assign(source, cluster.for_a_run().routing, pools, sim.until_s)
     num_replicas = sum(pool.replicas for pool in pools)
     assert sim.shards is not None

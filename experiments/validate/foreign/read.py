@@ -25,7 +25,7 @@ KNOWN = (
     "--output-details; guidellm's JSON; aiperf's profile_export.jsonl"
 )
 PARTS = "part-*.parquet"
-"""Files of a table that a run has streamed: see `sim.report.streamed_tables`."""
+"""Files of a table that a run has streamed: see `sim.report.chunk_tables`."""
 INSIDE = ("requests.parquet", "profile_export.jsonl", "requests.csv", "requests.csv.gz")
 """Files that are looked for in a folder, in this order."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -17,7 +17,16 @@ from policies.caching.pool import BlockPool
 from policies.core.decode_set import DecodeSet
 from policies.core.growth import PAGED, Growth
 from policies.core.plan import StepPlan
-from policies.core.sequence import DECODING, ENDED, PAUSED, WAITING, Sequence, SequenceState
+from policies.core.sequence import (
+    DECODING,
+    ENDED,
+    LOADING,
+    PAUSED,
+    PREFILLING,
+    WAITING,
+    Sequence,
+    SequenceState,
+)
 from policies.speculation.engine.drafts import DraftPlan, Ints
 
 _ADMISSION = attrgetter("admission")
@@ -45,10 +54,10 @@ class DraftSet(DecodeSet):
     scheduler counts all rows of the step in flight as computed tokens.
     """
 
-    def __init__(
-        self, max_num_seqs: int, pool: BlockPool, running: Mapping[int, Sequence], max_model_len: int
-    ) -> None:
-        super().__init__(max_num_seqs, pool.block_size, running)
+    holds_planned = True
+
+    def __init__(self, max_num_seqs: int, pool: BlockPool, max_model_len: int) -> None:
+        super().__init__(max_num_seqs, pool.block_size, {})
         self.max_slots = min(max_model_len, pool.max_tokens_per_seq)
         """Maximum KV slots of a sequence."""
         self.max_model_len = min(max_model_len, pool.max_tokens_per_seq + 1)
@@ -142,10 +151,6 @@ class DraftSet(DecodeSet):
             num_computed -= num_last - 1
         return num_computed
 
-    def admit(self, seq: Sequence) -> None:
-        """Clears the counts of the slot of a sequence that has just been admitted."""
-        self.drafts_S[seq.slot] = self.last_S[seq.slot] = 0
-
     def join(self, seq: Sequence, growth: Growth = PAGED) -> None:
         """Adds a sequence that holds a slot and has computed all its known tokens except the newest."""
         if growth is not PAGED:
@@ -155,7 +160,7 @@ class DraftSet(DecodeSet):
             )
         slot, num_computed = seq.slot, seq.stored_computed
         assert slot is not None
-        was_paused = seq.state is PAUSED
+        was_paused, is_new = seq.state is PAUSED, seq.state is PREFILLING or seq.state is LOADING
         seq.clock_source = SlotClock(self, slot)
         seq.origin = 0
         seq.state = DECODING
@@ -168,6 +173,8 @@ class DraftSet(DecodeSet):
         else:
             self.last_S[slot] = int(self.reads_late)  # its first token
             self._told_S[slot] = num_computed - self._is_covered
+        if is_new:
+            self.drafts_S[slot] = 0
         self.blocks_S[slot] = self._pool.blocks_for(num_computed) + seq.num_extra_blocks
         self._pool.num_extra_blocks -= seq.num_extra_blocks
         seq.num_extra_blocks = 0
@@ -231,6 +238,10 @@ class DraftSet(DecodeSet):
         slot = seq.slot
         num_slots = int(self.base_S[slot] + self.drafts_S[slot]) + 1 + self.num_lookahead
         return min(num_slots, self.max_slots) > int(self.blocks_S[slot]) * self.block_size
+
+    def num_pooled(self, seq: Sequence) -> int:
+        """Counts the tokens for which the pool counts blocks as a member's own."""
+        return int(self.blocks_S[seq.slot]) * self.block_size
 
     def num_certain(self, seq: Sequence) -> int:
         """Returns the known tokens of a member without those of its last pass after the first."""

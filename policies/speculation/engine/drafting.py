@@ -37,8 +37,7 @@ from policies.core.state import EngineState
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation, check_accepted
 from policies.speculation.engine.iterations import Reservation, iterations_to_event
-from policies.speculation.engine.running import DraftRunningSet
-from policies.speculation.engine.step import DraftStep
+from policies.speculation.engine.step import DraftRows
 from policies.speculation.engine.watch import DraftWatch
 from policies.user_code.traits import traits_of
 
@@ -51,7 +50,7 @@ class Drafting:
     watch: DraftWatch
     """Chooses the numbers of draft tokens, and counts what is accepted."""
     _core: Engine
-    _step: DraftStep
+    _rows: DraftRows
     _reservation: Reservation  # valid while iterations are reserved
 
     def __init__(self, speculation: Speculation, pool: BlockPool, release: Release = VLLM_0_32) -> None:
@@ -71,17 +70,16 @@ class Drafting:
 
     # The parts of an engine.
 
-    def new_running_set(self, pool: BlockPool, max_num_seqs: int, max_model_len: int) -> DraftRunningSet:
-        """Returns an empty running set whose sequences have draft tokens."""
-        running_set = DraftRunningSet(pool, max_num_seqs, max_model_len)
-        self.decodes = running_set.drafting
-        return running_set
+    def new_decodes(self, max_num_seqs: int, max_model_len: int) -> DraftSet:
+        """Returns an empty set of decoding sequences with draft tokens."""
+        self.decodes = DraftSet(max_num_seqs, self._pool, max_model_len)
+        return self.decodes
 
-    def new_step(self, state: EngineState, batching: Batching) -> DraftStep:
-        """Returns the builder of steps with draft tokens."""
+    def new_rows(self, state: EngineState, batching: Batching) -> DraftRows:
+        """Returns what draft tokens take of a step."""
         max_inputs = traits_of(batching, BatchingTraits).max_num_batched_tokens or 0
-        self._step = DraftStep(state, self.speculation, self.decodes, max_inputs)
-        return self._step
+        self._rows = DraftRows(state, self.speculation, self.decodes, max_inputs)
+        return self._rows
 
     def attach(self, core: Engine, reads_late: bool) -> None:
         """Joins an engine that has been made. reads_late: whether it plans ahead of what it reads."""
@@ -126,7 +124,7 @@ class Drafting:
     def _decide(self, plan: StepPlan, drafts: DraftPlan, now: float) -> None:
         """Decides the numbers of draft tokens of the pass after a step that has just been planned."""
         try:
-            self.watch.decide(plan, drafts, now, self._step.tokens_left)
+            self.watch.decide(plan, drafts, now, self._core.step.tokens_left)
         except Exception:
             self._core.cancel(plan)  # no plan is in flight after a failed call
             raise
@@ -136,10 +134,10 @@ class Drafting:
 
         is_undisturbed: whether the plan need not list changes since the last one.
         """
-        core, decodes, step = self._core, self.decodes, self._step
+        core, decodes = self._core, self.decodes
         all_decode = is_undisturbed and decodes.size + core.num_held == core.num_in_engine
         if all_decode and 0 < decodes.size <= max_unasked:
-            plan = step.unasked(max_unasked)
+            plan = self._rows.unasked(core.step, max_unasked)
             if plan is not None:
                 return plan
         if self._late is None:
@@ -153,7 +151,7 @@ class Drafting:
         """
         decodes = self.decodes
         if any(int(decodes.base_S[seq.slot]) > seq.num_computed for seq in decodes.members):
-            self._step.has_read = True
+            self._core.step.has_read = True
             if self._late is None:  # else the caller reads them now
                 decodes.show(None)
                 self.watch.read()
@@ -295,7 +293,7 @@ class Drafting:
         """
         drafts = drafts_of(plan)
         check_accepted(drafts, accepted, len(accepted))
-        return iterations_to_event(drafts, accepted, self.decodes, self._step, self._pool)
+        return iterations_to_event(drafts, accepted, self.decodes, self._rows, self._pool)
 
     def take_blocks_of(self, plan: StepPlan, num_iterations: int) -> None:
         """Takes the KV blocks of the iterations after the first, which `num_iterations_of` has found."""
@@ -333,7 +331,7 @@ class Drafting:
         """
         if num_iterations > 1:
             self._core.num_reserved = num_iterations
-            self._reservation = Reservation(drafts_of(plan), self.decodes, self._step, self._pool)
+            self._reservation = Reservation(drafts_of(plan), self.decodes, self._rows, self._pool)
             self.take_blocks_of(plan, num_iterations)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 from policies.caching.pool import BlockPool
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints
-from policies.speculation.engine.step import DraftStep
+from policies.speculation.engine.step import DraftRows
 
 
 def iterations_to_event(
-    drafts: DraftPlan, accepted: Ints, decodes: DraftSet, step: DraftStep, pool: BlockPool
+    drafts: DraftPlan, accepted: Ints, decodes: DraftSet, rows: DraftRows, pool: BlockPool
 ) -> tuple[int, Ints]:
     """Returns what `Drafting.num_iterations_of` does, and notes totals and blocks in the drafts."""
     drafts.judge(accepted)
@@ -28,7 +28,7 @@ def iterations_to_event(
     has_room = None
     if not decodes.is_far:
         has_room = np.maximum.reduce(ends, axis=1) < decodes.max_model_len + decodes.num_lookahead
-    drafts.num_blocks = num_blocks = step.blocks_for(ends)
+    drafts.num_blocks = num_blocks = rows.blocks_for(ends)
     held: Ints = decodes.blocks_S[drafts.slots]
     np.maximum(num_blocks, held, out=num_blocks)
     used = np.add.reduce(num_blocks, axis=1)
@@ -44,9 +44,9 @@ def iterations_to_event(
 class Reservation:
     """Remembers the blocks that the sequences of a plan had, before they got those of the worst case."""
 
-    def __init__(self, drafts: DraftPlan, decodes: DraftSet, step: DraftStep, pool: BlockPool) -> None:
+    def __init__(self, drafts: DraftPlan, decodes: DraftSet, rows: DraftRows, pool: BlockPool) -> None:
         self._decodes = decodes
-        self._step = step
+        self._rows = rows
         self._pool = pool
         self._before: Ints = decodes.blocks_S[drafts.slots]
 
@@ -59,7 +59,7 @@ class Reservation:
         reserved: Ints = decodes.blocks_S[slots]
         decodes.blocks_S[slots] = self._before
         last = decodes.bases(drafts, num_iterations)[-1]
-        needed = np.maximum(self._step.blocks_for(last + drafts.reach), self._before)
+        needed = np.maximum(self._rows.blocks_for(last + drafts.reach), self._before)
         decodes.blocks_S[slots] = needed
         surplus = reserved - needed
         for index in np.flatnonzero(surplus).tolist():

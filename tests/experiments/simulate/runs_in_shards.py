@@ -10,13 +10,11 @@ from rich.console import Console
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.resolve import resolved
-from experiments.simulate.output import SimulateOutput
-from experiments.simulate.sharded_output import run_sharded_streamed
 from experiments.simulate.sharded_run import ShardedRun
-from experiments.simulate.streamed_output import run_streamed as run_streamed_here
 from experiments.study.launchers.local import Local
-from sim.report.files import run_files
+from sim.report.files import run_files, write_result
 from sim.settings.scenario import build_run
+from sim.setup.streaming import stream_to
 
 SETTINGS = (
     "model=smollm2_135m", "hardware=l4", "replicas=6", "workload=synthetic", "workload.num_requests=60",
@@ -76,9 +74,11 @@ def files_of(folder):
 
 
 def run_streamed(folder, launcher=TWO):
-    output = SimulateOutput(tables="stream", report=False, progress=False)
-    shards = sharded(launcher, streams=True)
-    run_sharded_streamed(shards, output, config=config(), folder=folder, console=QUIET)
+    result, shards = sharded(launcher, streams=True).result(folder, QUIET)
+    if result.error is not None:
+        raise result.error
+    write_result(folder, result, config(), tables=False, report=False)
+    shards.remove()
     return files_of(folder)
 
 
@@ -88,9 +88,9 @@ def expected_streamed():
     plain = config()
     one = {**plain, "sim": {**plain["sim"], "shards": None}}
     scenario, source = build_run(one)
-    output = SimulateOutput(tables="stream", report=False, progress=False)
     with TemporaryDirectory() as folder:
-        run_streamed_here(scenario, source, output, config=plain, folder=Path(folder), console=QUIET)
+        result = stream_to(Path(folder), scenario, source, plain, plots=False)
+        write_result(Path(folder), result, plain, tables=False, report=False)
         return files_of(Path(folder))
 
 

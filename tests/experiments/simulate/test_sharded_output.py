@@ -25,7 +25,6 @@ PUBLISHING = (
 )
 
 
-WINDOWS = (*SMALL[:2], "routing=join_shortest_kv", "routing.ties=index")
 SPECULATION = ("speculation=eagle3", "model=llama3_1_8b")
 
 
@@ -37,7 +36,6 @@ SPECULATION = ("speculation=eagle3", "model=llama3_1_8b")
         (("workload=clients", *PUBLISHING), "stream"),
         ((*SMALL[:2], "workload.arrivals.rate_per_s=1"), "stream_all"),
         ((*SMALL[:2], *SPECULATION), "stream_all"),
-        (WINDOWS, "stream_all"),
     ],
 )
 def test_files_of_shards_that_stream_are_those_of_one_process(tmp_path, settings, tables, monkeypatch):
@@ -79,7 +77,7 @@ def test_rows_that_were_damaged_before_the_merge_are_simulated_again(tmp_path, c
 
     run, divided = tmp_path / "run", ("output.tables=stream", "sim.shards=3", "launcher.jobs=1")
     with monkeypatch.context() as full:
-        full.setattr("experiments.simulate.sharded_output.write_table", no_room)
+        full.setattr("sim.report.chunk_tables.write_table", no_room)
         assert simulate(run, *divided) == 1
     damaged = run / "shards" / "1.zip"
     with ZipFile(damaged) as archive:

@@ -20,22 +20,20 @@ print(json.dumps([code, gc.isenabled(), gc.get_freeze_count(), list(sys.modules)
 OF_OTHER_RUNS = (
     # runs in parts, on other processes and machines
     "sim.shards",
-    "sim.setup.divided_run",
     "experiments.study",
-    "experiments.simulate.divided",
+    "experiments.simulate.sharded_run",
     "experiments.simulate.shard_task",
     "multiprocessing.connection",
     "ray",
     "submitit",
     "joblib",
     # runs that stream their tables
-    "experiments.simulate.streamed_output",
-    "experiments.simulate.sharded_output",
-    "sim.cluster.streamed",
+    "sim.cluster.chunked",
     "sim.metrics.sketched",
     "sim.metrics.plots",
-    "sim.setup.streamed_run",
-    "sim.report.streamed_tables",
+    "sim.metrics.run_sums",
+    "sim.setup.streaming",
+    "sim.report.chunk_tables",
     "sim.report.exact_percentiles",
     "pyarrow.dataset",
     # thinned fleets

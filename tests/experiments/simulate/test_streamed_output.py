@@ -21,9 +21,9 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.simulate import output
 from sim.cluster import simulation
 from sim.metrics.plots import PlotFigures
-from sim.report import streamed_tables
+from sim.report import chunk_tables
 from sim.settings.scenario import build_scenario
-from sim.setup.streamed_run import StreamedRun
+from sim.setup.streaming import stream
 
 SMALL = ("workload=poisson", "workload.num_requests=60", "replicas=2", "output.progress=false")
 
@@ -144,22 +144,22 @@ def test_rejects_what_needs_whole_tables(tmp_path, capsys, override, message):
 
 def test_rejects_a_disk_without_room_before_the_run(tmp_path, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(streamed_tables.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
+    monkeypatch.setattr(chunk_tables.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
     assert simulate(tmp_path / "run", "output.tables=stream") == 2
     assert "the tables of 60 requests take about" in capsys.readouterr().err
 
 
 def test_a_disk_that_fills_up_ends_the_run_with_what_is_there(tmp_path, capsys, monkeypatch):
-    write = streamed_tables.write_whole
+    write = chunk_tables.write_whole
 
     def full(file, content):
         if file.parent.name == "requests.parquet" and file.name != "part-000000.parquet":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
         write(file, content)
 
-    monkeypatch.setattr(streamed_tables, "write_whole", full)
-    for kind in (streamed_tables.StreamedTables, StreamedRun):
-        monkeypatch.setitem(kind.__init__.__kwdefaults__, "group_rows", 16)
+    monkeypatch.setattr(chunk_tables, "write_whole", full)
+    for made in (chunk_tables.ChunkTables.__init__, stream):
+        monkeypatch.setitem(made.__kwdefaults__, "group_rows", 16)
     monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 16)
     assert simulate(tmp_path / "run", "output.tables=stream") == 1
     told = capsys.readouterr()
@@ -173,20 +173,20 @@ def test_a_disk_that_fills_up_ends_the_run_with_what_is_there(tmp_path, capsys, 
 PROGRAM = """
 import sys
 from pathlib import Path
-from sim.report.streamed_tables import StreamedTables
+from sim.report.chunk_tables import ChunkTables
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
-from sim.setup.streamed_run import StreamedRun
-class Reporting(StreamedTables):
+from sim.setup.streaming import stream
+class Reporting(ChunkTables):
     def add(self, chunk):
         print("chunk", flush=True)
         super().add(chunk)
 source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 settings = ["workload=poisson", "workload.num_requests=100000", "replicas=4"]
 scenario, traffic = build_run(source.compose(settings))
-tables = Reporting(Path(sys.argv[1]), scenario.slo, width_s=16.0, group_rows=32)
-StreamedRun(scenario, traffic, tables, group_rows=32).run()
+tables = Reporting(Path(sys.argv[1]), width_s=16.0, group_rows=32)
+stream(scenario, traffic, tables, group_rows=32)
 """
 
 

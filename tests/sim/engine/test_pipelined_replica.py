@@ -14,6 +14,8 @@ from hwmodels.iterations.stages import Pass
 from policies.batching.chunked import Chunked
 from policies.core.engine import EngineCore
 from sim import simulate
+from sim.engine.busy_time import BusyTime
+from sim.engine.running_step import RunningStep
 from tests.worlds.clusters import Cluster, cluster_of, draw_clusters, draw_crashes
 
 
@@ -172,3 +174,18 @@ def test_chunks_bring_it_earlier_by_what_they_overlap():
     cut = "engine.max_num_batched_tokens=2048"
     ratio = ttft_s(8, 8192, cut, *NO_FRONTEND) / ttft_s(1, 8192, cut, *NO_FRONTEND)
     assert ratio == pytest.approx(11 / 32, rel=0.08)
+
+
+def test_busy_seconds_count_batches_that_overlap_once():
+    """Two batches in flight from tick 1 and 2 to 4 and 5, then a pause, then one from 8 to 11."""
+    busy = BusyTime()
+    steps = [RunningStep(None, None, start_s, [end_s]) for start_s, end_s in ((1, 4), (4, 5), (8, 11))]
+    busy.started(steps[0], 1.0)
+    busy.started(steps[1], 2.0)
+    assert busy.seconds(3.0) == 2.0
+    busy.ending(steps[0], 4.0)
+    busy.started(steps[1], 4.0)
+    busy.ending(steps[1], 5.0)
+    assert busy.seconds(7.0) == 4.0
+    busy.started(steps[2], 8.0)
+    assert busy.seconds(9.0) == 5.0

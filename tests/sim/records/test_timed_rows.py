@@ -9,7 +9,7 @@ from sim.cluster import simulation
 from sim.records.chunk import RecordChunk
 from sim.records.timed_rows import TimedRows, interval_s
 from sim.settings.scenario import build_run
-from sim.setup.streamed_run import StreamedRun
+from sim.setup.streaming import stream
 
 SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 WIDTH_S = 1.0
@@ -38,6 +38,9 @@ class Intervals:
         self.num_early = len(self.found)
         self.found += self._timed.add(chunk, is_last=chunk.end is not None)
 
+    def finish(self, end, sums):
+        pass
+
 
 @pytest.mark.sampled(fast=3, slow=6)
 @pytest.mark.parametrize("world", WORLDS)
@@ -46,7 +49,7 @@ def test_intervals_are_those_of_the_whole_run(world, monkeypatch):
     scenario, source = build_run(SOURCE.compose(list(WORLDS[world])))
     records = scenario.run(source).records
     tables = Intervals()
-    StreamedRun(scenario, scenario.source(), tables, group_rows=16).run()
+    stream(scenario, scenario.source(), tables, group_rows=16)
     expected = list(TimedRows(WIDTH_S).add(RecordChunk.of(records, ends=False), is_last=True))
     assert tables.num_early > 0.4 * len(expected)
     found = {(one.name, one.number): one.rows for one in tables.found}

@@ -9,9 +9,8 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster import simulation
-from sim.metrics.measured import request_metrics
 from sim.settings.scenario import build_run
-from sim.setup.streamed_run import StreamedRun
+from sim.setup.streaming import stream
 from tests.sim.metrics.test_run_figures import compare
 from tests.sim.workload.test_configs import GENERATED, TRACES
 
@@ -108,17 +107,20 @@ class NoTables:
     def add(self, chunk):
         self.num_chunks += 1
 
+    def finish(self, end, sums):
+        pass
+
 
 class Rows(NoTables):
     """Keeps the rows of requests with their latencies."""
 
-    def __init__(self, slo):
+    def __init__(self):
         super().__init__()
-        self.rows, self._slo = [], slo
+        self.rows = []
 
     def add(self, chunk):
         super().add(chunk)
-        self.rows.append(request_metrics(chunk.requests, self._slo, chunk.own_s))
+        self.rows.append(chunk.requests)
 
 
 def summaries(overrides, monkeypatch):
@@ -127,8 +129,8 @@ def summaries(overrides, monkeypatch):
     scenario, traffic = build_run(SOURCE.compose(overrides))
     whole = scenario.run(traffic).summary
     tables = NoTables()
-    run = StreamedRun(scenario, scenario.source(), tables, group_rows=GROUP_ROWS)
-    return whole, run.run(), tables.num_chunks
+    run = stream(scenario, scenario.source(), tables, group_rows=GROUP_ROWS)
+    return whole, run.summary, tables.num_chunks
 
 
 def short(name):
@@ -203,8 +205,8 @@ def test_latencies_of_the_workload_are_those_of_whole_tables(name, monkeypatch):
     monkeypatch.setattr(simulation, "EVENTS_BETWEEN_REPORTS", 64)
     scenario, traffic = build_run(SOURCE.compose(SLO_OF_WORKLOAD[name]))
     result = scenario.run(traffic)
-    tables = Rows(scenario.slo)
-    summary = StreamedRun(scenario, scenario.source(), tables, group_rows=GROUP_ROWS).run()
+    tables = Rows()
+    summary = stream(scenario, scenario.source(), tables, group_rows=GROUP_ROWS).summary
     assert list(compare(result.summary, summary)) == []
     assert 0.05 < summary["goodput"]["share"] < 0.995
     assert tables.num_chunks > 1

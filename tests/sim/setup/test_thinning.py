@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from experiments.bench.thinning import checked, random_fleet
 from policies.core.request import Prompt, Request, Segment
-from sim import simulate, simulate_streamed
+from sim import simulate
 from sim.metrics.thinned import ratio
 from sim.report.thinned_lines import thinned_lines
 from sim.settings.errors import ConfigError
@@ -124,7 +124,7 @@ def test_the_fleet_and_the_traffic_are_divided():
 
 def test_a_run_that_streams_has_the_same_intervals(tmp_path):
     whole = simulate(*FLEET, "sim.thin=4").summary["thinned"]
-    divided = simulate_streamed(tmp_path / "one", *FLEET, "sim.thin=4").summary["thinned"]
+    divided = simulate(*FLEET, "sim.thin=4", stream_to=tmp_path / "one").summary["thinned"]
     for section in ("ttft", "tpot", "e2e", "goodput", "throughput"):
         for key, figure in whole[section].items():
             for side, value in figure.items():

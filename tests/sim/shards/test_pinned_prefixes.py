@@ -7,7 +7,6 @@ import pytest
 
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Prompt, Request, Segment
-from policies.routing.join_shortest_kv import JoinShortestKv
 from policies.routing.random import Random
 from sim.cluster.settings import SimSettings
 from sim.shards.assignment import assign
@@ -42,9 +41,9 @@ def scenario_with(routing, shards=None, until_s=None):
     return replace(whole, caching=caching, routing=routing, workload=PaidPrefixes(), sim=sim)
 
 
-@pytest.mark.parametrize("routing", [Random(seed=1), JoinShortestKv(ties="index")], ids=["apart", "windows"])
 @pytest.mark.parametrize("until_s", [None, 5.0])
-def test_a_divided_run_keeps_prefixes_as_long_as_the_run(routing, until_s):
+def test_a_divided_run_keeps_prefixes_as_long_as_the_run(until_s):
+    routing = Random(seed=1)
     whole = scenario_with(routing, until_s=until_s).run()
     assert whole.records.pinned_token_s > 0
     assert whole.records.requests["cached_tokens"].sum() > 0

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.routing.round_robin import RoundRobin
-from sim.metrics.load_series import LoadSeries
-from sim.metrics.own_latencies import OwnLatencies
 from sim.metrics.plots import OVER_TIME
+from sim.metrics.run_sums import RunSums
+from sim.metrics.sketched import SKETCHED
 from sim.metrics.summary import RunFigures
 from sim.records.chunk import RecordChunk, without_rows
 from sim.records.timed_rows import TimedRows
-from sim.setup.streamed_run import check_streamed, figure_setting
+from sim.setup.streaming import check_streamed
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
 from sim.shards.intervals import merged_intervals
-from sim.shards.request_windows import merged_groups
+from sim.shards.request_rows import merged_groups
 from sim.shards.shard_file import DamagedShardError, ShardFile
-from sim.shards.streamed import measured_rows, merged_files, streamed_shard_bytes
+from sim.shards.sums import merged_sums, sums_bytes
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 from tests.sim.metrics.test_run_figures import compare
@@ -33,7 +33,7 @@ WIDTH_S = 16.0
 
 
 def new_setting_of(scenario):
-    return partial(figure_setting, scenario, scenario.pool_hardware())
+    return partial(scenario.figure_setting, scenario.pool_hardware(), kept=SKETCHED, plots=True)
 
 
 def shard_files(scenario, num_shards):
@@ -44,7 +44,7 @@ def shard_files(scenario, num_shards):
     traffic = ShardTraffic(scenario.source, assignment, every)
     for index, bounds in enumerate(every):
         shard = run_shard(traffic.source(index), assignment, pools, bounds, scenario, scenario.sim)
-        content = streamed_shard_bytes(shard, bounds, assignment.notes, new_setting, WIDTH_S)
+        content = sums_bytes(shard, assignment.notes, new_setting, WIDTH_S)
         yield ShardFile(BytesIO(content))
 
 
@@ -87,19 +87,22 @@ def test_figures_and_requests_are_those_of_one_process(world, router, shards, se
     scenario = replace(scenario_of(*WORLDS[world]), routing=ROUTERS[router], seed=seed)
     result = scenario.run()
     records = result.records
-    whole = RunFigures(new_setting_of(scenario)(records.pools))
-    whole.add(RecordChunk.of(records, ends=False))
-    files = shard_files(scenario, shards)
-    found = merged_files(files, new_setting_of(scenario), scenario.sim.until_s)
-    assert summary_of(found.figures, found.end) == summary_of(whole, without_rows(records))
-    assert_same_plots(found.figures.plots(found.end), whole.plots(without_rows(records)))
-    pd.testing.assert_frame_equal(found.replicas, result.replicas, check_exact=True)
-    series = LoadSeries()
-    series.add(result.requests, records.iterations)
-    pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
-    rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
-    pd.testing.assert_frame_equal(rows, records.requests, check_exact=True)
+    found = merged_sums(shard_files(scenario, shards), new_setting_of(scenario), scenario.sim.until_s)
+    assert_sums_are_those_of_one_process(scenario, found, result)
     assert_same_intervals(found, records)
+
+
+def assert_sums_are_those_of_one_process(scenario, found, result):
+    """Asserts that a divided run has the figures and rows of one process."""
+    records, end = result.records, without_rows(result.records)
+    whole = RunSums(new_setting_of(scenario)(records.pools))
+    whole.add(RecordChunk.of(records, ends=False))
+    assert summary_of(found.sums.figures, found.end) == summary_of(whole.figures, end)
+    assert_same_plots(found.sums.figures.plots(found.end), whole.figures.plots(end))
+    pd.testing.assert_frame_equal(found.sums.replicas.table(found.end), result.replicas, check_exact=True)
+    pd.testing.assert_frame_equal(found.sums.series.table(), whole.series.table(), check_exact=True)
+    rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
+    pd.testing.assert_frame_equal(rows, result.requests, check_exact=True)
 
 
 PUBLISHING = {
@@ -112,35 +115,16 @@ def publishing(*settings):
     return scenario_of(*PUBLISHING["workload"], *PUBLISHING["slo"], *settings)
 
 
-def assert_publishing_is_that_of_one_process(scenario, found, group_rows):
-    """Asserts that a divided run has the figures and rows of one process, with the times to publish."""
-    new_setting = new_setting_of(scenario)
-    result = scenario.run()
-    records, setting = result.records, new_setting(result.records.pools)
-    whole = RunFigures(setting)
-    whole.add(
-        OwnLatencies(setting.new_latencies(), setting.own_terms).completed(
-            RecordChunk.of(records, ends=False)
-        )
-    )
-    assert summary_of(found.figures, found.end) == summary_of(whole, without_rows(records))
-    assert list(compare(whole.summary(records)["goodput"], result.summary["goodput"])) == []
-    assert 0.2 < result.summary["goodput"]["share"] < 0.9
-    parts = [measured_rows(rows, scenario.slo) for rows in merged_groups(found.rows, group_rows)]
-    rows = pd.concat(parts, ignore_index=True)
-    pd.testing.assert_frame_equal(rows, result.requests, check_exact=True)
-    series = LoadSeries()
-    series.add(result.requests, records.iterations)
-    pd.testing.assert_frame_equal(found.series.table(), series.table(), check_exact=True)
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 def test_times_to_publish_are_those_of_one_process(shards):
     scenario = publishing()
     divided = replace(scenario, sim=replace(scenario.sim, shards=shards))
-    files = shard_files(divided, shards)
-    found = merged_files(files, new_setting_of(divided), None)
-    assert_publishing_is_that_of_one_process(scenario, found, 16)
+    found = merged_sums(shard_files(divided, shards), new_setting_of(divided), None)
+    result = scenario.run()
+    assert_sums_are_those_of_one_process(scenario, found, result)
+    figures, goodput = found.sums.figures, result.summary["goodput"]
+    assert list(compare(figures.summary(found.end)["goodput"], goodput)) == []
+    assert 0.2 < goodput["share"] < 0.9
 
 
 def test_times_to_publish_that_depend_on_other_shards_are_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,14 +24,14 @@ from sim.records.run import RunRecords
 from sim.speculation.records import SpeculationRecord, speculation_record
 from sim.workload.base import Source
 
-MAX_ITERATIONS: Final = 1 << 20
-"""Iterations after which a chunk is due; their table takes about 100 MB."""
+MAX_ITERATIONS: Final = 1 << 18
+"""Iterations after which a chunk is due; their table takes about 25 MB, twice that while it is made."""
 REPORTS_BETWEEN_COUNTS: Final = 4
 EARLY_STOPS: Final = "needs the rows of all requests, which a run with streamed tables does not keep"
 """Why such a run cannot be stopped early."""
 
 
-class StreamedSimulation(Simulation):
+class ChunkedSimulation(Simulation):
     """A simulation whose records go to `take`, in chunks, and from there to tables and sums.
 
     A chunk is due when as many requests have ended as a group has, or after `MAX_ITERATIONS` iterations.
@@ -96,20 +96,12 @@ class StreamedSimulation(Simulation):
         self._num_ended_at_flush = self.num_ended
         end = self._rows.first_row
         busy = None
-        while self._group_has_come(end):
-            busy = busy or {request_id // self._group_rows for request_id in self._open_ids()}
+        while self._rows.group_has_arrived(end):
+            busy = busy or {request_id // self._group_rows for request_id in self.gateway.attempts}
             if end // self._group_rows in busy:
                 break
             end += self._group_rows
         self._take(self._chunk(end, self._last_end_s, self._taken_unfilled()))
-
-    def _group_has_come(self, first: int) -> bool:
-        """Returns whether no more requests come of the group that begins with id `first`."""
-        return self._rows.group_has_arrived(first)
-
-    def _open_ids(self) -> Iterable[int]:
-        """Yields the ids of the requests that are known and have not ended."""
-        return self.gateway.attempts
 
     def _pool_by_replica(self) -> list[int]:
         """Returns the index of the pool of every replica of the run so far."""

@@ -9,7 +9,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.sequence import Sequence
-from sim.cluster.streamed import StreamedSimulation
+from sim.cluster.chunked import ChunkedSimulation
 from sim.settings.scenario import build_run
 from sim.transfer.network import Flow
 
@@ -18,7 +18,7 @@ def counts_of_objects():
     return [sum(type(each) is kind for each in gc.get_objects()) for kind in (Sequence, Flow)]
 
 
-class Watched(StreamedSimulation):
+class Watched(ChunkedSimulation):
     """A streamed run that counts, before its end, the objects of a type that the process holds."""
 
     counts = None
@@ -59,7 +59,7 @@ def test_ended_requests_are_forgotten(overrides):
 PROGRAM = """
 import sys
 from experiments.bench.memory import peak_mib
-from sim.cluster.streamed import StreamedSimulation
+from sim.cluster.chunked import ChunkedSimulation
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
@@ -68,7 +68,7 @@ rate = f"workload.arrivals.rate_per_s={8 * num_replicas}"
 settings = ["workload=poisson", f"workload.num_requests={num_requests}", f"replicas={num_replicas}", rate]
 source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 scenario, traffic = build_run(source.compose(settings))
-StreamedSimulation(
+ChunkedSimulation(
     source=traffic, pools=scenario.replica_pools(), cluster=scenario.for_a_run(), take=lambda chunk: None
 ).run()
 print(peak_mib())

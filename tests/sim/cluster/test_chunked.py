@@ -12,8 +12,8 @@ from experiments.conformance import worlds
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
 from sim.cluster import simulation
+from sim.cluster.chunked import ChunkedSimulation
 from sim.cluster.settings import SimSettings
-from sim.cluster.streamed import StreamedSimulation
 from sim.records.chunk import without_rows
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import EMPTY_ROW
@@ -43,7 +43,7 @@ class SpoiltLog(MappedRequestLog):
                 column[request_id] = 1 if name == "has_arrived" else 77
 
 
-class OftenCut(StreamedSimulation):
+class OftenCut(ChunkedSimulation):
     """A streamed run that is cut after any number of events."""
 
     def _new_request_log(self):
@@ -144,6 +144,6 @@ def test_rows_of_branches_drafts_and_adapters_are_those_of_a_plain_run(world, le
 
 def test_rejects_a_run_that_may_stop_early():
     with pytest.raises(ValueError, match=r"sim.stop_overloaded=true: needs the rows of all requests"):
-        StreamedSimulation(
+        ChunkedSimulation(
             source=None, pools=[], cluster=None, take=print, sim=SimSettings(stop_overloaded=True)
         )

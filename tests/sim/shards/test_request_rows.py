@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sim.shards.request_windows
-from sim.shards.request_windows import merged_groups, windowed_bytes
+import sim.shards.request_rows
+from sim.shards.request_rows import merged_groups, rows_bytes
 from sim.shards.shard_file import ShardMember
 
 GROUP = 4
@@ -26,7 +26,7 @@ def shard_of(ids):
     """Returns the requests of a shard as a member of its file."""
     file = BytesIO()
     with ZipFile(file, "w") as archive:
-        archive.writestr("rows", windowed_bytes(table(ids), GROUP))
+        archive.writestr("rows", rows_bytes(table(ids), GROUP))
     return ShardMember(file, "rows")
 
 

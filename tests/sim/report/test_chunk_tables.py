@@ -3,29 +3,48 @@
 import pandas as pd
 import pytest
 
-from sim import simulate
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.config_groups import CONFIG_DIR
+from sim.metrics.run_sums import RunSums
+from sim.metrics.sketched import SKETCHED
+from sim.report.chunk_tables import ChunkTables, check_free_space
 from sim.report.files import write_result
-from sim.report.streamed_tables import StreamedTables, check_free_space
+from sim.settings.scenario import build_run
 from tests.worlds.chunks import chunks_of
+
+SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
+SETTINGS = (
+    *("model=llama3_1_8b", "workload=poisson", "workload.num_requests=60", "replicas=2"),
+    "speculation=eagle3",
+)
 
 
 @pytest.fixture(scope="module")
-def result():
-    return simulate(
-        model="llama3_1_8b", workload="poisson", workload__num_requests=60, replicas=2, speculation="eagle3"
-    )
+def scenario():
+    return build_run(SOURCE.compose(list(SETTINGS)))[0]
 
 
-def write(folder, result, cuts_s, *, width_s=None):
-    tables = StreamedTables(folder, result.run.slo, width_s=width_s, group_rows=16)
-    for chunk in chunks_of(result.run.records, cuts_s, group_rows=16):
-        tables.add(chunk)
+@pytest.fixture(scope="module")
+def result(scenario):
+    return scenario.run()
 
 
-def test_tables_are_those_of_a_plain_run(tmp_path, result):
-    end_s = result.run.records.end_s
-    write(tmp_path / "streamed", result, [end_s / 3, end_s / 2], width_s=2.0)
-    write_result(tmp_path / "plain", result.run, result.config, tables=True, report=False)
+@pytest.fixture
+def write(scenario, result):
+    def write(folder, cuts_s, *, width_s=None):
+        setting = scenario.figure_setting(scenario.pool_hardware(), result.records.pools, SKETCHED)
+        tables, sums = ChunkTables(folder, width_s=width_s, group_rows=16), RunSums(setting)
+        for chunk in chunks_of(result.records, cuts_s, group_rows=16):
+            tables.add(sums.add(chunk))
+        tables.finish(chunk.end, sums)
+
+    return write
+
+
+def test_tables_are_those_of_a_plain_run(tmp_path, result, write):
+    end_s = result.records.end_s
+    write(tmp_path / "streamed", [end_s / 3, end_s / 2], width_s=2.0)
+    write_result(tmp_path / "plain", result, {}, tables=True, report=False)
     for name, keys in (
         ("requests", ["request_id"]),
         ("iterations", ["replica", "iteration"]),
@@ -45,10 +64,10 @@ def test_tables_are_those_of_a_plain_run(tmp_path, result):
     pd.testing.assert_frame_equal(streamed, plain)
 
 
-def test_files_of_iterations_and_gaps_do_not_depend_on_the_cuts(tmp_path, result):
-    end_s = result.run.records.end_s
-    write(tmp_path / "once", result, [], width_s=end_s / 7)
-    write(tmp_path / "often", result, [end_s * share / 10 for share in range(1, 10)], width_s=end_s / 7)
+def test_files_of_iterations_and_gaps_do_not_depend_on_the_cuts(tmp_path, result, write):
+    end_s = result.records.end_s
+    write(tmp_path / "once", [], width_s=end_s / 7)
+    write(tmp_path / "often", [end_s * share / 10 for share in range(1, 10)], width_s=end_s / 7)
     for name in ("iterations", "gaps", "itl", "bursts"):
         files = sorted((tmp_path / "once" / f"{name}.parquet").iterdir())
         assert len(files) in (7, 8)
@@ -59,9 +78,9 @@ def test_files_of_iterations_and_gaps_do_not_depend_on_the_cuts(tmp_path, result
             assert file.read_bytes() == (tmp_path / "often" / f"{name}.parquet" / file.name).read_bytes()
 
 
-def test_files_of_requests_do_not_depend_on_the_cuts(tmp_path, result):
-    write(tmp_path / "once", result, [])
-    write(tmp_path / "often", result, [result.run.records.end_s * share / 10 for share in range(1, 10)])
+def test_files_of_requests_do_not_depend_on_the_cuts(tmp_path, result, write):
+    write(tmp_path / "once", [])
+    write(tmp_path / "often", [result.records.end_s * share / 10 for share in range(1, 10)])
     files = sorted((tmp_path / "once" / "requests.parquet").iterdir())
     assert len(files) == 4
     for file in files:
@@ -70,20 +89,20 @@ def test_files_of_requests_do_not_depend_on_the_cuts(tmp_path, result):
     assert not (tmp_path / "once" / "itl.parquet").exists()
 
 
-def test_tables_of_an_earlier_run_are_removed(tmp_path, result):
-    write_result(tmp_path, result.run, result.config, tables=True, report=False)
-    write(tmp_path, result, [])
+def test_tables_of_an_earlier_run_are_removed(tmp_path, result, write):
+    write_result(tmp_path, result, {}, tables=True, report=False)
+    write(tmp_path, [])
     assert (tmp_path / "requests.parquet").is_dir()
     assert not (tmp_path / "events.parquet").exists()
-    write_result(tmp_path, result.run, result.config, tables=True, report=False)
+    write_result(tmp_path, result, {}, tables=True, report=False)
     assert (tmp_path / "requests.parquet").is_file()
 
 
-def test_files_of_others_are_kept(tmp_path, result):
+def test_files_of_others_are_kept(tmp_path, result, write):
     (tmp_path / "requests.parquet").mkdir()
     (tmp_path / "requests.parquet" / "mine.txt").write_text("mine")
     with pytest.raises(OSError, match=r"not empty"):
-        write(tmp_path, result, [])
+        write(tmp_path, [])
     assert (tmp_path / "requests.parquet" / "mine.txt").read_text() == "mine"
 
 

@@ -17,10 +17,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from sim.metrics.load_series import LoadSeries
 from sim.metrics.measured import request_metrics
-from sim.metrics.replica_table import ReplicaTable
-from sim.metrics.slo import Slo
+from sim.metrics.run_sums import RunSums
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
 from sim.records.timed_rows import SORTED_BY, TimedRows, empty_tables
@@ -30,8 +28,6 @@ from sim.report.saved import BURSTS, GAPS, saved_records
 from sim.report.whole_file import write_whole
 
 REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
-PLOTS = "plots.bin"
-"""The file of the data that the plots of the page show: `sim.metrics.plots.Plots`."""
 EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
 """Tables of a run that is not streamed, or is, of which some would remain beside those of another run."""
 REQUEST_BYTES: Final = 120
@@ -59,51 +55,56 @@ class TableFolder:
         return not self._num_files
 
 
-class StreamedTables:
+class ChunkTables:
     """The tables of a run that streams its records.
 
-    slo: for the columns of `request_metrics`. width_s: length of the intervals of which the iterations and
-    gaps are written, see `sim.records.timed_rows`; None: they are not. The tables of an earlier run in the
-    folder are removed.
+    width_s: length of the intervals of which the iterations and gaps are written, see
+    `sim.records.timed_rows`; None: they are not. The tables of an earlier run in the folder are removed.
+    Methods raise OSError.
     """
 
-    def __init__(
-        self, folder: Path, slo: Slo | None, *, width_s: float | None, group_rows: int = GROUP_ROWS
-    ) -> None:
-        self._folder, self._slo, self._group_rows = folder, slo, group_rows
+    def __init__(self, folder: Path, *, width_s: float | None, group_rows: int = GROUP_ROWS) -> None:
+        self._folder, self._group_rows = folder, group_rows
         for name in EARLIER:
             remove_folder_of_table(folder / f"{name}.parquet")
             (folder / f"{name}.parquet").unlink(missing_ok=True)
         self._requests = TableFolder(folder / REQUESTS)
         self._timed = None if width_s is None else TimedRows(width_s)
         self._others = {name: TableFolder(folder / f"{name}.parquet") for name in SORTED_BY}
-        self._replicas, self._series = ReplicaTable(), LoadSeries()
 
     def add(self, chunk: RecordChunk) -> None:
-        """Writes what a chunk has. Raises OSError."""
-        requests = request_metrics(chunk.requests, self._slo, chunk.own_s)
-        self._replicas.add(requests, chunk.iterations)
-        self._series.add(requests, chunk.iterations)
-        group = requests["request_id"].to_numpy() // self._group_rows
+        """Writes what a chunk has. Its requests have `request_metrics`."""
+        group = chunk.requests["request_id"].to_numpy() // self._group_rows
         borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         for first, end in pairwise(borders):
-            if end > first or (chunk.end is not None and self._requests.is_empty):
-                self._requests.add(requests[first:end])
+            if end > first:
+                self.add_group(chunk.requests[first:end])
         if self._timed is not None:
-            self._add_others(chunk, self._timed)
-        if chunk.end is not None:
-            self._finish(chunk.end)
+            for name, _, rows in self._timed.add(chunk, is_last=chunk.end is not None):
+                self.add_interval(name, rows)
 
-    def _add_others(self, chunk: RecordChunk, timed: TimedRows) -> None:
-        for name, _, rows in timed.add(chunk, is_last=chunk.end is not None):
-            self._others[name].add(rows)
-        for name, nothing in empty_tables(chunk.end).items() if chunk.end is not None else ():
+    def add_group(self, requests: pd.DataFrame) -> None:
+        """Writes the rows of a group of requests, which comes after those before."""
+        self._requests.add(requests)
+
+    def add_interval(self, name: str, rows: pd.DataFrame) -> None:
+        """Writes the rows of an interval of a table of iterations or gaps."""
+        self._others[name].add(rows)
+
+    def finish(self, end: RunRecords, sums: RunSums) -> None:
+        """Writes the tables of the whole run, and those that have no rows.
+
+        end: the records, with tables without rows. sums: of the whole run.
+        """
+        if self._requests.is_empty:
+            setting = sums.figures.setting
+            nothing = {term: np.zeros(0) for term in setting.own_terms}
+            self.add_group(request_metrics(end.requests[:0], setting.slo, nothing))
+        for name, rows in empty_tables(end).items() if self._timed is not None else ():
             if self._others[name].is_empty:
-                self._others[name].add(nothing)
-
-    def _finish(self, end: RunRecords) -> None:
-        write_table(self._replicas.table(end), self._folder / REPLICAS)
-        write_table(self._series.table(), self._folder / SERIES)
+                self.add_interval(name, rows)
+        write_table(sums.replicas.table(end), self._folder / REPLICAS)
+        write_table(sums.series.table(), self._folder / SERIES)
         for name, content in saved_records(end):
             if name not in (GAPS, BURSTS):
                 write_whole(self._folder / name, content)

@@ -1,0 +1,78 @@
+"""The requests of all shards in the order of their ids, without all of them in memory.
+
+A shard has requests from the whole run. Its table is written in row groups of ids that are close together,
+so that the rows of a range of ids can be read from all shards, and merged, range after range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import pairwise
+from typing import IO, Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from sim.records.chunk import GROUP_ROWS
+from sim.shards.open_files import OpenFiles
+from sim.shards.shard_file import ShardMember
+
+GROUPS_AT_ONCE: Final = 8
+"""Groups (see `sim.records.chunk`) whose requests are merged at once: half a million rows, 200 MB."""
+ID: Final = "request_id"
+
+
+def rows_bytes(requests: pd.DataFrame, group_rows: int = GROUP_ROWS) -> bytes:
+    """Returns a table in the Parquet format, with a row group for each range of `GROUPS_AT_ONCE` groups.
+
+    requests: those of a shard, by request id.
+    """
+    content = BytesIO()
+    table = pa.Table.from_pandas(requests, preserve_index=False)
+    with pq.ParquetWriter(content, table.schema, compression="lz4") as writer:
+        for first, end in _runs(requests[ID].to_numpy() // (group_rows * GROUPS_AT_ONCE)):
+            writer.write_table(table.slice(first, end - first), row_group_size=max(1, end - first))
+    return content.getvalue()
+
+
+def _runs(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yields first and end of the rows of each value, in sorted values; of no values, the empty range."""
+    return pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])
+
+
+def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -> Iterator[pd.DataFrame]:
+    """Yields the requests of all shards, group after group, by request id; a group has at least one row.
+
+    shards: what `rows_bytes` returns for each. Few of their files are open at once.
+    """
+    with _tables(shards) as tables:
+        places: dict[int, list[tuple[int, int]]] = {}
+        for shard in range(len(shards)):
+            metadata = tables.opened(shard).metadata
+            column = tables.opened(shard).schema_arrow.get_field_index(ID)
+            for index in range(metadata.num_row_groups):
+                group = metadata.row_group(index)
+                if group.num_rows:
+                    first_id = group.column(column).statistics.min
+                    places.setdefault(first_id // (group_rows * GROUPS_AT_ONCE), []).append((shard, index))
+        for _, own in sorted(places.items()):
+            parts = [tables.opened(shard).read_row_group(index).to_pandas() for shard, index in own]
+            rows = pd.concat(parts, ignore_index=True).sort_values(ID, ignore_index=True)
+            for first, end in _runs(rows[ID].to_numpy() // group_rows):
+                yield rows[first:end].reset_index(drop=True)
+
+
+def _tables(shards: Sequence[ShardMember]) -> OpenFiles[Any]:
+    """Returns the tables of shards as `ParquetFile`s."""
+    metadata: dict[int, Any] = {}  # of all, as it is slow to read
+
+    def read(shard: int, content: IO[bytes]) -> Any:
+        file = pq.ParquetFile(content, metadata=metadata.get(shard))
+        metadata[shard] = file.metadata
+        return file
+
+    return OpenFiles(shards, read)
