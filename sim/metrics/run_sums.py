@@ -1,4 +1,4 @@
-"""What a run adds up while its records come in chunks: its figures, its series and its table of replicas."""
+"""Sums of a run whose records come in chunks: its figures, its series and its table of replicas."""
 
 from __future__ import annotations
 
