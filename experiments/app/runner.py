@@ -168,7 +168,7 @@ def _as_running(cfg: DictConfig) -> Iterator[dict[str, Any]]:
             parts = [str(OmegaConf.select(cfg, key)) for key in _folder_keys(cfg) if key]
             cfg.hydra.runtime.output_dir = str(Path(*parts).absolute())
         HydraConfig.instance().set_config(cfg)
-        own = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+        own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
         OmegaConf.copy_cache(from_config=cfg, to_config=own)  # the same time of day as in the folder
         yield resolved(own)
     finally:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from experiments.app.output_file import file_errors_reported
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.resolve import resolved
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
 from experiments.reproduce.rows import Compared, Direct, Row, Sampled, Searched
@@ -180,7 +181,7 @@ def _arms(ours: Compared) -> list[tuple[str, Any]]:
 def experiment_of(name: str, dirs: Sequence[Path]) -> Experiment:
     """Returns a comparison of the config folders."""
     source = ConfigSource(config_name="compare", dirs=dirs)
-    return build_settings(composed(source, [f"experiment={name}"])).experiment
+    return build_settings(resolved(composed(source, [f"experiment={name}"]))).experiment
 
 
 def _part(experiment: Experiment, arms: Sequence[str], at: Any) -> Experiment:

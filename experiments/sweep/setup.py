@@ -148,7 +148,7 @@ def _sweep_options(
     cfg = composed(source, overrides, with_hydra=True)
     if recorded:
         check_recorded({"launcher": OmegaConf.to_container(cfg.launcher)}, recorded)
-    own = resolved(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]))
+    own = resolved(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
     return SweepOptions(
         sweep=build_as(SweepSettings, own["sweep"], "sweep"),
         report=build_report_settings(own["report"], "report"),
