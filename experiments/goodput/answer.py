@@ -109,7 +109,8 @@ def _searched(
 ) -> dict[int, Found]:
     """Returns the results of searches by their index: all points in parallel, then each search from its own.
 
-    After Ctrl-C: the results of those whose points are measured. report: gets the number of ended tasks.
+    After Ctrl-C: the results of those that have ended, and what the points show of arms of which none has.
+    report: gets the number of ended tasks.
     """
     waiting = deque((i, point) for i, one in enumerate(searches) for point in one.points)
     ready = deque(i for i, one in enumerate(searches) if not one.points)
@@ -133,8 +134,9 @@ def _searched(
             if len(known[index]) == len(searches[index].points):
                 ready.append(index)
         report(ended)
+    ended_arms = {searches[index].arm.name for index in done}
     for index, one in enumerate(searches):
-        if index not in done and len(known[index]) == len(one.points) > 0:
+        if one.arm.name not in ended_arms and len(known[index]) == len(one.points) > 0:
             done[index] = replace(one, known=known[index]).of_points()
     return done
 

@@ -300,6 +300,13 @@ def test_ctrl_c_keeps_the_seeds_that_are_searched_and_exits_130(tmp_path, monkey
     whole, part = (pd.read_parquet(tmp_path / f"{name}/runs.parquet") for name in ("whole", "part"))
     assert part.equals(whole[whole.seed == 0])
     assert "interrupted" in capsys.readouterr().err
+    one = ("goodput.seeds=[0]", *own[1:])
+    stop_at, seeds[:] = 0, []
+    assert main(["goodput", *QUICK, *one, "hydra.run.dir=whole_of_one"]) == 0
+    stop_at, seeds[:] = len(seeds), []
+    assert main(["goodput", *QUICK, *one, "hydra.run.dir=curve"]) == 130
+    curve = pd.read_parquet(tmp_path / "curve/runs.parquet")
+    assert set(curve.rate) < set(whole[whole.seed == 0].rate)  # what the search adds is not there
     stop_at, seeds[:] = 1, []
     assert main(["goodput", *QUICK, *own, "hydra.run.dir=none"]) == 130
     assert not (tmp_path / "none/summary.json").exists()
