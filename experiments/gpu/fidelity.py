@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.resolve import resolved
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.run import check, measure
 from experiments.calibrate.engine.settings import MeasureSettings
@@ -83,7 +84,7 @@ def _composition(run: Run, overrides: Sequence[str] = ()) -> Composition:
 def suite_of(name: str) -> Suite:
     """Returns the suite of that name from the config group `suite`."""
     source = ConfigSource(config_name="validate", dirs=[CONFIG_DIR])
-    return split(composed(source, ["device=cpu", f"suite={name}"]))[0].suite
+    return split(resolved(composed(source, ["device=cpu", f"suite={name}"])))[0].suite
 
 
 def _calibrated(run: Run, _: None) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.resolve import resolved
 from experiments.compare.arms import points
 from experiments.compare.settings import build_settings
 
@@ -37,7 +38,7 @@ MINE = "# My own\n_target_: policies.batching.static.Static\nbatch_size: 4\n"
 
 def arms_of(cfg, dirs):
     """Composes and builds every arm of a comparison."""
-    return points(build_settings(cfg), ConfigSource(config_name="simulate", dirs=dirs))
+    return points(build_settings(resolved(cfg)), ConfigSource(config_name="simulate", dirs=dirs))
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

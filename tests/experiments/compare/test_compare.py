@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
+from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from experiments.study import runs
 from experiments.study.figures import figures
@@ -123,7 +124,7 @@ def test_also_reaches_every_arm_and_an_arms_own_setting_wins(folder):
     also = 'also=["hardware=l40s","batching=static"]'
     assert compare(folder, also, "jobs=1", "report=false") == 0
     cfg = OmegaConf.load(folder / "out/config.yaml")
-    settings, arms = build_settings(cfg), arms_of(cfg, [CONFIG_DIR, folder / "own"])
+    settings, arms = build_settings(resolved(cfg)), arms_of(cfg, [CONFIG_DIR, folder / "own"])
     assert settings.also == ("hardware=l40s", "batching=static")
     assert {point.config["hardware"]["name"] for point in arms} == {"L40S"}
     assert arms[0].config["batching"]["_target_"].endswith("Chunked")

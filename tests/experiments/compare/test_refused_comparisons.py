@@ -9,6 +9,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
+from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from tests.experiments.compare.own_experiment import SHIPPED, TINY, arms_of, compare
 
@@ -139,5 +140,7 @@ def test_choices_of_a_group_can_be_swept(folder):
 
 def test_interpolations_in_an_experiment_are_resolved(folder):
     source = ConfigSource(config_name="compare", dirs=[CONFIG_DIR, folder / "own"])
-    settings = build_settings(source.compose(["experiment=tiny", "experiment.title=${experiment.baseline}"]))
+    settings = build_settings(
+        resolved(source.compose(["experiment=tiny", "experiment.title=${experiment.baseline}"]))
+    )
     assert settings.experiment.title == "chunked"

@@ -13,6 +13,7 @@ from experiments.app.cli import main
 from experiments.app.completion import candidates
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
+from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from experiments.study.runs import settings_that_differ
 from tests.experiments.compare.own_experiment import SHIPPED, arms_of
@@ -41,7 +42,7 @@ LARGE = (
 )
 def test_every_shipped_experiment_composes_and_builds(path):
     cfg = ConfigSource(config_name="compare", dirs=[CONFIG_DIR]).compose([f"experiment={path.stem}"])
-    settings, arms = build_settings(cfg), arms_of(cfg, [CONFIG_DIR])
+    settings, arms = build_settings(resolved(cfg)), arms_of(cfg, [CONFIG_DIR])
     experiment = settings.experiment
     assert first_comment(path), "windtunnel list experiment shows it"
     assert len(arms) * len(experiment.seeds) == experiment.num_runs
