@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.config_groups import config_dirs
+from experiments.app.settings.resolve import resolved
 from experiments.serve.command import ServeJob, prepare
 
 FAST = ("time_scale=20", "serve.output_length=max_tokens")
@@ -21,7 +22,7 @@ FAST = ("time_scale=20", "serve.output_length=max_tokens")
 def make_job(*overrides: str) -> ServeJob:
     source = ConfigSource(config_name="serve", dirs=config_dirs(None))
     given = [*FAST, *overrides]
-    return prepare(source.compose(given), Composition(source, given))
+    return prepare(resolved(source.compose(given)), Composition(source, given))
 
 
 @asynccontextmanager

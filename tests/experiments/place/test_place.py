@@ -30,7 +30,7 @@ def models(**changes):
 
 
 def placed(*overrides):
-    cfg = ConfigSource(config_name="place", dirs=[CONFIG_DIR]).compose(list(overrides))
+    cfg = ConfigSource(config_name="place", dirs=[CONFIG_DIR]).compose_plain(list(overrides))
     return place(read_settings(cfg), [CONFIG_DIR])
 
 

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
+from experiments.app.settings.resolve import resolved
 from experiments.serve import command
 from experiments.serve.engine.arguments import with_checkpoint
 from experiments.serve.engine.result import result_of
@@ -34,7 +35,7 @@ TINY = ("backend=engine", "model=random_8m", "engine.num_kv_blocks=200", "engine
 def prepared(*words):
     words = with_checkpoint(words)
     source = ConfigSource(config_name="serve", dirs=[CONFIG_DIR])
-    return command.prepare(composed(source, words), Composition(source, words))
+    return command.prepare(resolved(composed(source, words)), Composition(source, words))
 
 
 def run(job, test):
