@@ -27,12 +27,12 @@ from sim.cluster.gateway_assembly import GatewayAssembly
 from sim.cluster.model_turns import ModelTurns
 from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
+from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.attachment import PlanListener
 from sim.engine.busy_time import BusyTime
 from sim.engine.clock import ARRIVE, Clock, Phase
 from sim.engine.gc_pause import gc_paused
 from sim.engine.interrupt import ctrl_c_noted
-from sim.engine.links import AdapterLoads
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.engine.run_context import RunContext

@@ -135,7 +135,7 @@ def test_a_damaged_file_is_an_error():
 
 REFUSED = {
     "routing=least_outstanding": "it reads the state of replicas, which shards do not share; choose routing=",
-    "routing=session_affinity": "dedicated, session_affinity with routing.max_load=inf",
+    "routing=session_affinity": "dedicated, or session_affinity with routing.max_load=inf",
     "routing=slo_aware": "it reads the state of replicas",
     "admission=queue_bound": "it admits by the load of all replicas; choose admission=none",
     "retries=immediate": "a retry is routed again",
