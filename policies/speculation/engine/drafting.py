@@ -137,12 +137,22 @@ class Drafting:
         core, decodes = self._core, self.decodes
         all_decode = is_undisturbed and decodes.size + core.num_held == core.num_in_engine
         if all_decode and 0 < decodes.size <= max_unasked:
-            plan = self._rows.unasked(core.step, max_unasked)
+            plan = self._rows.unasked(max_unasked) if self._rows.is_alike else self._built(max_unasked)
             if plan is not None:
                 return plan
         if self._late is None:
             decodes.hide()  # what policies must not see
         return None
+
+    def _built(self, max_num_tokens: int) -> StepPlan | None:
+        """Returns a step of max_num_tokens in which all decode, which is repeated; None: there is no room."""
+        step = self._core.step
+        step.begin()
+        step.budget(max_num_tokens)
+        if not step.decode_together():
+            return None
+        step.repeat()
+        return step.end()
 
     def make_room(self) -> None:
         """Reads the tokens of the step before, after a step that computes nothing.

@@ -15,7 +15,6 @@ import numpy as np
 from policies.core.plan import FOREVER, StepPlan
 from policies.core.sequence import DECODING, Sequence
 from policies.core.state import EngineState
-from policies.core.step import StepBuilder
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
 from policies.speculation.fixed import Fixed
@@ -106,16 +105,14 @@ class DraftRows:
                 self._offer(seq)
         return together.num_tokens + self._drafting.size
 
-    def unasked(self, step: StepBuilder, max_num_tokens: int) -> StepPlan | None:
-        """Returns a step of max_num_tokens in which all decode, which is repeated; None: there is no room."""
+    @property
+    def is_alike(self) -> bool:
+        """True if the rows of a step in which all decode depend on nothing but their numbers of tokens."""
+        return self._is_fixed and not self._pool.needs_offers
+
+    def unasked(self, max_num_tokens: int) -> StepPlan | None:
+        """Returns a step of max_num_tokens in which all decode, if they are alike; None: there is no room."""
         decodes, pool = self._drafting, self._pool
-        if pool.needs_offers or not self._is_fixed:
-            step.begin()
-            step.budget(max_num_tokens)
-            if not step.decode_together():
-                return None
-            step.repeat()
-            return step.end()
         inputs_left = max(self._max_inputs, max_num_tokens) - self._rules.num_input_slots
         together = self._take_together(min(max_num_tokens, inputs_left))
         if together is None:
