@@ -34,7 +34,7 @@ ALIASES = {
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 MODELS = ConfigSource(config_name="calibrate", dirs=[CONFIG_DIR])
-"""Composes fewer groups than a scenario has, in a fifth of the time."""
+"""Composes fewer groups than a scenario has, in a quarter of the time."""
 
 
 class NotSimulatedError(Exception):

@@ -1,6 +1,8 @@
 """Reads layers that are not all softmax attention with an MLP: hybrids with state-space layers, and others.
 
 Each function returns the mixer of every layer, or its MLP, in the order of the layers.
+
+The module is long because each architecture has its own fields for the kinds of its layers.
 """
 
 from __future__ import annotations

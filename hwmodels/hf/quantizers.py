@@ -2,6 +2,8 @@
 
 A description is the quantization_config of a config.json, or a file beside it. Its reader returns a `Plan`;
 whatever names a format that is not known is an error with the key.
+
+The module is long because each quantiser has its own reader, and they are read side by side.
 """
 
 from __future__ import annotations

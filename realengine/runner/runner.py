@@ -6,6 +6,8 @@ block tables on the device; only changed entries are sent. The newest token of a
 the device, so the next step can be packed before the host has read it.
 
 Letters of array names: S slots (one more than max_num_seqs, for padding), L tokens, M blocks, B rows.
+
+The module is long because it is one object: the arrays, and the steps that pack, send and read them.
 """
 
 from __future__ import annotations

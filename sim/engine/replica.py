@@ -8,6 +8,8 @@ first iteration boundary at or after the event, where a simulation of single ite
 
 In a pipeline `step` is the oldest of several batches in flight (see `BatchTimes`). The engine waits for it,
 as vLLM's does: what arrives meanwhile is planned when it has ended.
+
+The module is long because it is one object: the loop, and what cuts a leap, crashes or aborts.
 """
 
 from __future__ import annotations

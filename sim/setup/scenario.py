@@ -1,4 +1,7 @@
-"""The settings of a whole simulated run: checks them, runs the simulation and computes its metrics."""
+"""The settings of a whole simulated run: checks them, runs the simulation and computes its metrics.
+
+The module is long because it is one object: all settings, their checks, and the run that they make.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A table yields its rows in pieces of some thousand. A piece can be read as columns, by pyarrow, where its text
 and types are plain; otherwise its rows are read one by one, with the same values and with errors that name
 file, row, column and value.
+
+The module is long because four file formats have one way to name what is wrong with a value.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Read are a command line; a shell script, with continued lines, variables, arrays and here-documents; a line
 with `docker run`; and YAML with `command` and `args` of a container, as Compose and Kubernetes have it.
+
+The module is long because a command may stand in a manifest in a script in a here-document.
 """
 
 from __future__ import annotations

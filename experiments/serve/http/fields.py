@@ -3,6 +3,8 @@
 Fields, defaults and limits are those of vLLM's API. A field that is null is as one that is absent. A field of
 that API which would change the answer and is not served is refused. Unknown fields are ignored, as clients
 and routers send fields of their own.
+
+The module is long because it is one list: every field of the API, with its limits and its refusal.
 """
 
 from __future__ import annotations
