@@ -24,6 +24,9 @@ from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.workload.base import Source
 
+NEEDED = (*OPTIONAL, "storage", "pools", "kv_transfer", "sim", "energy", "metrics")
+"""Keys of a whole config that are read before its scenario is built; the others are the scenario's fields."""
+
 
 def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> Scenario:
     """Builds the scenario without checking that the model fits its devices. Raises ConfigError.
@@ -31,6 +34,13 @@ def build_scenario(cfg: Mapping[Any, Any], objects: Mapping[str, Any] = MappingP
     cfg: the whole config, with interpolations resolved. objects: root key -> the object that
     replaces its node.
     """
+    if not isinstance(cfg, Mapping):
+        raise ConfigError(f"the config must be a mapping of settings, is a {type(cfg).__name__}")
+    for key in NEEDED:
+        if key not in cfg:
+            raise ConfigError(
+                f"{key}: must be given, as in the config.yaml of a run, which is a whole config"
+            )
     settings: dict[str, Any] = {str(key): cfg[key] for key in cfg if key not in NOT_OF_A_SCENARIO}
     settings |= {key: cfg[key] or None for key in OPTIONAL}
     settings |= _unused(objects.get("speculation", cfg["speculation"]))

@@ -18,7 +18,9 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.batching.static import Static
 from sim import ConfigError, Result, simulate
+from sim.api import RunConfig, simulate_config
 from sim.metrics.slo import Slo
+from sim.settings.scenario import NEEDED
 
 SMALL = {"workload": "poisson", "workload__num_requests": 40}
 
@@ -169,6 +171,18 @@ def test_texts_and_numbers_reach_the_config_as_they_are():
     overrides = [f"+{_override(f'own_{name}', value)}" for name, value in values.items()]
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(overrides)
     assert {name: OmegaConf.to_container(cfg)[f"own_{name}"] for name in values} == values
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+def test_a_plain_config_that_is_not_whole_is_refused_with_the_missing_key(missing):
+    nodes = {key: {} for key in NEEDED if key != missing}
+    with pytest.raises(ConfigError, match=f"^{missing}: must be given"):
+        simulate_config(RunConfig(nodes=nodes))
+
+
+def test_a_plain_config_is_a_mapping():
+    with pytest.raises(ConfigError, match="must be a mapping of settings, is a list"):
+        simulate_config(RunConfig(nodes=[]))
 
 
 def test_the_package_is_imported_without_hydra_and_plotly():
