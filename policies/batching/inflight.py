@@ -109,8 +109,8 @@ class InFlight(Checked):
             num_rest += _num_blocks_left(seq, num_left - num_tokens, view.block_size)
             self._close(step, num_left, num_tokens)
         num_rest = self._admit(view, step, shares, num_decodes, num_free, num_rest, most)
-        if waits and step.num_tokens > num_decodes:
-            step.hold(1)  # the rest of a split prompt may wait again
+        if waits and (step.num_tokens > num_decodes or any(shares.values())):
+            step.hold(1)  # the rest of a split prompt, or a prompt without memory, may wait again
         if num_rest and not self._reserves:
             _hold_while_free(view, step, num_rest)
         step.repeat()

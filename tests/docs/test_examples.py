@@ -121,7 +121,7 @@ def shell(tmp_path, monkeypatch, capsys) -> Shell:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(slow=8)
+@pytest.mark.sampled(slow=4)
 @pytest.mark.parametrize("page", RUN_PAGES, ids=name_of)
 def test_the_commands_of_a_page_run_and_print_what_it_shows(page, shell):
     for block in blocks_of(page):

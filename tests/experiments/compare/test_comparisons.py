@@ -89,6 +89,7 @@ EVENTS = [
 """Events without which a comparison would show nothing: comparison, arm, count in the summary."""
 
 
+@pytest.mark.sampled(fast=7, slow=4)
 @pytest.mark.parametrize(("name", "arm", "count"), EVENTS)
 def test_what_a_comparison_is_about_happens_in_it(name, arm, count):
     figure = happened(name, arm)

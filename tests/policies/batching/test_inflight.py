@@ -2,7 +2,10 @@
 
 import pytest
 
+from experiments.conformance.same_run import assert_leap_equals_step
+from experiments.conformance.worlds import Ask, World
 from policies.batching.inflight import InFlight
+from policies.caching.paged import Paged
 from policies.core.plan import StepOutcome
 
 A, B, C = range(3)
@@ -131,6 +134,24 @@ def test_batch_waiting_ends_when_enough_prompts_wait(make_core, make_request, ru
     assert run_step(core)[0] == {A: 1, B: 4, C: 4}
     core.add(make_request(3, 4), stop_after=1)
     assert [3 in run_step(core)[0] for _ in range(4)] == [False, False, False, True], "the timeout"
+
+
+def test_a_wait_that_ends_without_memory_is_not_leapt_over():
+    """The second prompt waits for others, then in vain for memory (the watermark), and then again."""
+    world = World(
+        asks=(Ask(0, 4, 60), Ask(0.5, 4, 8)),
+        batching=InFlight(
+            max_num_batched_tokens=64,
+            capacity_scheduler_policy="max_utilization",
+            batch_wait_timeout_iters=4,
+            batch_wait_max_tokens_ratio=0.5,
+        ),
+        caching=Paged(block_size=4, watermark=0.9),
+        num_blocks=20,
+    )
+    waits = assert_leap_equals_step(world).records.requests
+    assert waits.wait_memory_s[1] > 0
+    assert waits.wait_policy_s[1] > waits.wait_memory_s[1]
 
 
 def test_prompts_do_not_wait_where_none_decodes(make_core, make_request, run_step):
