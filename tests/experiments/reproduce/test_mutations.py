@@ -62,7 +62,7 @@ def test_the_findings_name_rows_and_mutations():
 
 @pytest.mark.slow
 def test_a_new_run_of_the_grid_finds_what_is_kept():
-    names = drawn_of(list(ROWS), 15, "mutations")
+    names = drawn_of(list(ROWS), 5, "mutations")
     fresh: dict[str, list[Finding]] = {name: [] for name in names}
     for line in findings(names, jobs=2):
         fresh[line.row].append(line)
