@@ -26,11 +26,11 @@ from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.core.policy_names import name_of
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
 from policies.scheduling.queue_order import QueueOrder
+from policies.user_code.traits import name_of
 from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {

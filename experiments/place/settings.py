@@ -12,7 +12,7 @@ from experiments.app.settings.resolve import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
-from policies.caching.settings import Caching
+from policies.caching.pool import Caching
 from policies.parallelism import Load
 from policies.placement import Objective, Placing
 from policies.scheduling import Scheduling

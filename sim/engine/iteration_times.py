@@ -83,7 +83,7 @@ class BatchTimes:
         committed           a     b c         d
 
     A batch has its tokens when it has left the last stage; its time is the sum over the stages, and those
-    that follow it are behind it by the slowest. `policies.core.batches` decides what is in a batch.
+    that follow it are behind it by the slowest. `policies.core.parts` decides what is in a batch.
     In the records, an iteration begins when the one before it has ended, or when it is planned, if that is
     later: the rows of a replica do not overlap, and the first of a burst is the longest.
     """

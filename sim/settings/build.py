@@ -15,8 +15,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, Self, TypeGuard, get_type_hints
 
+from policies.user_code.decisions import is_of_user
 from policies.user_code.failure import import_quote
-from policies.user_code.frames import is_of_user
 from sim.settings.convert import Planned, WrongObject, convert, example_of, is_object, shown
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.policy_errors import PolicyFailedError, raise_if_of_policy, wrong_class

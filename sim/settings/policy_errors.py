@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from policies.core.policy_names import name_of_class
+from policies.user_code.decisions import PACKAGES, is_of_user, package_of
 from policies.user_code.failure import Policy, PolicyError, failure
-from policies.user_code.frames import PACKAGES, is_of_user, package_of
+from policies.user_code.traits import name_of_class
 from sim.settings.errors import ConfigError
 
 

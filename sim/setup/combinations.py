@@ -20,15 +20,13 @@ from hwmodels.levels.speculative import Speculative
 from policies.admission.none import AdmitAll
 from policies.batching import BatchingTraits
 from policies.batching.static import Static
-from policies.caching.eviction.future import FutureUses
-from policies.caching.pool import BlockPool
-from policies.caching.settings import pool_of
-from policies.core.policy_names import name_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import BlockPool, pool_of
 from policies.routing import RoutingTraits
 from policies.routing.static import reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits
-from policies.user_code.traits import traits_of
+from policies.user_code.traits import name_of, traits_of
 from sim.workload.marked import answers_of, branching_key
 
 ANY_NUM_BLOCKS = 2**20

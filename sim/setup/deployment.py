@@ -23,9 +23,9 @@ from hwmodels.operators.calibration import Calibration
 from policies.adapters import AdapterServing
 from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching, BatchingTraits
-from policies.caching.eviction.future import FutureUses
+from policies.caching.content import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
-from policies.caching.settings import Caching, KvMemory
+from policies.caching.pool import Caching, KvMemory
 from policies.core.ranks import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer

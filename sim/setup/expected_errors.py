@@ -31,7 +31,7 @@ from hwmodels.trust.table import (
     Level,
     shipped,
 )
-from policies.core.policy_names import name_of
+from policies.user_code.traits import name_of
 from sim.report.wording import plural
 from sim.setup.pool import PoolSettings
 from sim.workload.arrivals import AllAtOnce, ClosedLoop

@@ -7,10 +7,9 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import DividesAttention, LatencyLevel
 from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching, BatchingTraits
-from policies.caching.settings import Caching
-from policies.core.policy_names import name_of
+from policies.caching.pool import Caching
 from policies.core.ranks import DataParallel
-from policies.user_code.traits import traits_of
+from policies.user_code.traits import name_of, traits_of
 from sim.setup.engine_profile import EngineProfile
 
 ROUTING = "engine.kernels.routing"

@@ -17,8 +17,8 @@ from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
 from policies.batching import BatchingTraits, max_unasked_of
-from policies.caching.eviction.future import FutureUses
-from policies.caching.settings import pool_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import pool_of
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.release import Release

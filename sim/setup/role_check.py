@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from policies.batching import supports_mixed_role
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
-from policies.core.policy_names import name_of
 from policies.roles import Roles
+from policies.user_code.traits import name_of
 from sim.setup.pool import PoolSettings
 from sim.setup.speculation import stores_kv
 from sim.transfer.topology import NetworkSettings

@@ -18,10 +18,8 @@ from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
 from policies.batching import BatchingTraits
-from policies.caching.content import prompt_segments
-from policies.caching.eviction.future import FutureUses
-from policies.core.policy_names import name_of
-from policies.user_code.traits import traits_of
+from policies.caching.content import FutureUses, prompt_segments
+from policies.user_code.traits import name_of, traits_of
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet

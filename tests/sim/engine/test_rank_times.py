@@ -11,7 +11,7 @@ from hwmodels.iterations.iteration import Gathered, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.ranks import DataParallel

@@ -4,7 +4,7 @@ import pytest
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.request import Prompt, Request
