@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hwmodels.hf.attention import grouped_layers, latent_attention, windows
 from hwmodels.hf.fields import Fields, wrong
+from hwmodels.hf.layers import grouped_layers, latent_attention, windows
 from hwmodels.hf.usual import reach, usual_attention, usual_experts, usual_mlp
 from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
 from hwmodels.model.compressed_attention import CompressedAttention

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.iterations.pipeline import Pipeline
-from hwmodels.iterations.stages import Pass, Stages
+from hwmodels.iterations.stages import Pass, Pipeline, Stages
 from policies.core.plan import StepPlan
 from sim.engine.shape import shape_of, shapes_of_ranks
 

@@ -20,7 +20,6 @@ from hwmodels.model.state_space import (
     Mamba2,
     ShortConvolution,
 )
-from hwmodels.trust.lookup import Place, errors_at, is_compared
 from hwmodels.trust.table import (
     ALL_ENGINES,
     ALL_GPUS,
@@ -29,6 +28,9 @@ from hwmodels.trust.table import (
     LORA,
     ExpectedError,
     Level,
+    Place,
+    errors_at,
+    is_compared,
     shipped,
 )
 from policies.user_code.traits import name_of

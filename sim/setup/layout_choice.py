@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
-from hwmodels.iterations.operating_point import decode_shape, largest_batch, prefill_shape
-from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
+from hwmodels.iterations.stages import Pipeline
 from hwmodels.model.mlp import MixtureOfExperts
 from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from sim.setup.deployment import Deployment

@@ -13,8 +13,7 @@ import numpy as np
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.iterations.jitter import JitterFactors
-from hwmodels.speculation.leaps import Leaps
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation.model import Leaps, SpeculativeModel
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.speculation import Proposer
