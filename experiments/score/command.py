@@ -26,7 +26,7 @@ from experiments.study.presets import taken_for
 from experiments.study.progress import lasting_progress
 from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
-from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.interpreter import ctrl_c_noted
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

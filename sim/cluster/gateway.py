@@ -23,8 +23,7 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.routing import chosen
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway_attachment import GatewayAttachment, GatewayListeners
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway_attachment import GatewayAttachment, GatewayListeners, RequestAttempt
 from sim.cluster.routers import Routers
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica

@@ -46,7 +46,7 @@ class EngineProfile(Checked):
     frontend: Frontend | None = None
     """Work of the API server, for whose processes requests wait; None: there is none."""
     scheduler_recv_interval: PositiveInt = 1
-    """Iterations of decodes between two looks for new requests; see `sim.engine.intake`."""
+    """Iterations of decodes between two looks for new requests; see `sim.engine.frontend`."""
     pp_max_micro_batch_size: Annotated[
         NonNegativeInt | None, "0 for max_num_seqs over the stages", "null for no limit"
     ] = None

@@ -16,7 +16,7 @@ from sim.setup.expected_errors import expected_error_note
 from sim.setup.no_effect import delayer_note, ranks_note
 from sim.setup.pool import PoolSettings
 from sim.setup.speculation import max_tokens_per_pass, speculation_notes
-from sim.transfer.resharding import resharding
+from sim.transfer.kv_copy import resharding
 from sim.workload.base import Workload, WorkloadNotes
 from sim.workload.synthetic import Synthetic
 

@@ -8,7 +8,7 @@ from hwmodels.exact import Num
 from hwmodels.iterations.iteration import DraftWork, IterationShape
 from policies.core.plan import StepPlan
 from policies.speculation.engine.drafts import DraftPlan
-from sim.engine.shape import shape_of
+from sim.engine.iteration_times import shape_of
 
 
 def pairs_of(drafts: DraftPlan, contexts: list[int]) -> list[int]:

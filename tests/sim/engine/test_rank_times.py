@@ -18,8 +18,7 @@ from policies.core.ranks import DataParallel
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim import simulate
-from sim.engine.iteration_times import seconds_of
-from sim.engine.shape import shape_of, shapes_of_ranks
+from sim.engine.iteration_times import seconds_of, shape_of, shapes_of_ranks
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 
