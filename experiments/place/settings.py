@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from experiments.app.output_file import check_output_file
+from experiments.app.run_folder import check_output_file
 from experiments.app.settings.resolve import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
 from hwmodels.levels.rooflines import LatencyLevel

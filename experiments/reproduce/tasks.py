@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.resolve import resolved

@@ -10,8 +10,12 @@ from typing import Annotated, Any
 import pandas as pd
 from rich.console import Console
 
-from experiments.app.output_file import check_distinct_files, check_output_file, file_errors_reported
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import (
+    check_distinct_files,
+    check_output_file,
+    file_errors_reported,
+    print_path,
+)
 from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.score.kinds import KINDS

@@ -24,7 +24,7 @@ from fieldlimits import FINITE, Checked, Ge, NonNegative, NonNegativeInt, Positi
 from sim.cluster.fleet import Fleet, Member, State
 from sim.engine.clock import Clock, Phase
 from sim.records.failure import Failure, FailureKind
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 Pools = Mapping[str, Sequence[int]]
 """Indices in the fleet of the replicas of each pool, by the name of the pool."""

@@ -40,7 +40,7 @@ from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import Status
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 NO_TRANSFERS: Final[list[Transfer]] = []
 MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted

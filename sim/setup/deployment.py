@@ -31,9 +31,15 @@ from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from policies.user_code.traits import traits_of
 from sim.engine.replica_pool import KvLayout
-from sim.setup.combinations import check_replica
+from sim.setup.combinations import (
+    check_chain,
+    check_experts,
+    check_ranks,
+    check_replica,
+    check_shares,
+    num_groups,
+)
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.no_effect import check_chain, check_experts, check_ranks, check_shares, num_groups
 from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 

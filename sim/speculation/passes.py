@@ -20,8 +20,7 @@ from policies.speculation import Proposer
 from policies.speculation.engine.drafting import drafts_of
 from sim.engine.iteration_times import RunningStep, seconds_of, shape_of
 from sim.speculation.acceptance import Acceptance
-from sim.speculation.log import DraftLog
-from sim.speculation.shapes import pairs_of, with_drafts
+from sim.speculation.log import DraftLog, pairs_of, with_drafts
 from sim.speculation.verdict_table import VerdictTable
 
 

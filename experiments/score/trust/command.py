@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.app.output_file import file_errors_reported
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import file_errors_reported, print_path
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.score.prediction_file import PredictionFile
 from experiments.score.trust.bands import FAMILY, FEW

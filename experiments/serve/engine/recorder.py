@@ -24,8 +24,7 @@ from realengine.serving.answer import Answer, DraftCounts
 from sim.engine.iteration_times import shape_of
 from sim.records.requests import RequestLog, Status
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
-from sim.speculation.log import DRAFT_WORK_COLUMNS
-from sim.speculation.shapes import first_shape
+from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
 from sim.workload.traffic_log import TrafficLog
 
 REQUEST_BYTES = 700
