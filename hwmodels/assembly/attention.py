@@ -17,17 +17,17 @@ from hwmodels.exact import Lines, larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_token
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
-from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
-from hwmodels.model.compressed_attention import CompressedAttention
-from hwmodels.model.linear_attention import LinearAttention, RecurrentLayer
+from hwmodels.model.attention import Attention, CompressedAttention, GroupedQueryAttention, LatentAttention
 from hwmodels.model.matrices import share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,
+    LinearAttention,
     Mamba1,
     Mamba2,
+    RecurrentLayer,
     ShortConvolution,
 )
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention

@@ -20,8 +20,7 @@ from hwmodels.exact import Lines, larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, zero
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
-from hwmodels.model.attention import LatentAttention
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import CompressedAttention, LatentAttention
 from hwmodels.model.matrices import Role, share_of
 from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.operators.attention import DecodeAttention, HeadLayout

@@ -12,8 +12,8 @@ from typing import Any
 
 from hwmodels.hf.fields import Fields, wrong
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
-from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
+from hwmodels.model.recurrent import LinearAttention
 
 
 def llama_attention(fields: Fields) -> list[Attention]:

@@ -10,10 +10,10 @@ from typing import Annotated, Protocol
 
 from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, NoAttention
-from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.quantization import KV_BYTES, check_weight_format, weight_format
+from hwmodels.model.recurrent import LinearAttention
 
 __all__ = [
     "Attention",

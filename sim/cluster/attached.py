@@ -25,8 +25,7 @@ from policies.core.request import Prompt, Request
 from policies.user_code.traits import traits_of
 from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.records.failure import Failure, FailureKind

@@ -14,7 +14,7 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.scaling import Scaling, checked_interval_s, checked_target
 from sim.cluster.fleet import Fleet, Member, State
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.engine.signals import BusyTime

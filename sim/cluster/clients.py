@@ -11,9 +11,7 @@ from simpy.events import ProcessGenerator
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
-from sim.cluster.routers import Routers
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt, Routers
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica

@@ -17,10 +17,8 @@ from policies.user_code.traits import traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt, Routers
 from sim.cluster.recovery import Resends
-from sim.cluster.routers import LengthPredictions, Routers
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.transfer_gateway import KeptPrefills, PrefillPools, TransferGateway
 from sim.engine.clock import Clock

@@ -27,8 +27,7 @@ from policies.core.limits import RejectedError
 from policies.core.plan import Migrant
 from policies.core.request import Request
 from sim.cluster.clients import FirstTokens
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.kv_replication import KvReplication

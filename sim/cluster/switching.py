@@ -21,7 +21,7 @@ from policies.roles import ReplicaLoad, Roles, Switch
 from policies.roles.turns import Turns
 from policies.user_code.decisions import returned
 from sim.cluster.fleet import Fleet, Member, State
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 

@@ -28,10 +28,8 @@ from policies.routing import Routing
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import FirstTokens
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt
 from sim.cluster.recovery import Resends
-from sim.cluster.routers import LengthPredictions
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import FINISHED, RequestLog

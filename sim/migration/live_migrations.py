@@ -34,8 +34,7 @@ from policies.core.sequence import DECODING, LEAVING, Sequence
 from policies.migration import Migration, Move, checked_interval_s, checked_moves
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.fleet import Member, State
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 from sim.migration.load_view import LoadView

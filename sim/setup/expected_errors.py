@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwmodels.levels.rooflines import Calibrated, Spec
-from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,

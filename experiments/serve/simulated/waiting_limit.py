@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.serve.simulated.fleet import SimulatedFleet
-from sim.cluster.gateway_attachment import GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.replica import Replica
 
 
