@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from policies.adapters import registry
 from policies.adapters.residents import Residents
-from policies.caching.pool import BlockPool
-from policies.caching.settings import KvMemory, pool_of
+from policies.caching.pool import BlockPool, KvMemory, pool_of
 from realengine.clock import Clock, WallClock
 from realengine.engine import Engine
 from realengine.model.backend import choose_device

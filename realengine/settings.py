@@ -16,9 +16,9 @@ from policies.batching import Batching
 from policies.batching.chunked import Chunked
 from policies.batching.static import Static
 from policies.caching.paged import Paged
+from policies.caching.pool import Caching
 from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import SnapKv
-from policies.caching.settings import Caching
 from policies.caching.streaming import StreamingLlm
 from policies.core.release import VLLM_0_32, Release
 from policies.prediction import LengthPredictor

@@ -4,18 +4,23 @@ A folder whose name comes from the clock is made anew; where another run of the 
 `-3` and so on are appended. A folder that the user names must be new or empty, unless `overwrite=true` is
 given: then what an earlier run has left in it is removed first. A run in shards may also take a folder with
 shards of a run that has not ended, which it continues if it is the same.
+
+A folder that one process works on is locked; the lock ends with the process, whatever ends that.
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
+import platform
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from experiments.app.lock import LOCK
 from sim.settings.errors import ConfigError
 
 OVERWRITE = "overwrite"
@@ -129,3 +134,29 @@ def _remove(result: Path) -> None:
     from sim.report.files import remove_folder_of_table  # noqa: PLC0415  (pandas: half a second)
 
     remove_folder_of_table(result)
+
+
+LOCK = ".lock"
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """Returns an open file that holds the lock until it is closed.
+
+    Raises ConfigError, which names the holder, while another process has it, and OSError if the folder cannot
+    be written. A file system without locks gives none.
+    """
+    file = (folder / LOCK).open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise ConfigError(f"{folder}: {holder} works on it; wait until it ends, or end it") from None
+    except OSError:
+        return file
+    file.truncate(0)
+    since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    file.write(f"process {os.getpid()} on {platform.node()} since {since}\n")
+    file.flush()
+    return file

@@ -21,10 +21,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import NamedTuple
 
-from experiments.app.garbage import begin_collection
 from experiments.app.job import CannotWriteError, UnsuccessfulError
-from experiments.app.secret_flags import without_secrets
-from experiments.app.standard_output import output_errors_kept
+from experiments.app.process import begin_collection, output_errors_kept, without_secrets
 from policies.user_code.failure import PolicyError, trace_of, with_quote
 from sim.settings.errors import ConfigError, suggest
 

@@ -1,15 +1,20 @@
-"""Files that every command writes into the folder of its run, and the folder's path as it is printed."""
+"""Files that every command writes into the folder of its run, and the folder's path as it is printed.
+
+The path of an output file is checked before a command runs; there is a message if a file cannot be written.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
-from rich.console import Console
 
+from experiments.app.job import CannotWriteError
 from sim.report.whole_file import write_whole
 
 SERVER_KEYS = ("backend", "device", "host", "port", "time_scale", "serve")
@@ -46,3 +51,50 @@ def print_path(path: str, console: Console) -> None:
 def seen_from_here(path: Path) -> str:
     """Returns the path, relative to the current folder if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_output_file(name: str, path: str) -> None:
+    """Raises ValueError if the path is a folder, or if the folder of the file does not exist."""
+    if Path(path).is_dir():
+        raise ValueError(f"{name}={path}: is a folder; name a file in it")
+    if not Path(path).resolve().parent.is_dir():
+        raise ValueError(f"{name}={path}: there is no folder {Path(path).resolve().parent}; create it first")
+
+
+def check_distinct_files(**paths: str | None) -> None:
+    """Raises ValueError if two of these settings name the same file, which one would overwrite."""
+    seen: dict[Path, str] = {}
+    for name, path in paths.items():
+        if path is None:
+            continue
+        first = seen.setdefault(Path(path).resolve(), name)
+        if first != name:
+            raise ValueError(f"{name}={path}: is the file of {first}, which it would overwrite; name another")
+
+
+@contextmanager
+def file_errors_reported(place: Path, cure: str = "choose another hydra.run.dir") -> Iterator[None]:
+    """Raises CannotWriteError in place of an OSError about a file or folder, what is in it, or what holds it.
+
+    An OSError about any other file comes from a policy or from a bug, and keeps its traceback. cure: what the
+    user can do apart from making room on a full disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not _is_above_or_below(
+            Path(error.filename).absolute(), place.absolute()
+        ):
+            raise
+        advice = f"make room or {cure}" if error.errno in FULL else cure
+        raise CannotWriteError(f"{error.filename}: {error.strerror}; {advice}") from error
+
+
+def _is_above_or_below(path: Path, other: Path) -> bool:
+    return path.is_relative_to(other) or other.is_relative_to(path)

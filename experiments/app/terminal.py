@@ -2,16 +2,21 @@
 
 The layout is made for 100 columns. On a narrower terminal the latency table is transposed and the blocks of
 figures stand one below the other. No figure is ever truncated.
+
+While the run goes on, the terminal has a progress bar in simulated time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +24,7 @@ from sim.report import evidence, wording
 from sim.report.bill import bill_line, training_line
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet_lines import fleet_lines
+from sim.workload.base import Source
 
 WIDE_COLUMNS = 96
 """Width, in columns, from which the three blocks of figures stand side by side if they fit."""
@@ -131,3 +137,35 @@ def fits(table: Table, console: Console) -> bool:
     """Returns whether the table fits the console without breaking a cell."""
     unlimited = console.options.update(width=10_000)
     return Measurement.get(console, unlimited, table).maximum <= console.width
+
+
+@contextmanager
+def simulated_time(
+    console: Console, source: Source, until_s: float | None, *, enabled: bool
+) -> Iterator[Callable[[float, int], None] | None]:
+    """Yields the callback of `Simulation.run` that draws the bar, or None if no bar is drawn.
+
+    The callback takes the simulated time in seconds and the number of requests that have ended. The bar
+    runs to until_s or the last arrival, or, if neither is known, to the number of requests. It is drawn
+    only on a terminal.
+    """
+    if not (enabled and console.is_terminal):
+        yield None
+        return
+    in_time = until_s if until_s is not None else source.last_arrival_s
+    columns = (
+        TextColumn("simulating"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[clock]} simulated, {task.fields[ended]:,} requests ended"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=in_time or source.num_requests, clock="0:00:00", ended=0)
+
+        def report(now: float, num_ended: int) -> None:
+            completed = min(now, in_time) if in_time else num_ended
+            clock = str(timedelta(seconds=int(now)))
+            progress.update(task, completed=completed, clock=clock, ended=num_ended)
+
+        yield report

@@ -20,10 +20,9 @@ from pathlib import Path
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.bench.sim import SHARED_TRACES, timeout_s
-from policies.caching.pool import BlockPool
+from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import Caching, KvMemory
 from policies.core.decode_set import DecodeSet
 from policies.core.request import Request
 from policies.core.sequence import FinishReason

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from realengine.engine import Engine

@@ -15,8 +15,7 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.app.job import Job
-from experiments.app.output_file import check_output_file
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import check_output_file, print_path
 from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.calibrate.engine import command as engine_command

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.app.output_file import check_output_file
+from experiments.app.run_folder import check_output_file
 from experiments.app.settings.resolve import resolved
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS

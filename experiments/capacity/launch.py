@@ -16,7 +16,7 @@ import yaml
 
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
-from hwmodels.hf.engine_names import ENGINE_NAMES
+from hwmodels.hf.asked import ENGINE_NAMES
 from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.model.quantization import kind_of
 from policies.batching.chunked import Chunked
@@ -26,11 +26,11 @@ from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.core.policy_names import name_of
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
 from policies.scheduling.queue_order import QueueOrder
+from policies.user_code.traits import name_of
 from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {

@@ -10,14 +10,13 @@ import json
 from typing import Any
 
 from hwmodels.speculation.draft import ModelDraft
-from policies.core.policy_names import name_of
 from policies.speculation import DraftLengthTraits, Proposer, num_places
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.suffix import Suffix
-from policies.user_code.traits import traits_of
+from policies.user_code.traits import name_of, traits_of
 from sim.setup.scenario import Scenario
 
 VLLM_METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")

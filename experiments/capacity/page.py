@@ -26,7 +26,7 @@ from experiments.capacity.tables import (
 from experiments.study.pages import COLOURS
 from experiments.study.pareto import pareto
 from experiments.study.verdicts import LEVEL
-from hwmodels.iterations.operating_point import decode_shape, largest_batch
+from hwmodels.iterations.ops import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, SERIES, styled
 from sim.report.numbers import seconds

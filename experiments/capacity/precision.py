@@ -14,7 +14,7 @@ from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.search import Search, State
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 from sim.settings.build import build
 
 FORMATS = ("weights", "moe_weights", "kv_cache_dtype")

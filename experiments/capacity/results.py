@@ -15,7 +15,7 @@ from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Run, at_target, keeps
 from experiments.capacity.search import Search, State, Status
 from hwmodels.iterations.iteration import IterationShape
-from hwmodels.iterations.operating_point import decode_shape, prefill_shape
+from hwmodels.iterations.ops import decode_shape, prefill_shape
 from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
 from sim.report.wording import LATENCIES, WAITS
 

@@ -16,7 +16,7 @@ from policies.adapters.merged import Merged
 from policies.adapters.registry import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.prediction.histogram import RunningHistogram
 from sim.engine.links import Links
 

@@ -58,8 +58,7 @@ from policies.routing.static import reads_replicas
 from policies.scheduling import StarvationTraits
 from policies.user_code.failure import PolicyError, failure, with_quote
 from policies.user_code.traits import traits_of
-from sim.settings.build import build
-from sim.settings.policy_errors import policies_of
+from sim.settings.build import build, policies_of
 
 NUM_WORLDS = 100
 """Number of random worlds in which each promise is checked by default."""

@@ -30,7 +30,7 @@ from policies.speculation.slo_aware import SloAware
 from policies.speculation.tree import TokenTree
 from sim.speculation.acceptance import Verdicts
 from sim.speculation.acceptance.iid import Iid
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 CARRYING = (Paged, PrefixCaching, Radix, Tiered)
 """Caches that can hold draft tokens."""

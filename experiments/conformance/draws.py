@@ -15,7 +15,7 @@ from experiments.conformance.toys import TICK_S, UNEVEN_S, ToyModel
 from experiments.conformance.worlds import Ask, World
 from policies.batching import supports_mixed_role
 from policies.batching.chunked import Chunked
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.prediction.histogram import RunningHistogram
 from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.scheduling.fcfs import Fcfs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from policies.adapters import AdapterServing
-from policies.caching.settings import Caching
+from policies.caching.pool import Caching
 from policies.scheduling import Scheduling
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from policies.caching.group_pool import GroupPool
 from policies.caching.pool import BlockPool
-from policies.caching.prefix_pool import PrefixPool
+from policies.caching.prefix import PrefixPool
 from policies.core.branch_set import num_prompt_block_tokens
 from policies.core.engine import EngineCore
 from policies.core.limits import StopAfter

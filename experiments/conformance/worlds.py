@@ -16,8 +16,7 @@ from policies.adapters.residents import Residents
 from policies.admission.none import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.pool import BlockPool
-from policies.caching.settings import KvMemory
+from policies.caching.pool import BlockPool, KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.request import Branching, Prompt, Request, Segment

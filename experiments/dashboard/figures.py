@@ -12,7 +12,7 @@ from experiments.dashboard.simulation_service import Answer, Curve
 from experiments.report.roofline.chart import roofline
 from experiments.report.roofline.survey import RooflineSettings, survey
 from hwmodels.iterations.iteration import UnknownIterationError
-from sim.cluster.overload import overload_of
+from sim.cluster.early_stop import overload_of
 from sim.metrics.limiting import time_shares
 from sim.report import numbers, wording
 from sim.report.latency import latency_cdfs

@@ -23,7 +23,7 @@ from experiments.observe.outputs import write_observation
 from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
-from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.interpreter import ctrl_c_noted
 from sim.records.run import RunRecords
 from sim.report import numbers, wording
 from sim.report.files import config_digest

@@ -15,7 +15,7 @@ from numpy.random import Generator
 
 from policies.caching.content import prompt_segments
 from policies.core.request import Request
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 _COMMON = (
     "time year people way day man thing life child world school state family student group country "

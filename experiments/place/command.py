@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.app.output_file import file_errors_reported
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import file_errors_reported, print_path
 from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.place.problem import Placed, place

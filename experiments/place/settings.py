@@ -7,12 +7,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from experiments.app.output_file import check_output_file
+from experiments.app.run_folder import check_output_file
 from experiments.app.settings.resolve import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching
-from policies.caching.settings import Caching
+from policies.caching.pool import Caching
 from policies.parallelism import Load
 from policies.placement import Objective, Placing
 from policies.scheduling import Scheduling

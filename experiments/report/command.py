@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from experiments.app.key_values import key_values
-from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import file_errors_reported
 from experiments.app.terminal import terminal_console
 from experiments.report.run import redraw
 from experiments.sweep.folder import SweepFolder

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.resolve import resolved
@@ -23,7 +23,7 @@ from experiments.study.code import code_version
 from experiments.study.figures import as_text, figures
 from experiments.study.runs import Point
 from experiments.study.workers import Report, in_turn, simulate_config
-from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.interpreter import ctrl_c_noted
 from sim.metrics.paired import Interval, compare_paired, mean_interval
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError, suggest

@@ -10,8 +10,12 @@ from typing import Annotated, Any
 import pandas as pd
 from rich.console import Console
 
-from experiments.app.output_file import check_distinct_files, check_output_file, file_errors_reported
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import (
+    check_distinct_files,
+    check_output_file,
+    file_errors_reported,
+    print_path,
+)
 from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.score.kinds import KINDS
@@ -26,7 +30,7 @@ from experiments.study.presets import taken_for
 from experiments.study.progress import lasting_progress
 from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
-from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.interpreter import ctrl_c_noted
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

@@ -27,7 +27,7 @@ from sim.metrics.pressure import held_back
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.chunks import TableSource
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 COLUMNS = (
     "id",

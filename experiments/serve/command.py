@@ -36,9 +36,8 @@ from experiments.serve.settings import (
 from experiments.serve.vllm_flags import without_flags
 from sim.metrics.slo import check_no_workload_terms
 from sim.records.run import RunRecords
-from sim.settings.build import build_as
+from sim.settings.build import build_as, policy_errors
 from sim.settings.errors import ConfigError
-from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.workload.base import WorkloadNotes

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments.app.progress import simulated_time
 from experiments.app.run_folder import print_folder
 from experiments.app.settings.compose import Composition
 from experiments.app.settings.override import Override
-from experiments.app.terminal import print_summary, terminal_console
+from experiments.app.terminal import print_summary, simulated_time, terminal_console
 from experiments.simulate.output import SimulateOutput
 from sim.metrics.result import RunResult
 from sim.report.files import write_result

@@ -15,8 +15,8 @@ from experiments.study.code import code_version
 from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.sketched import SKETCHED
 from sim.records.timed_rows import interval_s
+from sim.settings.build import policy_errors
 from sim.settings.errors import ConfigError
-from sim.settings.policy_errors import policy_errors
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.shards.assignment import Assignment, assign

@@ -22,7 +22,7 @@ from experiments.simulate.shard_folder import NOT_OF_THE_RUN, ShardFolder
 from experiments.simulate.shard_task import ShardTask, code_of_windtunnel
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, WorkerDiedError
 from experiments.study.progress import lasting_progress
-from sim.engine.interrupt import Interrupt, ctrl_c_noted
+from sim.engine.interpreter import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.metrics.sketched import SKETCHED
 from sim.records.timed_rows import interval_s

@@ -8,7 +8,7 @@ from functools import lru_cache
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.model_names import NamedModel, model_named
+from experiments.app.settings.renamed import NamedModel, model_named
 from experiments.app.settings.resolve import resolved
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build
@@ -98,7 +98,7 @@ def preset(group: str, name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def model_preset(name: str) -> NamedModel:
-    """Returns the choice of `model` with this name, by the rule of `experiments.app.settings.model_names`."""
+    """Returns the choice of `model` with this name, by the rule of `experiments.app.settings.renamed`."""
     found = model_named(name, [CONFIG_DIR])
     if found is None:
         raise NotSimulatedError(f"model={name}: there is no preset of this name; all: windtunnel list model")

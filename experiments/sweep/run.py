@@ -23,7 +23,7 @@ from experiments.sweep.plan import Point
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import SweepOptions
 from policies.user_code.failure import trace_of
-from sim.engine.interrupt import Interrupt, ctrl_c_noted
+from sim.engine.interpreter import Interrupt, ctrl_c_noted
 from sim.settings.errors import ConfigError
 
 

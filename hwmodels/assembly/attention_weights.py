@@ -26,7 +26,7 @@ from hwmodels.exact import Num, larger, smaller
 from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape, ends_of_decodes
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import GroupedQueryAttention, NoAttention
-from hwmodels.model.linear_attention import RecurrentLayer
+from hwmodels.model.recurrent import RecurrentLayer
 from hwmodels.operators.stream import stream_seconds
 
 MATRIX_PASSES = 5

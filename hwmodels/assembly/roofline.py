@@ -24,10 +24,9 @@ from numpy import ndarray
 
 from hwmodels.assembly import Inputs, iteration_operators
 from hwmodels.assembly.adapters import AddedByAdapters
-from hwmodels.assembly.chain import over_chips
-from hwmodels.assembly.counted import CountedTimes
-from hwmodels.assembly.offloaded import offloaded
 from hwmodels.assembly.site import Kernels, Site
+from hwmodels.assembly.weight_places import offloaded, over_chips
+from hwmodels.by_count import CountedTimes
 from hwmodels.devices.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num, larger, whole

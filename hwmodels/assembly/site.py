@@ -14,19 +14,17 @@ from hwmodels.devices.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
-from hwmodels.model.block import Block
 from hwmodels.model.matrices import Matrix, Ranks, Role
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.model_spec import Block, ModelSpec
 from hwmodels.model.quantization import WeightFormat, weight_format
 from hwmodels.operators.attention_kernels import CHOICES as ATTENTION_CHOICES
 from hwmodels.operators.calibration import Calibration
-from hwmodels.operators.collectives import collective_seconds
+from hwmodels.operators.collectives import collective_seconds, torus_seconds
 from hwmodels.operators.gemm import gemm_seconds
 from hwmodels.operators.lora_kernels import LoraKernels
 from hwmodels.operators.moe_routing import Routing
 from hwmodels.operators.stream import stream_seconds
 from hwmodels.operators.systolic import systolic_gemm_seconds
-from hwmodels.operators.torus import torus_seconds
 
 SUMS = ("all_reduce", "reduce_scatter")
 """Collectives that need the results of all ranks, and wait for the last one: `Calibration.peer_wait_s`."""

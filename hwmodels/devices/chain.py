@@ -2,7 +2,7 @@
 
 A preset describes the whole machine as one device: its memory, bandwidth and peak are sums over the chips
 (Groq: 576 chips for a model of 70B parameters; Cerebras: one to four wafers).
-`hwmodels.assembly.chain` prices iterations on it.
+`hwmodels.assembly.weight_places` prices iterations on it.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ from enum import Enum
 from typing import Annotated, NamedTuple
 
 from fieldlimits import Checked, NonNegative, Positive, Unit
+from hwmodels.devices.device import Storage
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.devices.interconnect import Link
-from hwmodels.devices.storage import Storage
 
 
 class WeightSource(Enum):

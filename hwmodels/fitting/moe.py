@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from hwmodels.devices.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
-from hwmodels.operators.moe import MoeCurve, MoeWork, moe_work, work_seconds
-from hwmodels.operators.moe_kernels import kernel_family
+from hwmodels.operators.moe import MoeCurve, MoeWork, kernel_family, moe_work, work_seconds
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 
 GROUP_BY = ("hidden_size", "inter_size", "topk", "num_experts")
@@ -49,7 +48,7 @@ IMPLEMENTATIONS = {
     "marlin": ("marlinexperts",),
     "trtllm_gen": ("flashinfer_trtllm",),
 }
-"""Substrings of the kernel column by prefix of names in `hwmodels.operators.moe_kernels.FAMILIES`."""
+"""Substrings of the kernel column by prefix of names in `hwmodels.operators.moe.FAMILIES`."""
 
 _KEYS = (
     "hidden_size",

@@ -11,9 +11,26 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hwmodels.hf import attention, hybrids, mlp, tables
+from hwmodels.hf import hybrids, layers
 from hwmodels.hf.fields import Fields
-from hwmodels.hf.usual import unknown_attention, usual_attention, usual_mlp, with_names, with_usual_names
+from hwmodels.hf.usual import (
+    big_code_names,
+    chatglm_names,
+    dbrx_names,
+    falcon_names,
+    gemma3n_tables,
+    learned_positions,
+    mpt_names,
+    nemotron_h_names,
+    no_other_weights,
+    per_layer_embeddings,
+    qwen_names,
+    unknown_attention,
+    usual_attention,
+    usual_mlp,
+    with_names,
+    with_usual_names,
+)
 from hwmodels.model.attention import Attention
 from hwmodels.model.mlp import Mlp
 from hwmodels.model.model_spec import OtherWeights
@@ -38,7 +55,7 @@ class Architecture:
 
     attention: Callable[[Fields], list[Attention]]
     """Returns the attention of each layer."""
-    mlp: Callable[[Fields], list[Mlp]] = mlp.dense_mlp
+    mlp: Callable[[Fields], list[Mlp]] = layers.dense_mlp
     needs: tuple[str, ...] = ("intermediate_size",)
     """Fields that must be present besides REQUIRED."""
     num_norms: int = 2
@@ -52,22 +69,22 @@ class Architecture:
     """Fields that its class has and that change nothing that is priced, such as what it always does."""
     renamed: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     """Returns the fields under the names that attention and mlp read."""
-    other_weights: Callable[[Fields], tuple[OtherWeights, ...]] = tables.none
+    other_weights: Callable[[Fields], tuple[OtherWeights, ...]] = no_other_weights
     """Returns weights outside the layers besides vocabulary tables."""
     mtp_layer: Callable[[Sequence[Attention], Sequence[Mlp]], tuple[Attention, Mlp]] | None = None
     """Returns the parts of an MTP module's layer from those of all layers; None: those of the last block."""
 
 
 DEEPSEEK_V3 = Architecture(
-    attention=attention.latent_attention,
-    mlp=mlp.deepseek_mlp,
+    attention=layers.latent_attention,
+    mlp=layers.deepseek_mlp,
     needs=DEEPSEEK,
     mtp_layers=("num_nextn_predict_layers",),
     renamed=with_names("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
 )
 QWEN3_5_MOE = Architecture(
-    attention=attention.hybrid_attention,
-    mlp=mlp.qwen_moe_mlp,
+    attention=layers.hybrid_attention,
+    mlp=layers.qwen_moe_mlp,
     needs=(*QWEN_MOE, *LINEAR),
     mtp_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
@@ -79,7 +96,7 @@ QWEN3_NEXT = replace(
     left_out={},
 )
 GEMMA3 = Architecture(
-    attention=attention.gemma3_attention,
+    attention=layers.gemma3_attention,
     num_norms=4,
     defaults={
         "vocab_size": 262208,
@@ -92,8 +109,8 @@ GEMMA3 = Architecture(
     },
 )
 GEMMA3N = Architecture(
-    attention=attention.gemma3n_attention,
-    mlp=mlp.gemma3n_mlp,
+    attention=layers.gemma3n_attention,
+    mlp=layers.gemma3n_mlp,
     num_norms=4,
     defaults={
         "vocab_size": 262400,
@@ -109,27 +126,27 @@ GEMMA3N = Architecture(
         "altup_num_inputs": 4,
         "tie_word_embeddings": True,
     },
-    other_weights=tables.gemma3n_tables,
+    other_weights=gemma3n_tables,
 )
 LLAMA4 = Architecture(
-    attention=attention.llama4_attention,
-    mlp=mlp.llama4_mlp,
+    attention=layers.llama4_attention,
+    mlp=layers.llama4_mlp,
     defaults={"attention_chunk_size": 8192},
 )
 QK_NORM = ("use_qk_norm", "qk_norm", "qk_layernorm")
-QWEN2 = Architecture(attention=attention.qwen2_attention)
-QWEN3 = Architecture(attention=attention.qwen3_attention, no_effect=QK_NORM)
+QWEN2 = Architecture(attention=layers.qwen2_attention)
+QWEN3 = Architecture(attention=layers.qwen3_attention, no_effect=QK_NORM)
 QWEN3_MOE = Architecture(
-    attention=attention.qwen3_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE, no_effect=QK_NORM
+    attention=layers.qwen3_attention, mlp=layers.qwen_moe_mlp, needs=QWEN_MOE, no_effect=QK_NORM
 )
 QWEN3_5 = Architecture(
-    attention=attention.hybrid_attention,
+    attention=layers.hybrid_attention,
     needs=("intermediate_size", *LINEAR),
     mtp_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
     no_effect=("mlp_only_layers",),
 )
-MISTRAL = Architecture(attention=attention.llama_attention)
+MISTRAL = Architecture(attention=layers.llama_attention)
 
 
 def usual(
@@ -162,11 +179,11 @@ GEMMA4 = Architecture(
     num_norms=4,
     renamed=with_usual_names,
     defaults={"sliding_window": 512, "tie_word_embeddings": True},
-    other_weights=tables.per_layer_embeddings,
+    other_weights=per_layer_embeddings,
 )
 DEEPSEEK_V4 = Architecture(
     attention=hybrids.compressed_attention,
-    mlp=mlp.deepseek_mlp,
+    mlp=layers.deepseek_mlp,
     needs=("head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window", *DEEPSEEK[-3:]),
     mtp_layers=("num_nextn_predict_layers",),
     mtp_layer=hybrids.v4_mtp,
@@ -183,7 +200,7 @@ MINIMAX_M3 = usual(
 NEMOTRON_H = usual(
     attention=hybrids.nemotron_h_attention,
     mlps=hybrids.nemotron_h_mlp,
-    renamed=tables.nemotron_h_names,
+    renamed=nemotron_h_names,
     num_norms=1,
     mtp_layer=hybrids.nemotron_h_mtp,
 )
@@ -199,27 +216,25 @@ MIMO_V2 = usual(
 )
 GLM4 = usual(attention=partial(usual_attention, o_bias=False), num_norms=4)
 GLM4_MOE = Architecture(
-    attention=attention.glm4_moe_attention,
-    mlp=mlp.deepseek_mlp,
+    attention=layers.glm4_moe_attention,
+    mlp=layers.deepseek_mlp,
     needs=("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
     mtp_layers=("num_nextn_predict_layers",),
 )
 BAICHUAN = usual()
 MPT = usual(
     mlps=UNGATED,
-    renamed=tables.mpt_names,
+    renamed=mpt_names,
     defaults=TIED,
     no_effect=("no_bias", "norm_type", "embedding_fraction"),
 )
 FALCON = usual(
     mlps=partial(usual_mlp, gated=False, factor=4),
-    renamed=tables.falcon_names,
+    renamed=falcon_names,
     defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
     no_effect=("alibi", "parallel_attn", "num_ln_in_parallel_attn"),
 )
-CHATGLM = usual(
-    renamed=tables.chatglm_names, no_effect=("add_bias_linear", "pre_seq_len", "prefix_projection")
-)
+CHATGLM = usual(renamed=chatglm_names, no_effect=("add_bias_linear", "pre_seq_len", "prefix_projection"))
 GROK = usual(num_norms=4, defaults=TIED, no_effect=("attn_logit_softcapping",))
 HUNYUAN = ("cla_share_factor", "use_mixed_mlp_moe", "dense_list", "class_num", "moe_layer_num_skipped")
 LONGCAT = usual(
@@ -231,14 +246,14 @@ LONGCAT = usual(
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "LlamaForCausalLM": Architecture(attention=attention.llama_attention),
+    "LlamaForCausalLM": Architecture(attention=layers.llama_attention),
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": Architecture(
-        attention=attention.llama_attention, mlp=mlp.mixtral_mlp, needs=LOCAL_EXPERTS
+        attention=layers.llama_attention, mlp=layers.mixtral_mlp, needs=LOCAL_EXPERTS
     ),
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": Architecture(
-        attention=attention.qwen2_attention, mlp=mlp.qwen_moe_mlp, needs=QWEN_MOE
+        attention=layers.qwen2_attention, mlp=layers.qwen_moe_mlp, needs=QWEN_MOE
     ),
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
@@ -251,21 +266,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Glm4MoeForCausalLM": GLM4_MOE,
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
     "GemmaForCausalLM": Architecture(
-        attention=attention.llama_attention, defaults={"tie_word_embeddings": True}
+        attention=layers.llama_attention, defaults={"tie_word_embeddings": True}
     ),
     "Gemma2ForCausalLM": Architecture(
-        attention=attention.gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
+        attention=layers.gemma2_attention, num_norms=4, defaults={"tie_word_embeddings": True}
     ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3nForCausalLM": GEMMA3N,
-    "Phi3ForCausalLM": Architecture(attention=attention.phi3_attention),
+    "Phi3ForCausalLM": Architecture(attention=layers.phi3_attention),
     "GptOssForCausalLM": Architecture(
-        attention=attention.gpt_oss_attention, mlp=mlp.gpt_oss_mlp, needs=LOCAL_EXPERTS
+        attention=layers.gpt_oss_attention, mlp=layers.gpt_oss_mlp, needs=LOCAL_EXPERTS
     ),
     "Llama4ForCausalLM": LLAMA4,
     "MiniMaxM2ForCausalLM": Architecture(
-        attention=attention.minimax_m2_attention,
-        mlp=mlp.minimax_m2_mlp,
+        attention=layers.minimax_m2_attention,
+        mlp=layers.minimax_m2_mlp,
         needs=LOCAL_EXPERTS,
         mtp_layers=("num_mtp_modules",),
         left_out={"use_mtp": ""},
@@ -300,7 +315,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         attention=hybrids.deci_attention, mlp=hybrids.deci_mlp, needs=("block_configs",)
     ),
     "MiMoForCausalLM": Architecture(
-        attention=attention.qwen2_attention, mtp_layers=("num_nextn_predict_layers",)
+        attention=layers.qwen2_attention, mtp_layers=("num_nextn_predict_layers",)
     ),
     "MiMoV2FlashForCausalLM": MIMO_V2,
     "MiMoV2ForCausalLM": MIMO_V2,
@@ -332,7 +347,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         no_effect=("layer_switch",),
     ),
     "CwmForCausalLM": USUAL,
-    "DbrxForCausalLM": usual(renamed=tables.dbrx_names),
+    "DbrxForCausalLM": usual(renamed=dbrx_names),
     "DeepseekForCausalLM": USUAL,
     "Dots1ForCausalLM": usual(attention=NORMED, mlps=partial(usual_mlp, router_bias=True)),
     "Ernie4_5ForCausalLM": usual(defaults=TIED),
@@ -351,10 +366,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "RWForCausalLM": FALCON,
     "GlmForCausalLM": usual(attention=partial(usual_attention, o_bias=False)),
     "Glm4ForCausalLM": GLM4,
-    "GPT2LMHeadModel": biased(defaults=TIED, other_weights=tables.learned_positions),
-    "GPTBigCodeForCausalLM": biased(
-        renamed=tables.big_code_names, defaults=TIED, other_weights=tables.learned_positions
-    ),
+    "GPT2LMHeadModel": biased(defaults=TIED, other_weights=learned_positions),
+    "GPTBigCodeForCausalLM": biased(renamed=big_code_names, defaults=TIED, other_weights=learned_positions),
     "GPTJForCausalLM": usual(mlps=GPT, num_norms=1),
     "GPTNeoXForCausalLM": biased(),
     "GraniteForCausalLM": USUAL,
@@ -379,20 +392,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "OlmoeForCausalLM": usual(attention=NORMED_OVER_HEADS),
     "OPTForCausalLM": biased(
         defaults=TIED,
-        other_weights=tables.learned_positions,
+        other_weights=learned_positions,
         no_effect=("word_embed_proj_dim",),
     ),
     "OrionForCausalLM": USUAL,
     "PersimmonForCausalLM": biased(),
     "PhiForCausalLM": biased(num_norms=1),
     "Phi3VForCausalLM": Architecture(
-        attention=attention.phi3_attention,
+        attention=layers.phi3_attention,
         left_out={"img_processor": "vision tower of 0.3 B parameters (CLIP ViT-L/14) not counted: text in"},
         no_effect=("embd_layer",),
     ),
     "PhiMoEForCausalLM": usual(no_effect=("lm_head_bias",)),
     "QWenLMHeadModel": usual(
-        attention=partial(usual_attention, qkv_bias=True), renamed=tables.qwen_names, no_effect=("no_bias",)
+        attention=partial(usual_attention, qkv_bias=True), renamed=qwen_names, no_effect=("no_bias",)
     ),
     "SeedOssForCausalLM": usual(attention=partial(usual_attention)),
     "SmolLM3ForCausalLM": usual(defaults=TIED),

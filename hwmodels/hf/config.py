@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
 from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import Fields, shown, wrong
-from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.json_files import load_json_object, size_notes, stored_size
 from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
 from hwmodels.hf.quantizers import method_of
-from hwmodels.hf.size_check import size_notes, stored_size
 from hwmodels.hf.towers import TOWERS, towers_of
 from hwmodels.hf.usual import SYNONYMS
 from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
-from hwmodels.model.block import Block
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.model_spec import ModelSpec, Transform
+from hwmodels.model.model_spec import Block, ModelSpec, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
 

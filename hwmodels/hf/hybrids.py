@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hwmodels.hf.attention import grouped_layers, latent_attention, windows
 from hwmodels.hf.fields import Fields, wrong
+from hwmodels.hf.layers import grouped_layers, latent_attention, windows
 from hwmodels.hf.usual import reach, usual_attention, usual_experts, usual_mlp
-from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import Attention, CompressedAttention, GroupedQueryAttention, NoAttention
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,

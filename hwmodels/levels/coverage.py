@@ -14,10 +14,9 @@ from hwmodels.iterations.ops import Operator
 from hwmodels.levels.profile import Profile
 from hwmodels.levels.readers import DENSE_MLP, Layers
 from hwmodels.model.attention import LatentAttention
-from hwmodels.model.linear_attention import RecurrentLayer
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.state_space import BesideAttention
+from hwmodels.model.recurrent import BesideAttention, RecurrentLayer
 from hwmodels.operators.moe_routing import ExpertLayer, Routing, rank_loads
 
 SHARED = {"shared_gate_up_proj", "shared_up_proj", "shared_down_proj"}

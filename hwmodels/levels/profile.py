@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.levels.attention_table import AttentionTable
-from hwmodels.levels.grid import Floats, Grid, fill_holes
+from hwmodels.levels.grid import AttentionTable, Floats, Grid, fill_holes
 
 AROUND = ("inputs", "outputs")
 """Operators of an engine's table before the first layer and after sampling: once in a launch.

@@ -21,8 +21,7 @@ from math import ceil
 
 from fieldlimits import Checked, PositiveInt
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.block import Block
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.model_spec import Block, ModelSpec
 from hwmodels.model.transforms import Quality, noted
 
 

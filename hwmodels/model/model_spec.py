@@ -1,4 +1,7 @@
-"""Specification of a decoder-only transformer, as far as time and memory depend on it."""
+"""Specification of a decoder-only transformer, as far as time and memory depend on it.
+
+Its layers are blocks: runs of identical layers.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,10 @@ from typing import Annotated, Protocol
 
 from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, NoAttention
-from hwmodels.model.block import Block
-from hwmodels.model.linear_attention import LinearAttention
 from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.quantization import KV_BYTES, check_weight_format, weight_format
+from hwmodels.model.recurrent import LinearAttention
 
 __all__ = [
     "Attention",
@@ -329,3 +331,52 @@ class Transform(Protocol):
 
     def applied(self, model: ModelSpec) -> ModelSpec:
         """Returns the new model, with notes on the savings. Raises ValueError if it cannot be made."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block(Checked):
+    """`count` identical layers; if kinds of layers alternate, each kind is one block."""
+
+    count: PositiveInt
+    attention: Attention
+    mlp: Mlp
+    num_norms: PositiveInt = 2
+    """Number of RMS norms over the hidden state per layer; Gemma has 4."""
+    formats: tuple[tuple[str, str], ...] = ()
+    """Names of matrices whose storage format is not that of their role, and the format."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, stored in self.formats:
+            check_weight_format(f"formats.{name}", stored)
+
+    def layer_matrices(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> tuple[Matrix, ...]:
+        """Returns the matrices of one of the layers, on one rank."""
+        own = dict(self.formats)
+        matrices = (
+            *self.attention.matrices(hidden_size, ranks.tensor),
+            *self.mlp.matrices(hidden_size, ranks),
+        )
+        if not own:
+            return matrices
+        return tuple(replace(matrix, stored=own.get(matrix.name)) for matrix in matrices)
+
+    def without_formats(self, *roles: Role) -> Block:
+        """Returns the layers with matrices of these roles stored as the model says for their role."""
+        if not self.formats:
+            return self
+        of_role = {matrix.name for matrix in self.layer_matrices(1) if matrix.role in roles}
+        return replace(self, formats=tuple(item for item in self.formats if item[0] not in of_role))
+
+    def layer_vector_elements(self, hidden_size: int, ranks: Ranks = ONE_RANK) -> int:
+        """Returns the elements of norms, biases and other vectors of one layer, on one rank."""
+        return (
+            self.num_norms * hidden_size
+            + self.attention.vector_elements(hidden_size)
+            + self.mlp.vector_elements(hidden_size, ranks)
+        )
+
+    def layer_active_elements(self, hidden_size: int) -> int:
+        """Returns the number of matrix weights that one token is multiplied with in one layer."""
+        attention = sum(matrix.elements for matrix in self.attention.matrices(hidden_size))
+        return attention + self.mlp.active_elements(hidden_size)

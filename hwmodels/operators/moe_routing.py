@@ -1,10 +1,24 @@
 """Expert routing: the tokens that each expert of a layer receives, on the busiest expert-parallel rank.
 
 All values are expectations; nothing is drawn at random.
+
+The placement of experts on ranks decides the chances that a token visits the busiest rank's experts:
+
+    dealt      one by one over the ranks, the most popular first; what a load balancer without copies reaches
+    in_order   by number, as engines load them: rank 0 has the first experts
+    scattered  at random with respect to popularity: no load balancing. The busiest rank is that of the
+               median of `NUM_DRAWS` placements, drawn with a fixed seed
+    eplb       redundant experts: DeepSeek-V3 (2024), section 3.4, and its balancer EPLB (2025). Each copy
+               goes to the expert with the most tokens per replica; then the replicas, the fullest first, go
+               to the rank with the fewest tokens that has space
+
+All ranks wait for the busiest one, so only its experts are priced. Replicas of an expert share its tokens
+evenly.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,9 +27,73 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_whole, is_finite, is_whole
-from hwmodels.operators.expert_placement import PLACEMENTS, busiest_rank
 
 Floats = NDArray[np.float64]
+
+PLACEMENTS = ("dealt", "in_order", "scattered", "eplb")
+
+NUM_DRAWS = 31
+"""Random placements of `scattered`; their median is that of any one of them, more or less."""
+
+
+def busiest_rank(chances: Floats, ep_size: int, placement: str, num_redundant: int = 0) -> Floats:
+    """Returns the chance that a token visits each expert of the busiest rank, in descending order.
+
+    chances: of each expert, by its number [E]; num_redundant: copies on all ranks together, with eplb. The
+    number of replicas must be a multiple of ep_size.
+    """
+    if placement == "dealt":
+        return descending(chances)[::ep_size]
+    if placement == "eplb":
+        ranks = packed(replicated(chances, num_redundant), ep_size)
+    elif placement == "in_order":
+        ranks = chances.reshape(ep_size, -1)
+    else:
+        ranks = _scattered(chances, ep_size)
+    return descending(ranks[np.argmax(ranks.sum(axis=1))])
+
+
+def descending(chances: Floats) -> Floats:
+    """Returns the chances, the largest first."""
+    return np.asarray(-np.sort(-chances, kind="stable"))
+
+
+def replicated(chances: Floats, num_redundant: int) -> Floats:
+    """Returns the chance of each replica, in descending order; every copy goes where it relieves the most.
+
+    Chances 0.6, 0.3, 0.1 and two copies: 0.3, 0.3, 0.3, 0.1, then 0.2, 0.2, 0.2, 0.3, 0.1 in descending
+    order.
+    """
+    counts = [(-chance, expert, 1) for expert, chance in enumerate(chances.tolist())]
+    heapq.heapify(counts)
+    for _ in range(num_redundant):
+        _, expert, count = counts[0]
+        heapq.heapreplace(counts, (-chances[expert] / (count + 1), expert, count + 1))
+    return descending(np.array([-negative for negative, _, count in counts for _ in range(count)]))
+
+
+def packed(replicas: Floats, ep_size: int) -> Floats:
+    """Returns the chances of the replicas on each rank [ep_size, replicas per rank]; the fullest go first.
+
+    Chances 0.5, 0.3, 0.3, 0.1 on two ranks: 0.5 and 0.1; 0.3 and 0.3.
+    """
+    size = len(replicas) // ep_size
+    ranks: list[list[float]] = [[] for _ in range(ep_size)]
+    with_space = [(0.0, rank) for rank in range(ep_size)]
+    for chance in descending(replicas).tolist():
+        load, rank = heapq.heappop(with_space)
+        ranks[rank].append(chance)
+        if len(ranks[rank]) < size:
+            heapq.heappush(with_space, (load + chance, rank))
+    return np.array(ranks)
+
+
+def _scattered(chances: Floats, ep_size: int) -> Floats:
+    """Returns the random placement whose busiest rank is the median of all draws."""
+    rng = np.random.default_rng(0)
+    draws = [rng.permutation(chances).reshape(ep_size, -1) for _ in range(NUM_DRAWS)]
+    return sorted(draws, key=lambda ranks: float(ranks.sum(axis=1).max()))[NUM_DRAWS // 2]
+
 
 ROUTINGS = ("balanced", "uniform", "zipf", "measured", "power_law")
 
@@ -46,7 +124,7 @@ class Routing:
     loads: tuple[float, ...] | None = None
     """Tokens of each expert of a layer by its number, or their shares, for measured routing."""
     placement: str = "dealt"
-    """Experts of each expert-parallel rank: see `hwmodels.operators.expert_placement`."""
+    """Experts of each expert-parallel rank: see `hwmodels.operators.moe_routing`."""
     num_redundant_experts: int = 0
     """Copies of popular experts in a layer, on all expert-parallel ranks together, with placement eplb."""
 
@@ -174,7 +252,7 @@ def rank_loads(num_tokens: ArrayLike, layer: ExpertLayer, routing: Routing) -> R
 
     zipf, measured: by default experts are distributed over ranks one by one, the most popular first, as a
     load balancer would. The first rank, with experts 1, 1 + ep_size, ..., is then the busiest for any number
-    of tokens. For other placements and copies of experts see `hwmodels.operators.expert_placement`. An expert
+    of tokens. For other placements and copies of experts see `hwmodels.operators.moe_routing`. An expert
     that is picked with probability p gets m p of m tokens, and any at all with probability 1 - (1 - p)^m.
     power_law: popularities are the quantiles u of the density, those on the busiest rank u^(1 / theta) with
     theta = ep_size^(n^-0.45), n experts a rank: the likely best of ep_size single experts, while ranks of

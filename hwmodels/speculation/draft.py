@@ -20,11 +20,10 @@ from typing import Annotated, Protocol
 from fieldlimits import Checked, MinLen, NonNegative, OneOf, PositiveInt, Unit
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import Attention, NoAttention
-from hwmodels.model.block import Block
-from hwmodels.model.linear_attention import RecurrentLayer
 from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.model.recurrent import RecurrentLayer
 
 LAYER_KINDS = ("eagle", "eagle3", "mtp")
 

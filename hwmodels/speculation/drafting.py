@@ -21,9 +21,9 @@ from functools import singledispatch
 from typing import Any
 
 from hwmodels.assembly import Inputs, head_operators
-from hwmodels.assembly.counted import CountedTimes
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Site
+from hwmodels.by_count import CountedTimes
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.exact import Num, divided_up, larger, smaller, whole
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
@@ -43,13 +43,13 @@ from hwmodels.speculation.draft import (
     SkipDraft,
     Stepwise,
 )
-from hwmodels.speculation.relative import TargetScale
 from hwmodels.speculation.steps import (
     Drafting,
     DraftShape,
     InTurn,
     OnHost,
     Steps,
+    TargetScale,
     Windows,
     drafting_context,
     drafts_of,

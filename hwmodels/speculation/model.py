@@ -5,17 +5,24 @@
 Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
 asynchronous scheduling an iteration takes at least the time in which the host prepares the next one: the
 engine's, and that of every step of the draft.
+
+Most iterations of a run are passes of the same sequences with the same number of draft tokens: a leap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape
+from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
+from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.layout import InFlight
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.levels.rooflines import Replica
@@ -23,8 +30,6 @@ from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
 from hwmodels.speculation.host import DraftHost
-from hwmodels.speculation.leaps import EqualPrices, Leaps, one_by_one, pass_of_equal
-from hwmodels.speculation.relative import TargetScale
 from hwmodels.speculation.steps import (
     CHAIN,
     Drafting,
@@ -32,6 +37,7 @@ from hwmodels.speculation.steps import (
     InTurn,
     OnHost,
     Steps,
+    TargetScale,
     drafts_of,
     merged,
     waiting,
@@ -247,3 +253,71 @@ def _without_drafts(shape: IterationShape) -> IterationShape:
     if shape.drafts is None:
         return shape
     return shape._replace(sampled_seqs=shape.sampled_seqs - shape.drafts.tokens, drafts=None)
+
+
+MOST_PRICES = 50_000
+"""Numbers of sequences of which the prices are kept."""
+
+
+def pass_of_equal(num_seqs: int, context_tokens: Any, rows: int, steps: int) -> IterationShape:
+    """Returns a pass in which each sequence verifies `rows` draft tokens, and gets as many for the next.
+
+    steps: levels of these tokens; with a chain, each is one. context_tokens: tokens attended to, summed over
+    sequences; a number or an array.
+    """
+    tokens = num_seqs * rows
+    pairs = rows * context_tokens + num_seqs * (rows * (rows + 1) // 2)
+    drafts = DraftWork(tokens, pairs, num_seqs if rows else 0, steps, tokens)
+    return IterationShape(num_seqs, context_tokens, 0, 0, 0, 0, num_seqs + tokens, None, drafts)
+
+
+def one_by_one(seconds: Callable[[IterationShape], Any], num_seqs: int, rows: int, steps: int) -> OneByOne:
+    """Returns the prices of the passes of the same sequences by a function of shapes."""
+    return OneByOne(lambda contexts: seconds(pass_of_equal(num_seqs, contexts, rows, steps)))
+
+
+class EqualPrices:
+    """Prices of passes with drafting after them: those of `passes` and `drafting`, and at least least_s."""
+
+    def __init__(self, passes: Prices, drafting: Prices, least_s: float) -> None:
+        self.few = min(passes.few, drafting.few)
+        self._passes, self._drafting, self._least_s = passes, drafting, least_s
+
+    def each(self, contexts: Sequence[float]) -> list[float]:
+        """Returns the seconds at each number of context tokens."""
+        least_s, passes_s, after_s = self._least_s, self._passes.each(contexts), self._drafting.each(contexts)
+        sums_s = [pass_s + drafting_s for pass_s, drafting_s in zip(passes_s, after_s, strict=True)]
+        return sums_s if min(sums_s) >= least_s else [max(sum_s, least_s) for sum_s in sums_s]
+
+    def many(self, contexts: NDArray[Any]) -> Any:
+        """Computes `each` for contexts that do not decrease, as an array."""
+        sums_s = self._passes.many(contexts) + self._drafting.many(contexts)
+        return np.maximum(sums_s, self._least_s)
+
+
+class Leaps:
+    """The end times of consecutive passes of the same sequences.
+
+    seconds: the price of any shape. prices_of(num_seqs, rows, steps): those of a leap, if they are known.
+    """
+
+    def __init__(
+        self,
+        seconds: Callable[[IterationShape], Any],
+        prices_of: Callable[[int, int, int], Prices | None] = lambda num_seqs, rows, steps: None,
+    ) -> None:
+        self._seconds, self._prices_of = seconds, prices_of
+        self._known: dict[tuple[int, int, int], Prices] = {}
+
+    def pass_ends(
+        self, start_s: float, num_seqs: int, contexts: list[int], rows: int, steps: int
+    ) -> list[float]:
+        """Computes `SpeculativeModel.pass_ends`."""
+        key = num_seqs, rows, steps
+        return ends_of(self._known.get(key) or self._prices(key), start_s, contexts)
+
+    def _prices(self, key: tuple[int, int, int]) -> Prices:
+        if len(self._known) >= MOST_PRICES:
+            self._known.clear()
+        prices = self._known[key] = self._prices_of(*key) or one_by_one(self._seconds, *key)
+        return prices

@@ -23,7 +23,7 @@ from fieldlimits import Positive, Unit
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
 from policies.adapters.registry import Registry
 from policies.caching.pool import BlockPool
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

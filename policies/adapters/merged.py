@@ -23,8 +23,7 @@ from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
 from policies.core.plan import AdapterUse, Chunk
-from policies.core.sequence import Sequence
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import Sequence, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

@@ -16,8 +16,7 @@ from typing import ClassVar
 
 from policies.adapters.registry import Adapter, Registry
 from policies.core.plan import AdapterLoad, AdapterUse, Chunk
-from policies.core.sequence import Sequence
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import Sequence, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

@@ -17,7 +17,7 @@ from policies.adapters import AdapterServing
 from policies.adapters.registry import Adapter, Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.core.view import StepView
 
 

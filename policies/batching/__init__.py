@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from policies.core.policy_names import name_of
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.user_code.traits import traits_of
+from policies.user_code.traits import name_of, traits_of
 
 
 class Batching(Protocol):

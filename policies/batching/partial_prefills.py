@@ -18,8 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
-from policies.core.sequence import SequenceState
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceState, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

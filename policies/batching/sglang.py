@@ -33,8 +33,7 @@ from itertools import islice
 from math import inf
 
 from fieldlimits import Checked, Positive, PositiveInt, check
-from policies.core.sequence import DECODING, ENDING
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import DECODING, ENDING, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fieldlimits import Checked, PositiveInt, check
-from policies.core.sequence import SequenceState
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceState, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

@@ -33,7 +33,7 @@ from math import ceil, fsum
 from typing import Annotated, ClassVar, NamedTuple
 
 from fieldlimits import Ge, Lt, NonNegativeInt, PositiveShare, Share, Unit
-from policies.caching.settings import Caching, KvMemory, WeightReads
+from policies.caching.pool import Caching, KvMemory, WeightReads
 from policies.caching.streaming import LossyPool
 from policies.core.growth import Growth
 from policies.core.sequence import Sequence

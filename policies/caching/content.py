@@ -17,15 +17,22 @@ A place continues over several segments, as those of the first request did; a re
 off to a new place. The *path* of a request is the list of its places, with the block at which each ends.
 Content without an id, such as the output of a request that no later prompt contains, is at a *private* place:
 only the request itself can refer to it.
+
+Listeners to the contents of a cache serve the index of a router outside of it (vLLM's KV events). The next
+uses of content by future requests serve offline bounds such as Belady's. For these, a position in a prompt is
+identified by its history, a hash of the whole segments before it, and the content id of its segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from policies.core.request import Request, Segment
 
@@ -326,3 +333,64 @@ class Places:
         self._num_given += 1
         self._num_segments += end - first
         return chain
+
+
+class ContentListener(Protocol):
+    """Is told which blocks a pool offers to lookups.
+
+    names: the names of blocks, unique while they are offered. Blocks that only their own request can find
+    (`content.PRIVATE_PLACES`) are not reported.
+    """
+
+    def stored(self, request_id: int, first: int, names: Sequence[Hashable]) -> None:
+        """Handles new contents: the full blocks first, first + 1, ... of the tokens of a request."""
+
+    def removed(self, names: Sequence[Hashable]) -> None:
+        """Handles contents that are no longer in the cache: evicted, or never computed."""
+
+    def stored_below(self, tier: str, names: Sequence[Hashable]) -> None:
+        """Handles contents that are copied to a tier below the GPU: consecutive blocks of one place.
+
+        The GPU or another tier has them, or has lost them since the last plan.
+        """
+
+    def removed_below(self, tier: str, names: Sequence[Hashable]) -> None:
+        """Handles contents that a tier below the GPU has no longer."""
+
+
+NO_HISTORY = 0
+
+
+def extend_history(history: int, segments: Iterable[Segment]) -> int:
+    """Returns the history after further segments; it is equal in every process."""
+    for content_id, num_tokens in segments:
+        history = hash((history, content_id, num_tokens))
+    return history
+
+
+class FutureUses:
+    """The future requests by the positions that they use. now: index of the last request that has begun."""
+
+    def __init__(self, prompts: Sequence[tuple[Segment, ...]]) -> None:
+        """Records all requests. prompts: the segments of each, in the order of arrival."""
+        self.now = -1
+        self._uses: defaultdict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for index, segments in enumerate(prompts):
+            history = NO_HISTORY
+            for segment in segments:
+                indices, lengths = self._uses[history, segment[0]]
+                indices.append(index)
+                lengths.append(segment[1])
+                history = extend_history(history, (segment,))
+
+    def begin(self, index: int) -> None:
+        """Records that request `index` and all before it have begun and are no longer future uses."""
+        self.now = max(self.now, index)
+
+    def next_use(self, history: int, content_id: int, num_tokens: int) -> float:
+        """Returns the index of the next request with at least num_tokens tokens of a segment; inf if none."""
+        indices, lengths = self._uses.get((history, content_id), ((), ()))
+        for i in range(bisect_right(indices, self.now), len(indices)):
+            if lengths[i] >= num_tokens:
+                return indices[i]
+        return math.inf

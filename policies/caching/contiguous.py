@@ -30,9 +30,8 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import OneOf
 from policies.caching.buddy import Buddy
-from policies.caching.pool import BlockPool
+from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.regions import FirstFit, Region, RegionAllocator
-from policies.caching.settings import Caching, KvMemory
 from policies.core.growth import Growth
 from policies.core.sequence import Sequence
 

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 from fieldlimits import Ge, Lt, Unit
 from policies.caching.group_pool import GroupPool
 from policies.caching.kv_groups import KvGroup
-from policies.caching.settings import Caching, KvMemory
+from policies.caching.pool import Caching, KvMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

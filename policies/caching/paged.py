@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, Unit
-from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory
+from policies.caching.pool import BlockPool, Caching, KvMemory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, OneOf, Unit
-from policies.caching.content import all_segments, of_rank, prompt_segments
-from policies.caching.content_listener import ContentListener
+from policies.caching.content import ContentListener, all_segments, of_rank, prompt_segments
 from policies.caching.eviction import Eviction
 from policies.caching.eviction.belady import Belady
 from policies.caching.eviction.fifo import Fifo
@@ -28,10 +27,9 @@ from policies.caching.eviction.priority import Priority
 from policies.caching.eviction.s3_fifo import S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ
-from policies.caching.pool import BlockPool
+from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.radix_node import Node, Segments
 from policies.caching.radix_tree import Lookup, RadixTree
-from policies.caching.settings import Caching, KvMemory
 from policies.core.request import Request
 from policies.core.sequence import WAITING, Sequence
 

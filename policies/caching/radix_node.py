@@ -11,7 +11,7 @@ the parent node.
 
 from __future__ import annotations
 
-from policies.caching.eviction.future import NO_HISTORY, FutureUses, extend_history
+from policies.caching.content import NO_HISTORY, FutureUses, extend_history
 from policies.core.request import Segment
 
 Segments = tuple[Segment, ...]

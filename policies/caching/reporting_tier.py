@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from policies.caching.content import PRIVATE_PLACES
-from policies.caching.content_listener import ContentListener
+from policies.caching.content import PRIVATE_PLACES, ContentListener
 from policies.caching.tier import Piece, Tier
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, NonNegativeInt, PositiveInt, Unit
-from policies.caching.settings import Caching, KvMemory, WeightReads
+from policies.caching.pool import Caching, KvMemory, WeightReads
 from policies.caching.streaming import LossyPool, WindowPool
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, NonNegativeInt, PositiveInt, Unit
-from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory
+from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.core.growth import PAGED, Growth
 from policies.core.sequence import Sequence
 

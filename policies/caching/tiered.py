@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, NonNegative, OneOf, PositiveInt, Unit
-from policies.caching.content import Places
-from policies.caching.content_listener import ContentListener
-from policies.caching.prefix_pool import PrefixPool
+from policies.caching.content import ContentListener, Places
+from policies.caching.pool import Caching, KvMemory
+from policies.caching.prefix import PrefixPool
 from policies.caching.reporting_tier import ReportingTier
 from policies.caching.runs import Holding, Run, Runs
-from policies.caching.settings import Caching, KvMemory
 from policies.caching.tier import Piece, Tier
 from policies.caching.tier_ledger import TierLedger
 from policies.core.plan import Content, Transfer

@@ -30,13 +30,11 @@ from policies.adapters.residents import Residents
 from policies.adapters.serving import AdapterState
 from policies.batching import Batching, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
-from policies.core.batches import Batches
 from policies.core.branch_set import BranchSet
-from policies.core.containment import Report, contain, weakly
 from policies.core.endings import BatchEnds, Ends, LateEnds
 from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
-from policies.core.livelock import MAX_STEPS, MAX_WAITS, PreemptionWatch, WaitWatch
+from policies.core.parts import Batches
 from policies.core.plan import (
     AdapterLoad,
     Cause,
@@ -47,18 +45,18 @@ from policies.core.plan import (
     StepPlan,
     Transfer,
 )
-from policies.core.policy_names import name_of
 from policies.core.ranks import DataParallel, Ranks
 from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
+from policies.core.safeguards import MAX_STEPS, MAX_WAITS, PreemptionWatch, Report, WaitWatch, contain, weakly
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
-from policies.core.state import EngineState
+from policies.core.state import EngineState, WaitingQueue
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.core.waiting import WaitingQueue
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
 from policies.user_code.decisions import WrongDecisionError, checked_prediction, checked_rank
+from policies.user_code.traits import name_of
 
 if TYPE_CHECKING:
     from policies.speculation.engine.drafting import Drafting

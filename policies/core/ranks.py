@@ -41,8 +41,7 @@ from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
-from policies.core.sequence import DECODING, Sequence
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import DECODING, Sequence, SequenceView
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.view import StepView

@@ -19,8 +19,16 @@ from policies.caching.branches import Branches
 from policies.core.growth import PAGED
 from policies.core.horizon import cut_horizon
 from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
-from policies.core.sequence import ACTIVE_STATES, DECODING, ENDING, PAUSED, PREFILLING, WAITING, Sequence
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import (
+    ACTIVE_STATES,
+    DECODING,
+    ENDING,
+    PAUSED,
+    PREFILLING,
+    WAITING,
+    Sequence,
+    SequenceView,
+)
 from policies.core.state import EngineState
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence import DECODING, ENDING, Sequence
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import DECODING, ENDING, Sequence, SequenceView
 from policies.core.state import EngineState
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from policies.core.policy_names import name_of
 from policies.core.request import Request
+from policies.user_code.traits import name_of
 
 
 class LengthPredictor(Protocol):

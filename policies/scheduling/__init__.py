@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Checked, OneOf
 from policies.core.plan import StepPlan
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
+from policies.core.state import WaitingQueue
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.core.waiting import WaitingQueue
 
 PREEMPTION_MODES = ("recompute", "swap")
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence import ACTIVE_STATES
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import ACTIVE_STATES, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 

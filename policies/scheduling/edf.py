@@ -16,7 +16,7 @@ from typing import Annotated
 
 from fieldlimits import Gt, MinLen, Unit
 from policies.core.request import Request
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.scheduling import Scheduling
 
 TimesByPriority = Annotated[tuple[Annotated[float, Gt(0), Unit("s")], ...], MinLen(1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 
 
 class Entries:

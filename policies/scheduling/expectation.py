@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 
 
 def expected_output_tokens(seq: SequenceView) -> int:

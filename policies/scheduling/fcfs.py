@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.scheduling import Scheduling
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fieldlimits import Ge, Unit
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling

@@ -4,29 +4,78 @@ Assumes a prefix cache. Requests that share a prefix run one after the other whi
 approximates a depth-first traversal of the radix tree. A hit counts the pages that are cached whole, but not
 the last token (`match_kv_cache` in SGLang 0.5.23), although a page with it is computed again. A request
 without a hit that shares its prefix with a waiting request before it goes behind all others, because it will
-have a hit later (`shared_prefixes.py`). Equals keep the order that they had; requests enter at the end,
+have a hit later (`SharedPrefixes`). Equals keep the order that they had; requests enter at the end,
 preempted ones again. A request without a shared prefix may starve, unless max_wait_s limits that, as in
 shortest_job_first (not in SGLang). With more than max_sorted waiting requests the order stays as it is, as in
 SGLang, because looking up all of them takes too long.
 Memory pressure: the sequence with the shortest hit at its admission is preempted. Horizon: one iteration
 while a request waits, because evictions change the hits.
+
+In-batch caching (SGLang): of waiting requests that share a prefix which is not cached, one is served first,
+and the others then find its KV.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, PositiveInt, Unit
-from policies.core.sequence import SequenceState
-from policies.core.sequence_view import SequenceView
+from policies.caching.content import all_segments
+from policies.core.request import Segment
+from policies.core.sequence import SequenceState, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
 from policies.scheduling.entries import Entries
 from policies.scheduling.overdue import Overdue
-from policies.scheduling.shared_prefixes import SharedPrefixes
+
+NUM_TOKENS = 32
+"""A hit of at most so many tokens counts as none, and a shared prefix counts from so many tokens on."""
+
+Prefix = tuple[Segment, ...]
+
+
+class SharedPrefixes:
+    """The first tokens of waiting requests, by request id."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[int, Prefix] = {}
+
+    def behind(self, queue: Sequence[SequenceView], hits: Mapping[int, int]) -> set[int]:
+        """Returns the ids of the requests that share a prefix with one before them in the queue.
+
+        hits: cached tokens by request id. A request with a hit neither waits nor lets others wait.
+        """
+        behind, found = set[int](), set[Prefix]()
+        for seq in queue:
+            if hits[seq.request_id] > NUM_TOKENS or seq.num_known < NUM_TOKENS:
+                continue
+            prefix = self._prefixes.get(seq.request_id)
+            if prefix is None:
+                prefix = self._prefixes[seq.request_id] = _prefix(seq)
+            if prefix in found:
+                behind.add(seq.request_id)
+            found.add(prefix)
+        return behind
+
+    def forget(self, seq: SequenceView) -> None:
+        """Removes a sequence that has ended."""
+        self._prefixes.pop(seq.request_id, None)
+
+
+def _prefix(seq: SequenceView) -> Prefix:
+    """Returns the segments of the first `NUM_TOKENS` tokens, which are equal for equal tokens."""
+    prefix, num_left = [], NUM_TOKENS
+    for content_id, num_tokens in islice(all_segments(seq.request), NUM_TOKENS):
+        prefix.append(Segment(content_id, min(num_tokens, num_left)))
+        num_left -= num_tokens
+        if num_left <= 0:
+            break
+    return tuple(prefix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

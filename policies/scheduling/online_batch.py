@@ -18,12 +18,12 @@ from typing import Annotated
 
 from fieldlimits import Ge, Unit
 from policies.core.request import Request
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.scheduling import Scheduling
-from policies.scheduling.alarms import Alarms
 from policies.scheduling.displacement import displace, displaceable
+from policies.scheduling.overdue import Alarms
 
 _ONLINE, _BATCH = 0, 1
 

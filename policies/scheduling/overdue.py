@@ -1,12 +1,16 @@
-"""Bounds the wait of requests: those that have waited max_wait_s are served before all others."""
+"""Bounds the wait of requests: those that have waited max_wait_s are served before all others.
+
+A scheduling policy considers sequences again at the times of their timers (`Alarms`).
+"""
 
 from __future__ import annotations
 
-from policies.core.sequence import SequenceState
-from policies.core.sequence_view import SequenceView
+from heapq import heappop, heappush
+from math import inf
+
+from policies.core.sequence import SequenceState, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.scheduling.alarms import Alarms
 
 
 class Overdue:
@@ -46,3 +50,31 @@ class Overdue:
         """Removes a sequence that has ended."""
         self._ids.discard(seq.request_id)
         self._watched.discard(seq.request_id)
+
+
+class Alarms:
+    """A heap of timers by (time, request id). They are not cancelled: the policy must check each one."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, SequenceView]] = []  # time, request id, number, sequence
+        self._num_set = 0
+
+    def set(self, due_s: float, seq: SequenceView) -> None:
+        """Sets a timer for a sequence at due_s."""
+        self._num_set += 1
+        heappush(self._heap, (due_s, seq.request_id, self._num_set, seq))
+
+    def pop_due(self, now: float) -> list[SequenceView]:
+        """Removes the timers due by now; returns their sequences in order, except those that have ended."""
+        due = []
+        while self.next_s <= now:
+            due.append(heappop(self._heap)[3])
+        return due
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next timer in seconds; infinite if there is none."""
+        heap = self._heap
+        while heap and heap[0][3].state is SequenceState.ended:
+            heappop(heap)
+        return heap[0][0] if heap else inf

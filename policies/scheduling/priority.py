@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Gt, Unit
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.scheduling import Scheduling
 
 

@@ -6,12 +6,10 @@ from policies.adapters import AdapterServing
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching import Batching, BatchingTraits
 from policies.batching.splitfuse import SplitFuse
-from policies.caching.eviction.future import FutureUses
-from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory, pool_of
-from policies.core.policy_names import name_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import BlockPool, Caching, KvMemory, pool_of
 from policies.speculation import DraftLength, DraftLengthTraits, Proposer, num_places
-from policies.user_code.traits import traits_of
+from policies.user_code.traits import name_of, traits_of
 
 KEY = "speculation"
 BUDGETS = ("max_num_scheduled_tokens", "max_prefill_tokens", "max_batch_prefill_tokens", "n_batch")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 
 Ints = NDArray[np.int64]
 """One whole number for each sequence."""

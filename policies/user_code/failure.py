@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from policies.user_code.decisions import WrongDecisionError
-from policies.user_code.frames import (
+from policies.user_code.decisions import (
     PACKAGES,
     Call,
+    WrongDecisionError,
     calls_of,
     definition,
     files_of,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from policies.caching.settings import Caching
+from policies.caching.pool import Caching
 from policies.core.plan import StepPlan
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend

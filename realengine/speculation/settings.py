@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from policies.batching import Batching
-from policies.caching.settings import Caching
+from policies.caching.pool import Caching
 from policies.speculation import DraftLength, Proposer
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.checks import check_policies

@@ -23,11 +23,9 @@ from simpy import Environment, Event
 from policies.batching import BatchingTraits
 from policies.core.request import Prompt, Request
 from policies.user_code.traits import traits_of
-from sim.cluster.failure_injector import FailureInjector
+from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.records.failure import Failure, FailureKind

@@ -23,8 +23,7 @@ from random import Random
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, PositiveShare, Share, check
 from hwmodels.devices.device import Device
 from policies.core.request import Request
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool

@@ -1,33 +1,33 @@
-"""Builds the gateway of a run and attaches the parts that the run needs: see `sim.cluster.gateway`."""
+"""Builds the gateway of a run and attaches the parts that the run needs: see `sim.cluster.gateway`.
+
+The smallest part stands here: admission control, which calls its policy before routing and reports ends of
+requests to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from policies.admission import AdmissionTraits
+from policies.admission import Admission, AdmissionTraits, Refusal
 from policies.admission.none import AdmitAll
 from policies.core.request import Request
+from policies.user_code.decisions import returned
 from policies.user_code.traits import traits_of
-from sim.cluster.admission_control import AdmissionControl
-from sim.cluster.clients import Clients
-from sim.cluster.first_tokens import FirstTokens
+from sim.cluster.autoscaler import PoolCounts
+from sim.cluster.clients import Clients, FirstTokens
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway import Gateway
-from sim.cluster.kept_prefills import KeptPrefills
-from sim.cluster.length_predictions import LengthPredictions
-from sim.cluster.pool_counts import PoolCounts
-from sim.cluster.request_attempt import RequestAttempt
-from sim.cluster.resends import Resends
-from sim.cluster.routers import Routers
+from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt, Routers
+from sim.cluster.recovery import Resends
 from sim.cluster.settings import ClusterSettings
-from sim.cluster.transfer_gateway import PrefillPools, TransferGateway
+from sim.cluster.transfer_gateway import KeptPrefills, PrefillPools, TransferGateway
 from sim.engine.clock import Clock
+from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.requests import RequestLog
-from sim.transfer.interconnect import Interconnect
 from sim.transfer.kv_replication import KvReplication
 from sim.transfer.kv_transfers import KvTransfers
+from sim.transfer.topology import Interconnect
 
 if TYPE_CHECKING:
     from sim.migration.live_migrations import LiveMigrations
@@ -165,3 +165,30 @@ class GatewayAssembly:
             gateway.attach(PrefillPools(kv_transfers, gateway))
         if patience_s is not None or retries.timeout_s is not None or retries.max_attempts > 1:
             gateway.attach(Clients(gateway, retries, patience_s, clock=self._clock, requests=self._requests))
+
+
+class AdmissionControl(GatewayAttachment):
+    """Calls the admission policy once per attempt, and reports the end of the attempts that it admitted."""
+
+    def __init__(self, admission: Admission, gateway: Gateway) -> None:
+        self._admission = admission
+        self._gateway = gateway
+        self._on_end = traits_of(admission, AdmissionTraits).on_end
+
+    def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
+        if attempt.is_admitted:
+            return serving
+        refusal = self._admission.refusal(attempt.arrival.request, serving, now)
+        if refusal is not None:
+            if not isinstance(refusal, Refusal):
+                rule = "must return None, which admits the request, or a policies.admission.Refusal"
+                raise returned(self._admission, "refusal", refusal, rule)
+            self._gateway.fail(attempt, refusal.reason, refusal.retry_after_s)
+            return None
+        attempt.is_admitted = True
+        return serving
+
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        if attempt.is_admitted and self._on_end is not None:
+            self._on_end(attempt.arrival.request, now)
+        attempt.is_admitted = False

@@ -16,14 +16,14 @@ from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
 from sim.cluster.fleet import State
-from sim.cluster.kept_prefills import KeptPrefills
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, tables
+from sim.cluster.transfer_gateway import KeptPrefills
 from sim.engine.attachment import Attachment
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
+from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
-from sim.engine.running_step import RunningStep
 from sim.records.event_rows import EventRows
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status

@@ -36,7 +36,7 @@ class SimSettings(Checked):
     until_s: Annotated[Positive | None, Unit("s"), "null for no limit"] = None
     """Ends the run at this simulated time, with requests unfinished; null: no limit."""
     stop_overloaded: bool = False
-    """Stops early once the service is overloaded, for steady traffic: see `sim.cluster.overload`."""
+    """Stops early once the service is overloaded, for steady traffic: see `sim.cluster.early_stop`."""
     stop_missed: bool = False
     """Stops early once the attainment target of the SLO is out of reach: see `sim.cluster.early_stop`."""
     shards: int | Literal["auto"] | None = None

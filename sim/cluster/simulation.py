@@ -21,22 +21,18 @@ from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, c
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
 from sim.cluster.encoders import Encoders
-from sim.cluster.failure_injector import FailureInjector
+from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly
-from sim.cluster.model_turns import ModelTurns
-from sim.cluster.role_switching import RoleSwitching
 from sim.cluster.settings import ClusterSettings, SimSettings
+from sim.cluster.switching import ModelTurns, RoleSwitching
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.attachment import PlanListener
-from sim.engine.busy_time import BusyTime
 from sim.engine.clock import ARRIVE, Clock, Phase
-from sim.engine.gc_pause import gc_paused
-from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.interpreter import ctrl_c_noted, gc_paused
 from sim.engine.replica import Replica
-from sim.engine.replica_pool import ReplicaPool
-from sim.engine.run_context import RunContext
-from sim.engine.signals import CacheView, Signals
+from sim.engine.replica_pool import ReplicaPool, RunContext
+from sim.engine.signals import BusyTime, CacheView, Signals
 from sim.metrics.slo import Slo
 from sim.records.event_rows import EventRows, logged_events, waits_by_request
 from sim.records.iteration_tables import expanded, own_gaps_table
@@ -44,7 +40,7 @@ from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
 from sim.speculation.records import speculation_record
-from sim.transfer.kv_replicator import KvReplicator
+from sim.transfer.kv_replication import KvReplicator
 from sim.workload.base import Arrival, Source
 
 if TYPE_CHECKING:

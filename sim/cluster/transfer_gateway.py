@@ -1,22 +1,38 @@
-"""Functions of the gateway that KV transfers between replicas call: see `sim.transfer.gateway`."""
+"""KV transfers at the gateway: the functions that `sim.transfer` calls, and prefills kept for clients.
+
+A later request of the same client continues with the KV of its kept prefill. This is the protocol of vLLM's
+NixlConnector, in which a router in front of the engines chooses both replicas:
+
+    request 1   prefill replica | prompt |-- KV is kept --------------------|
+    client                               | answer: where the KV is
+    request 2                              decode replica | queue | copy | last prompt token, decodes ...
+
+The first request is complete after one token. Its KV keeps slot and blocks until it is copied, but is
+released after a lease if no second request has come by then. The copy is a KV transfer as any other. The
+second request computes the last token of the prompt itself, and with it its first token.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 
-from policies.core.limits import StopAfter
+from simpy.events import ProcessGenerator
+
+from policies.core.limits import RejectedError, StopAfter
+from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.routing import Routing
-from sim.cluster.first_tokens import FirstTokens
+from sim.cluster.autoscaler import PoolCounts
+from sim.cluster.clients import FirstTokens
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.length_predictions import LengthPredictions
-from sim.cluster.pool_counts import PoolCounts
-from sim.cluster.request_attempt import RequestAttempt
-from sim.cluster.resends import Resends
+from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt
+from sim.cluster.recovery import Resends
+from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
-from sim.records.requests import RequestLog
+from sim.records.requests import FINISHED, RequestLog
 from sim.transfer.kv_transfers import KvTransfers
 
 
@@ -105,3 +121,153 @@ class PrefillPools(GatewayAttachment):
 
     def fleet_changed(self) -> None:
         self._kv_transfers.ready()
+
+
+GONE = "the KV of the prefill is not there any more; the prefill must be repeated"
+NO_PREFILL = "no prefill replica takes requests"
+
+
+@dataclass(slots=True, eq=False)
+class KeptKv:
+    """The KV of a complete prefill. num_cached_tokens: of its prompt, those that were found in the cache."""
+
+    replica: Replica
+    num_tokens: int
+    num_cached_tokens: int
+    block_ids: list[int]
+    is_claimed: bool = False
+    """Whether the request that continues with it has come."""
+
+
+class KeptPrefills(GatewayAttachment):
+    """The kept KV of a run. lease_s: seconds for which it is kept for a request that does not come.
+
+    first_token: notifies the policies of the first token of a request.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        kv_transfers: KvTransfers,
+        *,
+        requests: RequestLog,
+        clock: Clock,
+        first_token: Callable[[int], None],
+    ) -> None:
+        self.lease_s = 30.0
+        self.on_gone: Callable[[int], None] | None = None
+        """Called with the id of each request whose KV is no longer kept."""
+        self.num_expired = 0
+        """Number of times that KV was released because its lease had ended."""
+        self._gateway = gateway
+        self._kv_transfers = kv_transfers
+        self._requests = requests
+        self._clock = clock
+        self._first_token = first_token
+        self._keeping: set[int] = set()  # ids of the requests in progress whose KV will be kept
+        self._kept: dict[int, KeptKv] = {}  # by the id of the request that has computed it
+        self._source_of: dict[int, int] = {}  # request in progress -> request with whose KV it continues
+        kv_transfers.keeps = self._keeps
+        gateway.attach(self)
+
+    def keep(self, request_id: int) -> None:
+        """Lets a request that is about to arrive end after its prefill, and keeps its KV."""
+        self._keeping.add(request_id)
+
+    def kept(self, request_id: int) -> KeptKv | None:
+        """Returns the KV of a request that is kept; None: it was never kept, or is gone."""
+        return self._kept.get(request_id)
+
+    def claim(self, request_id: int, source_id: int) -> None:
+        """Lets a request that is about to arrive continue with the KV of another one, which is kept."""
+        self._kept[source_id].is_claimed = True
+        self._source_of[request_id] = source_id
+
+    def lost(self, request_id: int) -> bool:
+        """Drops kept KV that was lost in a crash; returns false for a request whose KV is not kept."""
+        if self._kept.pop(request_id, None) is None:
+            return False
+        self._gone(request_id)
+        for other, source_id in self._source_of.items():
+            if source_id == request_id:
+                self._kv_transfers.source_lost(other)
+        return True
+
+    # Events of the gateway.
+
+    def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
+        request_id = attempt.arrival.request.request_id
+        if request_id in self._source_of:
+            return self._gateway.fleet.decoding_all
+        if request_id not in self._keeping:
+            return serving
+        found = [replica for replica in serving if replica.pool.role == "prefill"]
+        if not found:
+            self._gateway.fail(attempt, NO_PREFILL)
+            return None
+        return found
+
+    def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
+        request_id = request.request_id
+        if request_id in self._keeping:
+            replica.submit(request._replace(max_tokens=None), 2)  # it would free its KV with its last token
+            return True
+        source_id = self._source_of.get(request_id)
+        if source_id is None:
+            return False
+        kept = self._kept.get(source_id)
+        if kept is None:
+            raise RejectedError(GONE)
+        num_tokens = request.prompt.num_tokens
+        migrant = Migrant(request, num_tokens, num_tokens - 1)
+        self._kv_transfers.take_over(
+            kept.replica, replica, migrant, attempt.stop_after, partial(self._release, source_id)
+        )
+        return True
+
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        request_id = attempt.arrival.request.request_id
+        self._keeping.discard(request_id)
+        source_id = self._source_of.pop(request_id, None)
+        if source_id is not None:
+            self._release(source_id)  # if it was not copied
+
+    # The kept KV.
+
+    def _keeps(self, source: Replica, migrant: Migrant, now: float) -> bool:
+        """Ends a request that has completed its prefill; returns false for one whose KV is not to be kept."""
+        request_id, requests = migrant.request.request_id, self._requests
+        if request_id not in self._keeping:
+            return False
+        seq = source.core.find(request_id)
+        assert seq is not None
+        num_tokens = migrant.num_computed
+        block_ids = list(source.core.block_ids(seq, num_tokens))
+        self._kept[request_id] = KeptKv(source, num_tokens, requests.cached_tokens[request_id], block_ids)
+        requests.first_token(request_id, now)
+        self._first_token(request_id)
+        requests.end(seq, FINISHED, now, now)
+        requests.reason[request_id] = "length"
+        self._clock.begin(self._expire(request_id, now + self.lease_s))
+        self._gateway.end(seq)
+        return True
+
+    def _expire(self, request_id: int, ends_s: float) -> ProcessGenerator:
+        """Releases kept KV at the end of its lease, unless it was claimed before."""
+        yield self._clock.at(ends_s, Phase.arrive)
+        kept = self._kept.get(request_id)
+        if kept is not None and not kept.is_claimed:
+            self.num_expired += 1
+            self._release(request_id)
+
+    def _release(self, request_id: int) -> None:
+        """Frees slot and blocks of kept KV, if it is still there."""
+        kept = self._kept.pop(request_id, None)
+        if kept is not None:
+            fleet, replica = self._gateway.fleet, kept.replica
+            replica.release_migrated(request_id, lambda seq: fleet.leave_if_drained(replica, self._clock.now))
+            self._gone(request_id)
+
+    def _gone(self, request_id: int) -> None:
+        if self.on_gone is not None:
+            self.on_gone(request_id)

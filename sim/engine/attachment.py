@@ -14,7 +14,7 @@ from collections.abc import Callable
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from sim.engine.running_step import RunningStep
+from sim.engine.iteration_times import RunningStep
 
 
 class Attachment:

@@ -18,7 +18,7 @@ from simpy import Environment, Event, Process
 from simpy.core import StopSimulation
 from simpy.events import NORMAL, PENDING, URGENT, EventPriority, Interruption, ProcessGenerator
 
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 
 Callback = Callable[[Event], None]
 

@@ -1,20 +1,33 @@
-"""Computes the end times of the iterations of a plan, with the hardware model."""
+"""Computes the end times of the iterations of a plan, with the hardware model.
+
+A plan of the policies is converted to the iteration shape that the hardware models price. The iterations that
+a replica is running (`RunningStep`) are one plan, repeated until the boundary at which it plans again.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from itertools import accumulate, takewhile
 from math import isnan
+from operator import le
 from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.iterations.pipeline import Pipeline
-from hwmodels.iterations.stages import Pass, Stages
-from policies.core.plan import StepPlan
-from sim.engine.shape import shape_of, shapes_of_ranks
+from hwmodels.iterations.iteration import (
+    AdapterBatch,
+    DraftWork,
+    Gathered,
+    IterationModel,
+    IterationShape,
+    causal_pairs,
+)
+from hwmodels.iterations.stages import Pass, Pipeline, Stages
+from policies.core.plan import Chunk, RankWork, StepPlan
 
 
 def scaled_ends_s(
@@ -83,7 +96,7 @@ class BatchTimes:
         committed           a     b c         d
 
     A batch has its tokens when it has left the last stage; its time is the sum over the stages, and those
-    that follow it are behind it by the slowest. `policies.core.batches` decides what is in a batch.
+    that follow it are behind it by the slowest. `policies.core.parts` decides what is in a batch.
     In the records, an iteration begins when the one before it has ended, or when it is planned, if that is
     later: the rows of a replica do not overlap, and the first of a burst is the longest.
     """
@@ -100,3 +113,130 @@ class BatchTimes:
         shapes = shapes_of_ranks(plan, shape, 0) if by_rank and plan.ranks else [shape]
         slowest = max(map(self._model.stage_times, shapes), key=lambda times: sum(times.stage_s))
         return self._pipeline.enter(slowest, start_s, factor)
+
+
+def shape_of(plan: StepPlan, step: Num) -> IterationShape:
+    """Returns the shape of the plan's iteration `step` (from 0).
+
+    An array of steps gives arrays where iterations differ: from one iteration to the next, a decode attends
+    to one more token, and a chunk to the chunks before it.
+    """
+    context = plan.num_decode_context_tokens + plan.num_widening * step
+    adapters = None if plan.adapters is None else AdapterBatch(*plan.adapters)
+    return _shape(plan.num_decodes, context, plan.chunks, step, adapters)
+
+
+def _shape(
+    num_decodes: int, context: Num, chunks: SequenceOf[Chunk], step: Num, adapters: AdapterBatch | None
+) -> IterationShape:
+    """Returns the shape of decodes and of chunks that repeat."""
+    num_sampled, num_tokens = num_decodes, 0
+    num_pairs: Num = 0
+    num_context: Num = 0
+    for _, num_cached, n, completes in chunks:
+        cached = num_cached + n * step
+        num_tokens += n
+        num_pairs = num_pairs + causal_pairs(n, cached)
+        num_context = num_context + cached + n
+        num_sampled += completes
+    return IterationShape(
+        num_decodes, context, len(chunks), num_tokens, num_pairs, num_context, num_sampled, adapters
+    )
+
+
+def shapes_of_ranks(plan: StepPlan, whole: IterationShape, step: Num) -> list[IterationShape]:
+    """Returns the iteration as the ranks see it that may be the slowest; whole: its shape over all ranks.
+
+    Each is the work of a rank times their number, beside the totals: see `IterationShape.gathered`.
+    """
+    size, ranks = len(plan.ranks), _fullest(plan.ranks)
+    drafts = whole.drafts
+    if (
+        len(ranks) == 1
+        and ranks[0].num_decodes * size == plan.num_decodes
+        and not plan.chunks
+        and drafts is None
+    ):
+        context = ranks[0].num_decode_context_tokens + ranks[0].num_widening * step
+        return [whole._replace(decode_context_tokens=size * context)]  # equal ranks
+    totals = Gathered(*whole.totals)
+    num_tokens = totals.decode_seqs + totals.prefill_tokens + totals.draft_tokens
+    shapes = []
+    for rank in ranks:
+        context = rank.num_decode_context_tokens + rank.num_widening * step
+        own = _shape(rank.num_decodes, context, rank.chunks, step, None)
+        decodes, in_decodes, chunks, new, pairs, in_chunks, rows = (size * count for count in own.counts)
+        of_drafts, adapters = None, whole.adapters
+        if drafts is not None:
+            of_drafts = _share_of(drafts, rank, size)
+            rows = rows + of_drafts.tokens
+        if adapters is not None:
+            share = size * (own.decode_seqs + own.prefill_tokens + rank.num_draft_tokens) / num_tokens
+            tokens, rank_tokens = adapters.tokens * share, adapters.rank_tokens * share
+            adapters = adapters._replace(tokens=tokens, rank_tokens=rank_tokens)
+        shape = IterationShape(
+            decodes, in_decodes, chunks, new, pairs, in_chunks, rows, adapters, of_drafts, totals
+        )
+        shapes.append(shape)
+    return shapes
+
+
+def _share_of(drafts: DraftWork, rank: RankWork, size: int) -> DraftWork:
+    """Returns the draft tokens of a rank, times the number of ranks; the next are those of all."""
+    return drafts._replace(tokens=size * rank.num_draft_tokens, pairs=size * rank.num_draft_pairs)
+
+
+def _fullest(ranks: Iterable[RankWork]) -> list[RankWork]:
+    """Returns the ranks that no other exceeds in everything, each amount of work once."""
+    works: dict[tuple[Num, ...], RankWork] = {}
+    for rank in ranks:
+        shape = _shape(rank.num_decodes, rank.num_decode_context_tokens, rank.chunks, 0, None)
+        key = (*shape.counts, rank.num_widening, rank.num_draft_tokens, rank.num_draft_pairs)
+        works[key] = rank
+    fullest: dict[tuple[Num, ...], RankWork] = {}
+    for key in sorted(works, reverse=True):  # what exceeds a key is before it
+        if not any(all(map(le, key, other)) for other in fullest):
+            fullest[key] = works[key]
+    return list(fullest.values())
+
+
+class RunningStep:
+    """A plan with iterations that end at ends_s[0], ends_s[1], ...; it ends after num_iterations, at end_s.
+
+    Several iterations are a leap. shape: the shape of the first iteration, if the plan has prompt chunks.
+    """
+
+    __slots__ = ("end_s", "ends_s", "num_iterations", "plan", "shape", "start_s")
+
+    def __init__(
+        self, plan: StepPlan, shape: IterationShape | None, start_s: float, ends_s: list[float]
+    ) -> None:
+        self.plan = plan
+        self.shape = shape
+        self.start_s = start_s
+        self.ends_s = ends_s
+        self.num_iterations = len(ends_s)
+        self.end_s = ends_s[-1]
+
+    def cut(self, num_iterations: int) -> None:
+        """Makes the step end after its first num_iterations, at least one."""
+        self.num_iterations = num_iterations
+        self.end_s = self.ends_s[num_iterations - 1]
+
+    @property
+    def last_start_s(self) -> float:
+        """Time at which its last iteration begins, s."""
+        num_iterations = self.num_iterations
+        return self.ends_s[num_iterations - 2] if num_iterations > 1 else self.start_s
+
+    def boundary_s(self, now: float) -> float:
+        """Returns the end of the first iteration that ends at `now` or later, s."""
+        return self.ends_s[bisect_left(self.ends_s, now)]
+
+    def num_ended(self, now: float) -> int:
+        """Returns how many of its iterations have ended by `now`."""
+        return bisect_right(self.ends_s, now, hi=self.num_iterations)
+
+    def shape_of_iteration(self, step: int) -> IterationShape:
+        """Returns the shape of its iteration `step` (from 0)."""
+        return shape_of(self.plan, step) if step or self.shape is None else self.shape

@@ -33,17 +33,14 @@ from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
-from sim.engine.intake import Enter, Pending
-from sim.engine.iteration_times import scaled_ends_s
+from sim.engine.frontend import Enter, Pending
+from sim.engine.iteration_times import RunningStep, scaled_ends_s, shape_of
 from sim.engine.links import Copies
 from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
-from sim.engine.replica_pool import ReplicaPool
-from sim.engine.run_context import RunContext
-from sim.engine.running_step import RunningStep
-from sim.engine.shape import shape_of
+from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import Status
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 NO_TRANSFERS: Final[list[Transfer]] = []
 MAX_LEAP = 1024  # iterations priced at once; if a leap is cut, the prices of the rest are wasted

@@ -1,25 +1,69 @@
-"""A pool of identical replicas in a run: the factory of their engines, and their price."""
+"""A pool of identical replicas in a run: the factory of their engines, their price, and what they share.
+
+The replicas of a pool have the same division of a model's KV over their ranks; all replicas of a run share
+its context.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fieldlimits import Checked, NonNegativeInt, OneOf
 from hwmodels.devices.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
 from hwmodels.iterations.jitter import Jitter
 from policies.core.engine import EngineCore
+from policies.core.sequence import Sequence
 from policies.scaling import Scaling
-from sim.engine.frontend import TOKENS, Frontend, FrontendQueue
-from sim.engine.intake import Intake, Pending
+from sim.engine.clock import Clock
+from sim.engine.frontend import TOKENS, Frontend, FrontendQueue, Intake, Pending
 from sim.engine.iteration_times import BatchTimes
-from sim.engine.kv_layout import ONE_RANK, KvLayout
 from sim.engine.links import Links
+from sim.records.requests import RequestLog
 
 if TYPE_CHECKING:
     from sim.speculation.passes import Passes
+
+
+class KvLayout(NamedTuple):
+    """The KV heads and layers of each rank."""
+
+    num_kv_heads: int = 1
+    """KV heads of a layer; 1 for a latent vector that all query heads share."""
+    num_layers: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each pipeline stage; None: equal numbers."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks over which a sequence is divided."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def heads(self, rank: int) -> range:
+        """Returns the KV heads of a tensor parallel rank."""
+        num_heads, size = self.num_kv_heads, self.tensor_parallel_size
+        if size >= num_heads:
+            head = rank * num_heads // size
+            return range(head, head + 1)
+        return range(rank * num_heads // size, (rank + 1) * num_heads // size)
+
+    def layers(self, stage: int) -> range:
+        """Returns the layers of a pipeline stage; the first stages have one more if there is a rest."""
+        if self.pp_layer_partition is not None:
+            first = sum(self.pp_layer_partition[:stage])
+            return range(first, first + self.pp_layer_partition[stage])
+        each, more = divmod(self.num_layers, self.pipeline_parallel_size)
+        first = stage * each + min(stage, more)
+        return range(first, first + each + (stage < more))
+
+
+ONE_RANK = KvLayout()
+"""The layout of a single GPU, for models of which only the bytes of the KV are known."""
+
 
 ROLES = ("mixed", "prefill", "decode")
 
@@ -67,7 +111,7 @@ class ReplicaPool(Checked):
     """Seconds from the start of a replica until it accepts requests."""
 
     sleep_s: float = 0.0
-    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.model_turns`."""
+    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.switching`."""
     wake_s: float = 0.0
     """Seconds until its weights are on the GPUs again when its turn begins."""
 
@@ -116,3 +160,18 @@ class ReplicaPool(Checked):
     def intake(self, on_enter: Callable[[Pending], None], num_iterations: Callable[[], int]) -> Intake:
         """Returns the empty intake of a replica that has committed num_iterations() iterations."""
         return Intake(self.plans_ahead, on_enter, self.recv_interval, num_iterations)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunContext:
+    """The clock, the records and the settings of a run that its replicas share.
+
+    on_end is called with every sequence that ends. leap=False runs iteration by iteration. seed: for the
+    random draws of the replicas, such as the parents of branches.
+    """
+
+    clock: Clock
+    requests: RequestLog
+    on_end: Callable[[Sequence], None]
+    leap: bool = True
+    seed: int = 0

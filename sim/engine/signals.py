@@ -1,4 +1,4 @@
-"""Load signals of a replica, with the age that they have when a router reads them, and its prefix cache.
+"""Signals of a replica for policies: load counts with their age, its prefix cache, and its busy time.
 
 An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 
@@ -10,6 +10,9 @@ All replicas are refreshed at the same times. No event happens at these times: t
 have fetched are computed at the first read, or before the first change after it, whichever comes first. So
 the cost is that of the replicas that the router reads, and the values are those of a refresh on time. Age 0:
 the counts are refreshed at every read.
+
+The busy time is the seconds in which a replica was running iterations, independent of how the run was cut
+into leaps.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock
+from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
-from sim.engine.running_step import RunningStep
 
 MIN_AGE_S = 1e-6
 
@@ -174,3 +177,30 @@ class CacheView(Attachment):
         ):
             return  # nothing was evicted
         replica.commit_and_replan(num_ended)
+
+
+class BusyTime(Attachment):
+    """Adds up periods without a pause, so that leaping and stepping give bit-identical sums."""
+
+    def __init__(self) -> None:
+        self._before_s = 0.0  # in the periods before the last
+        self._from_s = self._until_s = 0.0  # the last period
+        self._step: RunningStep | None = None
+
+    def seconds(self, now: float) -> float:
+        """Returns the seconds up to `now` in which an iteration was running."""
+        until_s = self._until_s if self._step is None else now
+        return self._before_s + (until_s - self._from_s)
+
+    def started(self, step: RunningStep | None, now: float) -> None:
+        if step is not None and self._step is None and now != self._until_s:
+            self._before_s += self._until_s - self._from_s
+            self._from_s = now
+        self._step = step
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        self._until_s, self._step = step.end_s, None
+
+    def crashed(self, now: float) -> None:
+        if self._step is not None:
+            self._until_s, self._step = now, None

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.break_even import break_even_load, tokens_to_match_training, training_flops
-from hwmodels.cost import split_cost
 from hwmodels.iterations.energy import EnergySettings, idle_joules
+from hwmodels.tariff import break_even_load, split_cost, tokens_to_match_training, training_flops
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.hardware_use import HardwareUse, Work
@@ -25,7 +24,7 @@ SECONDS_PER_YEAR = 365 * 24 * 3600.0
 class Cost(Figure):
     """Cost of all replicas, idle time included, per hour, token and request.
 
-    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.cost.split_cost`,
+    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.tariff.split_cost`,
     by the share of the busy time spent on prompts. A mixed iteration is split by its tokens: 30 ms with 90
     prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """

@@ -130,7 +130,7 @@ def measure(
 ) -> Measured:
     """Returns the measured part of a run by the settings.
 
-    own_s: latencies that the workload knows, by name, in seconds (`sim.workload.own_figures.own_latencies`).
+    own_s: latencies that the workload knows, by name, in seconds (`sim.workload.base.own_latencies`).
     """
     table = request_metrics(records.requests, slo, own_s)
     found = find_warm_up(table) if metrics.warmup_s == "auto" else None

@@ -1,4 +1,4 @@
-"""Latencies of requests that only the workload knows: see `sim.workload.own_figures`.
+"""Latencies of requests that only the workload knows: see `sim.workload.base`.
 
 The latency of a task is known when the last of its calls has ended, so the rows of earlier calls are held
 back until then.

@@ -1,4 +1,4 @@
-"""Accumulators of the sections that a workload adds to the summary: see `sim.workload.own_figures`."""
+"""Accumulators of the sections that a workload adds to the summary: see `sim.workload.base`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ WORKLOAD_TERMS = {
     "task": "the workload has no tasks; choose one that has, such as workload=agentic, limit "
     "slo.e2e_ms instead",
 }
-"""Latencies that only some workloads know (`sim.workload.own_figures`), and what to do if one does not."""
+"""Latencies that only some workloads know (`sim.workload.base`), and what to do if one does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

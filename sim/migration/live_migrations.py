@@ -32,20 +32,18 @@ from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import DECODING, LEAVING, Sequence
 from policies.migration import Migration, Move, checked_interval_s, checked_moves
+from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.fleet import Member, State
-from sim.cluster.gateway import Gateway
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.pool_counts import PoolCounts
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 from sim.migration.load_view import LoadView
 from sim.migration.target_side import TargetSide
 from sim.records.migrations import MigrationRecord, Outcome
 from sim.records.requests import RequestLog
-from sim.transfer.interconnect import Interconnect
 from sim.transfer.kv_copy import kv_copy
 from sim.transfer.network import Flow
+from sim.transfer.topology import Interconnect
 
 BEFORE_COMMITS = -1
 """Phase of the decisions: before all other events of their time, so that every replica is in a step or idle

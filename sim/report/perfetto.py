@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.stages import Pipeline
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
 from sim.records.event_table import events_table

@@ -3,23 +3,27 @@
 There is no registry of classes: `_target_` names a class (or a function that returns an object) and the other
 keys are its settings. Hydra's own `instantiate` would report a misspelt setting as a TypeError deep in a
 stack trace and would pass `abc` to a float field; `build` checks every setting first.
+
+Errors of the user's policies are errors of settings, too, while they are built and later: a sentence, and the
+place in the user's own file.
 """
 
 import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Mapping, MutableSequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, Self, TypeGuard, get_type_hints
 
-from policies.user_code.failure import import_quote
-from policies.user_code.frames import is_of_user
+from policies.user_code.decisions import PACKAGES, is_of_user, package_of
+from policies.user_code.failure import Policy, PolicyError, failure, import_quote
+from policies.user_code.traits import name_of_class
 from sim.settings.convert import Planned, WrongObject, convert, example_of, is_object, shown
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.policy_errors import PolicyFailedError, raise_if_of_policy, wrong_class
 
 TARGET = "_target_"
 _MISSING = "???"
@@ -245,3 +249,52 @@ def _located(message: str, key: str, parameters: Mapping[str, Any]) -> str:
 
 def _join(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
+
+
+class PolicyFailedError(ConfigError, PolicyError):
+    """A policy has failed; the command line prints the sentence and the place, and exits with status 2."""
+
+
+def wrong_class(key: str, cls: type, message: str, quote: str) -> PolicyFailedError:
+    """Returns the error about a user's class that lacks what its place in the config needs."""
+    policy = Policy(key, name_of_class(cls), cls)
+    message = message.removeprefix(f"{cls.__name__} ")
+    return PolicyFailedError(f"{policy}: {message}", quote, "", (key, policy.choice, policy.path))
+
+
+@contextmanager
+def policy_errors(settings: Any, key: str = "") -> Iterator[None]:
+    """Raises PolicyFailedError in place of errors inside the context that a policy has caused.
+
+    settings: an object or a mapping with all policies, at any depth. key: its place in the config.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise_if_of_policy(error, settings, key)
+        raise
+
+
+def raise_if_of_policy(error: BaseException, settings: Any, key: str = "") -> None:
+    """Raises PolicyFailedError if a policy has caused the error."""
+    if isinstance(error, ConfigError):
+        return
+    found = failure(error, policies_of(settings, key))
+    if found is not None:
+        raise PolicyFailedError(*found.args) from error
+
+
+def policies_of(value: Any, key: str = "") -> Iterator[Policy]:
+    """Yields the objects of the user, and our policies, in settings at any depth, with their keys."""
+    cls = type(value)
+    if is_of_user(cls) or (key and package_of(cls) in PACKAGES):
+        yield Policy(key, name_of_class(cls), cls, value)
+    if isinstance(value, Mapping):
+        named = [(str(name), item) for name, item in value.items()]
+    elif is_dataclass(value):
+        named = [(each.name, getattr(value, each.name, None)) for each in fields(value)]
+    else:
+        return
+    for name, item in named:
+        if not isinstance(item, str | int | float | None):
+            yield from policies_of(item, f"{key}.{name}" if key else name)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from hwmodels.devices.storage import Storage
+from hwmodels.devices.device import Storage
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.roles.turns import Turns
@@ -14,11 +14,10 @@ from sim.cluster.encoders import EncoderSettings
 from sim.cluster.settings import SimSettings
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
-from sim.settings.build import build_as
+from sim.settings.build import build_as, policy_errors
 from sim.settings.errors import ConfigError
-from sim.settings.layout import with_layout
 from sim.settings.nodes import NOT_OF_A_SCENARIO, ONLY_WITH_SPECULATION, OPTIONAL
-from sim.settings.policy_errors import policy_errors
+from sim.setup.layout_choice import with_layout
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings

@@ -23,17 +23,23 @@ from hwmodels.operators.calibration import Calibration
 from policies.adapters import AdapterServing
 from policies.adapters.registry import AdapterMemory
 from policies.batching import Batching, BatchingTraits
-from policies.caching.eviction.future import FutureUses
+from policies.caching.content import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
-from policies.caching.settings import Caching, KvMemory
+from policies.caching.pool import Caching, KvMemory
 from policies.core.ranks import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from policies.user_code.traits import traits_of
-from sim.engine.kv_layout import KvLayout
-from sim.setup.combinations import check_replica
+from sim.engine.replica_pool import KvLayout
+from sim.setup.combinations import (
+    check_chain,
+    check_experts,
+    check_ranks,
+    check_replica,
+    check_shares,
+    num_groups,
+)
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.no_effect import check_chain, check_experts, check_ranks, check_shares, num_groups
 from sim.setup.speculation import check_proposer, draft_of, host_of, with_drafts
 
 

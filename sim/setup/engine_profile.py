@@ -46,12 +46,12 @@ class EngineProfile(Checked):
     frontend: Frontend | None = None
     """Work of the API server, for whose processes requests wait; None: there is none."""
     scheduler_recv_interval: PositiveInt = 1
-    """Iterations of decodes between two looks for new requests; see `sim.engine.intake`."""
+    """Iterations of decodes between two looks for new requests; see `sim.engine.frontend`."""
     pp_max_micro_batch_size: Annotated[
         NonNegativeInt | None, "0 for max_num_seqs over the stages", "null for no limit"
     ] = None
     """Maximum number of sequences of a batch in a pipeline that admits some; 0: max_num_seqs over the stages,
-    None: no limit (vLLM). See `policies.core.batches`."""
+    None: no limit (vLLM). See `policies.core.parts`."""
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
     memory_profile: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hwmodels.levels.rooflines import Calibrated, Spec
-from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,
@@ -20,7 +19,6 @@ from hwmodels.model.state_space import (
     Mamba2,
     ShortConvolution,
 )
-from hwmodels.trust.lookup import Place, errors_at, is_compared
 from hwmodels.trust.table import (
     ALL_ENGINES,
     ALL_GPUS,
@@ -29,9 +27,12 @@ from hwmodels.trust.table import (
     LORA,
     ExpectedError,
     Level,
+    Place,
+    errors_at,
+    is_compared,
     shipped,
 )
-from policies.core.policy_names import name_of
+from policies.user_code.traits import name_of
 from sim.report.wording import plural
 from sim.setup.pool import PoolSettings
 from sim.workload.arrivals import AllAtOnce, ClosedLoop

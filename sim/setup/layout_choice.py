@@ -1,17 +1,25 @@
-"""Applies a layout policy to a deployment: collects the facts and estimates from which it chooses."""
+"""Applies a layout policy (`layout=`) to a deployment, before a scenario is built with its parallel sizes.
+
+Collects the facts and estimates from which the policy chooses.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
-from hwmodels.iterations.operating_point import decode_shape, largest_batch, prefill_shape
-from hwmodels.iterations.pipeline import Pipeline
+from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
+from hwmodels.iterations.stages import Pipeline
 from hwmodels.model.mlp import MixtureOfExperts
 from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
+from policies.parallelism.as_set import AsSet
+from sim.metrics.slo import Slo
+from sim.settings.build import build, build_as
+from sim.settings.errors import ConfigError
 from sim.setup.deployment import Deployment
 
 
@@ -113,3 +121,25 @@ def _chunks(prompt_tokens: int, budget: int) -> Iterator[IterationShape]:
         num_new = min(budget, prompt_tokens - cached)
         end = cached + num_new
         yield IterationShape(0, 0, 1, num_new, causal_pairs(num_new, cached), end, int(end == prompt_tokens))
+
+
+def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a deployment with `layout` replaced by the parallel sizes that it chooses.
+
+    Raises ConfigError.
+    """
+    own = dict(settings)
+    node = own.pop("layout", None)
+    if node is None:
+        return own
+    policy: LayoutPolicy = build(node, "layout")
+    if isinstance(policy, AsSet):
+        return own
+    names = {field.name for field in fields(Deployment)}
+    deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
+    slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
+    try:
+        choice = chosen_layout(policy, deployment, slo.request_limits_s if slo else None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}

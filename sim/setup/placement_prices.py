@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fieldlimits import Checked, PositiveInt, check
 from hwmodels.devices.time_slicing import TimeSlicing
 from hwmodels.iterations.memory import MemoryPlan
-from hwmodels.iterations.operating_point import decode_shape
+from hwmodels.iterations.ops import decode_shape
 from policies.parallelism import Load
 from policies.placement import Hosting, Pool
 from sim.setup.deployment import Deployment

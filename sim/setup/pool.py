@@ -1,8 +1,13 @@
-"""Settings of a pool of identical replicas: creates their engines and computes their price."""
+"""Settings of a pool of identical replicas: creates their engines and computes their price.
+
+Replicas that no request can reach cost money, but their engines need not be simulated. With round robin,
+request i goes to replica i modulo the number of replicas, so of 100,000 replicas with 50 requests only the
+first 50 ever work. The others are idle for the whole run, and their records say so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,32 +16,41 @@ from typing import TYPE_CHECKING, Annotated
 from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
-from hwmodels.devices.storage import Storage
+from hwmodels.devices.device import Storage
 from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.registry import Adapter, Registry
+from policies.admission.none import AdmitAll
 from policies.batching import BatchingTraits, max_unasked_of
-from policies.caching.eviction.future import FutureUses
-from policies.caching.settings import pool_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import pool_of
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.release import Release
+from policies.migration.none import Stay
 from policies.prediction import LengthPredictor
+from policies.routing.round_robin import RoundRobin
 from policies.scaling import Scaling
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
 from policies.user_code.traits import traits_of
+from sim.cluster.failures import Failures
+from sim.cluster.recovery import Recovery
+from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.frontend import Frontend
 from sim.engine.links import Links
 from sim.engine.replica_pool import ROLES, ReplicaPool
+from sim.records.run import ReplicaRecord, RunRecords
 from sim.setup.combinations import check_pool
 from sim.setup.deployment import Deployment
 from sim.setup.speculation import drafting_of
 from sim.speculation.acceptance import Acceptance
+from sim.workload.base import Source
 
 if TYPE_CHECKING:
     from sim.speculation.passes import Passes
+
 
 MAX_REPLICAS = 1_000_000
 """Largest number of replicas of a pool: each is an engine in memory, with about 50 kB."""
@@ -307,3 +321,32 @@ class PoolSettings(Deployment):
             overlapped=self.storage.overlapped,
             merge_s=self.merge_s,
         )
+
+
+def num_reached(
+    cluster: ClusterSettings, pools: Mapping[str, PoolSettings], sim: SimSettings, source: Source
+) -> int:
+    """Returns the number of replicas, from the first one on, that requests of a run may reach.
+
+    It is that of all replicas unless they are alike, never change, and requests are sent in turn and once.
+    """
+    count, num_replicas = source.num_requests, sum(pool.replicas for pool in pools.values())
+    [pool, *others] = pools.values()
+    is_in_turn = type(cluster.routing) is RoundRobin and type(cluster.admission) is AdmitAll
+    never_changes = (
+        pool.scaling is None and cluster.failures == Failures() and (cluster.recovery == Recovery())
+    )
+    is_alone = type(cluster.migration) is Stay and not cluster.encoders.replicas
+    is_one_pool = not others and cluster.turns.sleep_level is None and pool.adapters is None
+    is_sent_once = count is not None and cluster.retries.max_attempts == 1
+    if not (is_in_turn and never_changes and is_alone and is_one_pool and is_sent_once):
+        return num_replicas
+    if sim.shards is not None or sim.thin > 1 or pool.role != "mixed" or pool.caching.needs_future:
+        return num_replicas
+    return min(num_replicas, max(count or 0, 1))
+
+
+def with_idle(records: RunRecords, num_replicas: int) -> RunRecords:
+    """Returns the records of a run with idle replicas added, up to num_replicas."""
+    idle = ReplicaRecord(0, 0.0, records.end_s)
+    return replace(records, replicas=records.replicas + (idle,) * (num_replicas - len(records.replicas)))

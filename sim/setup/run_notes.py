@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.model.precision import precision_notes
 from policies.batching.inflight import GUARANTEED_NO_EVICT, InFlight
-from policies.caching.eviction.future import FutureUses
-from policies.caching.settings import pool_of
-from policies.core.policy_names import name_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import pool_of
+from policies.user_code.traits import name_of
 from sim.cluster.encoders import EncoderSettings
 from sim.metrics.slo import Slo
+from sim.setup.combinations import delayer_note, ranks_note
 from sim.setup.expected_errors import expected_error_note
-from sim.setup.no_effect import delayer_note, ranks_note
 from sim.setup.pool import PoolSettings
 from sim.setup.speculation import max_tokens_per_pass, speculation_notes
-from sim.transfer.resharding import resharding
+from sim.transfer.kv_copy import resharding
 from sim.workload.base import Workload, WorkloadNotes
 from sim.workload.synthetic import Synthetic
 

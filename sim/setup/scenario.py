@@ -18,10 +18,8 @@ from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
 from policies.batching import BatchingTraits
-from policies.caching.content import prompt_segments
-from policies.caching.eviction.future import FutureUses
-from policies.core.policy_names import name_of
-from policies.user_code.traits import traits_of
+from policies.caching.content import FutureUses, prompt_segments
+from policies.user_code.traits import name_of, traits_of
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
@@ -41,19 +39,14 @@ from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
-from sim.setup.client import NO_CLIENT, Client
+from sim.setup.client import NO_CLIENT, Client, frontend_json, frontend_note
 from sim.setup.combinations import check_run
 from sim.setup.expected_errors import expected_errors_json
-from sim.setup.frontend_note import frontend_json, frontend_note
-from sim.setup.idle_replicas import num_reached, with_idle
-from sim.setup.pool import PoolSettings
-from sim.setup.role_check import check_kv, check_roles, first_token_at
+from sim.setup.pool import PoolSettings, num_reached, with_idle
+from sim.setup.pool_checks import check_kv, check_roles, check_slo, check_turns, first_token_at, taking_turns
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
-from sim.setup.slo_check import check_slo
-from sim.setup.turns import check_turns, taking_turns
-from sim.workload.base import Source, Workload, WorkloadNotes
+from sim.workload.base import Source, Workload, WorkloadNotes, own_latencies, own_sections
 from sim.workload.marked import answers_of, branching_key
-from sim.workload.own_figures import own_latencies, own_sections
 from sim.workload.scaled import LongerSource, faster
 
 if TYPE_CHECKING:
@@ -463,7 +456,7 @@ class Scenario(PoolSettings, ClusterSettings):
         return () if self.slo is None else self.slo.workload_terms
 
     def _new_latencies(self, in_shards: bool) -> list[OwnLatency]:
-        """Returns what computes the `own_terms`. in_shards: see `sim.workload.own_figures`."""
+        """Returns what computes the `own_terms`. in_shards: see `sim.workload.base`."""
         terms = self.own_terms
         return own_latencies(self.workload, seed=self.seed, in_shards=in_shards, terms=terms) if terms else []
 

@@ -18,9 +18,9 @@ from hwmodels.speculation.host import DraftHost, draft_host_of
 from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.caching.pool import BlockPool
-from policies.core.policy_names import name_of
 from policies.core.release import Release
 from policies.speculation import DraftLength, Proposer, num_places
+from policies.user_code.traits import name_of
 from sim.speculation.acceptance import Acceptance
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.caching.eviction.future import FutureUses
-from policies.caching.settings import pool_of
-from policies.core.policy_names import name_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import pool_of
 from policies.routing import RoutingTraits
 from policies.routing.static import reads_replicas
-from policies.user_code.traits import traits_of
+from policies.user_code.traits import name_of, traits_of
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.workload.thinned import ThinnedWorkload

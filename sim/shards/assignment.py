@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from policies.routing import ReplicaView, Routing, chosen
 from policies.routing.static import ChoosesMany, index_views
-from sim.cluster.routers import Routers
+from sim.cluster.gateway import Routers
 from sim.engine.replica_pool import ReplicaPool
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.chunks import Chunk, chunks_of

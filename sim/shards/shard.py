@@ -21,8 +21,7 @@ from sim.cluster.fleet import new_replica
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.replica import Replica
-from sim.engine.replica_pool import ReplicaPool
-from sim.engine.run_context import RunContext
+from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import RequestLog
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.shards.assignment import Assignment

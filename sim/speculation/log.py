@@ -1,20 +1,28 @@
-"""The log of the draft tokens of a replica that speculates, as a part of the log of its iterations."""
+"""The log of the draft tokens of a replica that speculates, as a part of the log of its iterations.
+
+Its part `BurstLog` has how many draft tokens every pass of every sequence accepted, one byte per pass. The
+shapes of the logged iterations, which verify draft tokens, are those of the hardware models.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
 from struct import Struct
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from hwmodels.exact import Num
+from hwmodels.iterations.iteration import DraftWork, IterationShape
+from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan, Ints
+from sim.engine.iteration_times import shape_of
 from sim.records.mapped_buffers import MappedBuffers
-from sim.speculation.bursts import BurstLog
-from sim.speculation.shapes import pairs_of
 
 DRAFT_WORK_COLUMNS = ("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens")
 """Columns with the fields of `DraftWork`."""
@@ -144,3 +152,140 @@ class DraftLog:
 def _places_of(ended: Collection[Sequence], slots: Ints) -> list[int]:
     """Returns the places of ended sequences among those of a plan, which have slots [sequences]."""
     return [place for seq in ended for place in np.flatnonzero(slots == seq.slot).tolist()]
+
+
+MAX_PLACES: Final = 255
+"""Places of a draft at most, as acceptances are bytes."""
+COLUMNS: Final = {"request_id": "i8", "replica": "i4", "iteration": "i4", "kept_tokens": "u1"}
+"""Columns of the table of bursts and their dtypes."""
+_BURST_PLAN: Final = np.dtype(
+    [(name, "i8") for name in ("first_id", "first_depth", "num_seqs", "num_iterations")]
+)
+_PACK_BURST: Final = Struct("=4q").pack
+
+
+class BurstLog:
+    """The passes of one replica. The sequences of a plan are written when they change."""
+
+    def __init__(self, first_iteration: int) -> None:
+        self._accepted = bytearray()  # [iterations, sequences] of each plan
+        self._plans = bytearray()
+        self._ids = bytearray()  # request ids
+        self._depths = bytearray()  # [sequences], if they differ from those of the plan before
+        self._buffers = MappedBuffers(self._accepted, self._plans, self._ids, self._depths)
+        self._surplus = array("q")  # pass, accepted draft tokens behind the end of the answer
+        self.first_iteration = first_iteration
+        """Number of iterations of the replica before the first that is logged here."""
+        self._seqs: SequenceOf[Sequence] = ()
+        self._depth: Ints | None = None
+        self._first_id = self._num_ids = self._first_depth = self._num_depths = self._num_passes = 0
+
+    def add(self, drafts: DraftPlan, depth: Ints, accepted: Ints, surplus: Ints | None) -> None:
+        """Logs the iterations of a plan.
+
+        depth [sequences]: draft tokens that a pass can accept; 0 for one that does not count. accepted
+        [iterations, sequences]. surplus [sequences]: those of the last iteration that do not stay, as the
+        answer ends before; None: all stay.
+        """
+        num_iterations, num_seqs = accepted.shape
+        if drafts.seqs is not self._seqs:
+            self._seqs = drafts.seqs
+            self._first_id = self._num_ids
+            self._num_ids += num_seqs
+            self._ids += drafts.ids.tobytes()
+        if depth is not self._depth:
+            self._depth = depth
+            self._first_depth = self._num_depths
+            self._num_depths += num_seqs
+            self._depths += depth.astype(np.uint8).tobytes()
+        self._plans += _PACK_BURST(self._first_id, self._first_depth, num_seqs, num_iterations)
+        self._accepted += accepted.astype(np.uint8).tobytes()
+        self._num_passes += num_iterations * num_seqs
+        if surplus is not None:
+            for index in np.flatnonzero(surplus).tolist():
+                self._surplus.extend((self._num_passes - num_seqs + index, int(surplus[index])))
+        if len(self._accepted) >= self._buffers.limit:
+            self._buffers.move()
+
+    def take(self, replica: int) -> tuple[Ints, Ints, pd.DataFrame]:
+        """Returns the passes with a draft token at each place, those that accepted it, and the bursts.
+
+        Bursts are one row per pass that kept draft tokens, in the order of time. The log is dropped.
+        """
+        kept = self._buffers.take(self._accepted, np.uint8)
+        plans = self._buffers.take(self._plans, _BURST_PLAN)
+        ids = self._buffers.take(self._ids, np.int64)
+        first, at, plan = np.unique(
+            plans["first_depth"][plans["num_seqs"] > 0], return_index=True, return_inverse=True
+        )
+        decoding = plans[plans["num_seqs"] > 0]
+        repeats = np.zeros(len(first), np.int64)
+        np.add.at(repeats, plan, decoding["num_iterations"])
+        num_by_depth = np.zeros(MAX_PLACES + 1, np.int64)
+        repeats = np.repeat(repeats, decoding["num_seqs"][at])
+        np.add.at(num_by_depth, self._buffers.take(self._depths, np.uint8), repeats)
+        num_by_accepted = np.bincount(kept, minlength=MAX_PLACES + 1)
+        surplus = np.frombuffer(self._surplus, np.int64).reshape(-1, 2)
+        if len(surplus):
+            kept = kept.copy()
+            kept[surplus[:, 0]] -= surplus[:, 1].astype(np.uint8)
+        bursts = _table(replica, *_bursts(plans, ids, kept, self.first_iteration))
+        return _at_least(num_by_depth), _at_least(num_by_accepted), bursts
+
+
+def _bursts(
+    plans: NDArray[np.void], ids: Ints, kept: NDArray[np.uint8], first_iteration: int
+) -> tuple[Ints, Ints, NDArray[np.uint8]]:
+    """Returns request id, iteration and kept draft tokens of the bursts of plans, in the order of time."""
+    num_iterations, num_seqs = plans["num_iterations"], plans["num_seqs"]
+    first = np.cumsum(num_iterations) - num_iterations + first_iteration
+    size = num_iterations * num_seqs
+    begin = np.cumsum(size) - size
+    at = np.flatnonzero(kept)
+    plan = np.searchsorted(begin, at, side="right") - 1
+    iteration, seq = np.divmod(at - begin[plan], num_seqs[plan])
+    return ids[plans["first_id"][plan] + seq], first[plan] + iteration, kept[at]
+
+
+def _table(replica: int, ids: Ints, iterations: Ints, kept: NDArray[np.uint8]) -> pd.DataFrame:
+    """Returns the table of the bursts of a replica."""
+    replicas = np.broadcast_to(np.int64(replica), ids.shape)
+    columns: tuple[NDArray[Any], ...] = (ids, replicas, iterations, kept)
+    return pd.DataFrame(
+        {name: column.astype(dtype) for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)}
+    )
+
+
+def _at_least(counts: Ints) -> Ints:
+    """Returns how many counted numbers are >= 1, >= 2, ..."""
+    sums: Ints = counts[:0:-1].cumsum()[::-1]
+    return sums
+
+
+def pairs_of(drafts: DraftPlan, contexts: list[int]) -> list[int]:
+    """Counts the query-key pairs of the draft tokens and padding rows of each iteration.
+
+    contexts: tokens that all decodes attend to in each.
+    """
+    rows, common, num_seqs = drafts.num_drafts, drafts.common, len(drafts.seqs)
+    if common is not None and not drafts.padded:
+        own_pairs = num_seqs * (common * (common + 3) // 2)
+        return [(context - num_seqs) * common + own_pairs for context in contexts]
+    own_pairs = int(np.dot(rows, rows + 3)) // 2  # with the new token, and with those before it
+    own_pairs += sum(drafts.padded.values())
+    computed = [drafts.num_computed, *drafts.totals[: len(contexts) - 1]]
+    return [int(np.dot(each, rows)) + own_pairs for each in computed]
+
+
+def first_shape(plan: StepPlan, drafts: DraftPlan) -> IterationShape:
+    """Returns the shape of the first iteration of a plan."""
+    return with_drafts(shape_of(plan, 0), drafts, pairs_of(drafts, [plan.num_decode_context_tokens])[0])
+
+
+def with_drafts(shape: IterationShape, drafts: DraftPlan, pairs: Num) -> IterationShape:
+    """Adds the draft tokens of a plan to a shape. pairs: see `pairs_of`."""
+    num_next, num_drafted = drafts.next_counts
+    work = DraftWork(
+        tokens=drafts.num_tokens, pairs=pairs, seqs=num_next, steps=drafts.next_levels, drafted=num_drafted
+    )
+    return shape._replace(drafts=work, sampled_seqs=shape.sampled_seqs + drafts.num_tokens)

@@ -13,18 +13,14 @@ import numpy as np
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape
 from hwmodels.iterations.jitter import JitterFactors
-from hwmodels.speculation.leaps import Leaps
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation.model import Leaps, SpeculativeModel
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.speculation import Proposer
 from policies.speculation.engine.drafting import drafts_of
-from sim.engine.iteration_times import seconds_of
-from sim.engine.running_step import RunningStep
-from sim.engine.shape import shape_of
+from sim.engine.iteration_times import RunningStep, seconds_of, shape_of
 from sim.speculation.acceptance import Acceptance
-from sim.speculation.log import DraftLog
-from sim.speculation.shapes import pairs_of, with_drafts
+from sim.speculation.log import DraftLog, pairs_of, with_drafts
 from sim.speculation.verdict_table import VerdictTable
 
 

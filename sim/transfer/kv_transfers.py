@@ -34,11 +34,10 @@ from policies.user_code.traits import traits_of
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
-from sim.transfer.gateway import GatewayForTransfers
-from sim.transfer.interconnect import Interconnect
 from sim.transfer.kv_copy import kv_copy
 from sim.transfer.network import Flow
-from sim.transfer.sides import DecodeSide, PrefillSide
+from sim.transfer.sides import DecodeSide, GatewayForTransfers, PrefillSide
+from sim.transfer.topology import Interconnect
 
 TRANSFERS = ("layerwise", "at_end")
 FIRST_TOKENS = ("prefill", "decode")
@@ -52,10 +51,10 @@ class KvTransferSettings(Checked):
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
     first_token_at: Annotated[str | None, OneOf(FIRST_TOKENS), "null: as the engine does"] = "prefill"
     """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived;
-    None: as the engine of the decode replicas does, see `sim.setup.role_check.first_token_at`."""
+    None: as the engine of the decode replicas does, see `sim.setup.pool_checks.first_token_at`."""
     message_bytes: Annotated[NonNegative, Unit("bytes")] = 0.0
     """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
-    slice of a KV block, see `sim.transfer.resharding`."""
+    slice of a KV block, see `sim.transfer.kv_copy`."""
     overflow_tokens: Annotated[NonNegativeInt, Unit("tokens")] = 8192
     """Queued prompt tokens of every prefill replica from which on mixed replicas get prompts, too."""
 

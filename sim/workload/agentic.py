@@ -25,9 +25,8 @@ from sim.metrics.tasks import TaskLatencies, TasksFigure
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_TOKENS, require_counts, require_positive
-from sim.workload.distributions import Distribution, FloatArray, whole_numbers
+from sim.workload.distributions import Distribution, FloatArray, stream, whole_numbers
 from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
-from sim.workload.streams import stream
 
 MAX_STEPS = 1000
 """Limit of the calls of one agent, and of the branches after a call."""

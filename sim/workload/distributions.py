@@ -3,11 +3,14 @@
 As a sample is `from_normal(z)` with z ~ N(0, 1), two samples are correlated by correlating their scores (a
 Gaussian copula), and the sample of a (user, turn) is found in a table of scores. A distribution has no unit:
 the setting that holds it defines it as tokens or seconds.
+
+Random numbers come from independent streams by name: drawing more from one does not change another.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -169,3 +172,16 @@ def normal_cdf(z: FloatArray) -> FloatArray:
 def whole_numbers(distribution: Distribution, z: FloatArray, maximum: int = MAX_TOKENS) -> IntArray:
     """Computes samples rounded to integers from 1 to `maximum`, for numbers of tokens or turns."""
     return np.clip(np.rint(distribution.from_normal(z)), 1, maximum).astype(np.int64)
+
+
+def stream(seed: int, name: str, *keys: int) -> np.random.Generator:
+    """Returns the generator of the stream `name` (sub-stream `keys`) of the run `seed`; seed, keys >= 0."""
+    entropy = [seed, zlib.crc32(name.encode())]
+    return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=keys))
+
+
+def zipf_draws(rng: np.random.Generator, num: int, skew: float, count: int) -> IntArray:
+    """Draws `count` numbers from 0 to num - 1; number k has a weight of (k + 1)^-skew; 0: all are equal."""
+    weights = np.arange(1.0, num + 1) ** -skew
+    upper = np.cumsum(weights / weights.sum())[:-1]
+    return np.searchsorted(upper, rng.random(count), side="right").astype(np.int64)

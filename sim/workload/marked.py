@@ -19,8 +19,7 @@ from policies.adapters.registry import Adapter
 from policies.core.request import Request
 from policies.prediction.draws import uniform
 from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.base import Arrival, Source, SourceAround, Workload
-from sim.workload.own_figures import adds_figures
+from sim.workload.base import Arrival, Source, SourceAround, Workload, adds_figures
 
 
 def draw(seed: int, stream: str, request: Request) -> float:

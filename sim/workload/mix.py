@@ -15,9 +15,17 @@ from sim.metrics.distributions import Kept
 from sim.metrics.mixed import MixFigure, MixLatencies, PartFigures, PartLatencies
 from sim.metrics.workload_records import WorkloadRecords
 from sim.workload.answers import Answers
-from sim.workload.base import Arrival, Source, Workload, WorkloadNotes, is_open_loop
+from sim.workload.base import (
+    Arrival,
+    Source,
+    Workload,
+    WorkloadNotes,
+    is_open_loop,
+    own_latencies,
+    own_sections,
+    own_slo_terms,
+)
 from sim.workload.marked import answers_of
-from sim.workload.own_figures import own_latencies, own_sections, own_slo_terms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

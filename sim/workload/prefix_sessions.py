@@ -25,9 +25,8 @@ from sim.workload.checks import (
     require_positive,
 )
 from sim.workload.chunks import TableSource
-from sim.workload.distributions import Distribution, FloatArray, IntArray, whole_numbers
+from sim.workload.distributions import Distribution, FloatArray, IntArray, stream, whole_numbers, zipf_draws
 from sim.workload.sessions import in_a_loop, require_number_in_a_loop
-from sim.workload.streams import stream, zipf_draws
 
 MAX_TURNS = 10_000
 MAX_SYSTEM_PROMPTS = 1_000_000

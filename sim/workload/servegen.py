@@ -46,8 +46,7 @@ from sim.workload.checks import (
     shown,
 )
 from sim.workload.chunks import TableSource, objects
-from sim.workload.distributions import Distribution, FloatArray, IntArray
-from sim.workload.streams import stream
+from sim.workload.distributions import Distribution, FloatArray, IntArray, stream
 from sim.workload.trace_files import lines_of
 from sim.workload.trace_tables import CsvRow
 

@@ -14,8 +14,7 @@ import numpy as np
 from policies.core.request import Request
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, SourceAround
-from sim.workload.distributions import FloatArray
-from sim.workload.streams import stream
+from sim.workload.distributions import FloatArray, stream
 
 
 class SessionPool(SourceAround):

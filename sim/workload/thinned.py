@@ -29,9 +29,8 @@ from sim.metrics.thinned import ByReplica, thinned_figures
 from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, Source, SourceAround, Workload
 from sim.workload.chunks import NO_SESSION, Chunk, ChunkedSource, arrivals_of, chunks_of, objects
-from sim.workload.distributions import IntArray
+from sim.workload.distributions import IntArray, stream
 from sim.workload.marked import OfWorkload
-from sim.workload.streams import stream
 from sim.workload.synthetic import Synthetic
 
 STREAM = "thin"

@@ -19,8 +19,8 @@ from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Source
 from sim.workload.checks import MAX_ARRIVAL_S, require_positive, shown
 from sim.workload.conversation import ConversationSource
+from sim.workload.distributions import stream
 from sim.workload.sessions import in_a_loop
-from sim.workload.streams import stream
 from sim.workload.trace_columns import unused_columns
 from sim.workload.trace_files import require_file
 from sim.workload.trace_reading import TextLengths

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hwmodels.cost import split_cost
+from hwmodels.tariff import split_cost
 
 
 def make_split(**given):

@@ -14,8 +14,8 @@ from policies.batching.paced_prefills import PacedPrefills
 from policies.caching.hybrid import KvGroups
 from policies.caching.kv_groups import KvGroup
 from policies.caching.paged import Paged
+from policies.caching.pool import Caching, KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import Caching, KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan

@@ -8,7 +8,7 @@ from policies.adapters import AdapterServing
 from policies.admission.queue_bound import QueueBound
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import Caching
+from policies.caching.pool import Caching
 from policies.scheduling import Scheduling
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from experiments.study.launchers.local import Local
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 MODEL = ("model=smollm2_135m", "hardware=l4")

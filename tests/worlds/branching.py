@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.worlds import World
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.request import Branching
 
 MAX_WIDTH = 4

@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from experiments.conformance.policy_draws import draw_routing
-from policies.caching.pool import BlockPool
-from policies.caching.settings import KvMemory
+from policies.caching.pool import BlockPool, KvMemory
 from policies.migration import Move, ReplicaLoad
 from policies.migration.llumnix import Llumnix
 from tests.worlds.clusters import Cluster, draw_clusters, toy_network

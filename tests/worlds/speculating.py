@@ -16,8 +16,7 @@ from policies.batching.chunked import Chunked
 from policies.batching.inflight import InFlight
 from policies.batching.splitfuse import SplitFuse
 from policies.caching.paged import Paged
-from policies.caching.pool import BlockPool
-from policies.caching.settings import KvMemory
+from policies.caching.pool import BlockPool, KvMemory
 from policies.core.request import Request
 from policies.speculation import Proposer, SlotRules
 from policies.speculation.adaptive import Adaptive

@@ -15,7 +15,7 @@ from policies.core.running_set import RunningSet
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
 from sim.engine.attachment import Attachment
-from sim.engine.intake import Intake
+from sim.engine.frontend import Intake
 from tests.worlds.oracle import Loop
 from tests.worlds.rooflines import small_roofline
 

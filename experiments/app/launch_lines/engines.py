@@ -21,8 +21,8 @@ from experiments.app.launch_lines.flags import (
 from experiments.app.launch_lines.translation import Context, Translation, file_of, text_of
 from experiments.app.launch_lines.versions import WITH_ASYNC_SCHEDULING, known, profile_at
 from experiments.app.settings.config_groups import find_groups
-from experiments.app.settings.model_names import model_named
 from experiments.app.settings.override import Override
+from experiments.app.settings.renamed import model_named
 from sim.settings.errors import ConfigError, suggest
 
 BY_ENGINE: Mapping[Engine, Callable[[Context, Translation], None]] = {

@@ -19,8 +19,8 @@ from experiments.app.settings.bounded_yaml import parse_yaml, read_yaml
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import find_groups
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.model_names import model_named
 from experiments.app.settings.override import Override
+from experiments.app.settings.renamed import model_named
 from experiments.app.settings.resolve import resolved
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build

@@ -2,23 +2,31 @@
 
 - Renamed settings and groups: their old names are accepted for one version.
 - Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
-- Hugging Face ids of models: `model=meta-llama/Llama-3.1-8B-Instruct`, see `model_names`.
+- Hugging Face ids of models: `model=meta-llama/Llama-3.1-8B-Instruct`, see below.
 - Names of devices in other letters, those that leave out the series, and those that nvidia-smi prints:
   `hardware=H20`, `hardware=a6000`, `hardware='NVIDIA A100-SXM4-80GB'`.
 
 Names that could mean several settings are not accepted; `ADVICE` says what to write in their place.
+
+One idea in more than 400 lines: for a name from elsewhere, such as a Hugging Face id, the choice of the group
+`model` is found in this order: the id in a choice's `source`, up to case; then the same model under another
+name: without the organisation and words of quantisation (`AWQ`, `FP8`), which become the format of the
+weights, and up to punctuation; then also without words of training (`Instruct`, `Base`); then also without
+dates. Versions and sizes always count: Mistral-7B-v0.1 has a sliding window, v0.3 has none. Other names are
+equal only if `EQUAL` lists them. A folder of a download names its repository:
+`models--ORG--NAME/snapshots/...`, `ORG__NAME` and `ORG_NAME`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.model_names import model_named
+from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from sim.settings.errors import ConfigError
 
 NEW_NAMES = {"handover": "kv_transfer", "troubles": "failures"}
@@ -132,7 +140,7 @@ def _is_of_the_model(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> 
 
     Raises ConfigError if it says otherwise.
     """
-    from hwmodels.hf.engine_names import ENGINE_NAMES  # noqa: PLC0415 (few lines name a format)
+    from hwmodels.hf.asked import ENGINE_NAMES  # noqa: PLC0415 (few lines name a format)
 
     name = text.partition("=")[2].strip("'\"")
     for match in filter(None, map(_MODEL.fullmatch, beside)):
@@ -207,3 +215,198 @@ def _replacement(found: re.Match[str]) -> str:
 def note(text: str) -> None:
     """Prints a note once per process."""
     print(f"windtunnel: {text}", file=sys.stderr)
+
+
+TRAINING = {"instruct", "base", "chat", "it", "pt", "hf", "thinking", "bf16"}
+"""Words for what a model was trained for, or that say what is usual; its architecture is the same."""
+
+EQUAL = {
+    "ai21-jamba-mini-1.6": "ai21-jamba-1.5-mini",
+    "deepseek-coder-v2": "deepseek-v2.5",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-v2": "deepseek-v2.5",
+    "deepseek-v3": "deepseek-r1",
+    "deepseek-v3.1": "deepseek-r1",
+    "deepseek-v3.1-terminus": "deepseek-r1",
+    "deepseek-v3.2-exp": "deepseek-v3.2",
+    "deepseek-v3.2-speciale": "deepseek-v3.2",
+    "gemma-1.1-2b": "gemma-2b",
+    "gemma-1.1-7b": "gemma-7b",
+    "glm-5.1": "glm-5",
+    "granite-3.2-8b": "granite-3.1-8b",
+    "granite-3.3-8b": "granite-3.1-8b",
+    "hermes-3-llama-3.1-70b": "llama-3.1-70b",
+    "hermes-3-llama-3.1-8b": "llama-3.1-8b",
+    "kimi-k2-instruct-0905": "kimi-k2-thinking",
+    "kimi-k2.6": "kimi-k2.5",
+    "kimi-k2.7-code": "kimi-k2.5",
+    "llama-3-3-nemotron-super-49b-v1.5": "llama-3-3-nemotron-super-49b-v1",
+    "llama-3-3-nemotron-super-49b-v1-5": "llama-3-3-nemotron-super-49b-v1",
+    "llama-3.1-nemotron-70b": "llama-3.1-70b",
+    "llama-3.3-70b": "llama-3.1-70b",
+    "llama-guard-3-8b": "llama-3.1-8b",
+    "minimax-m2": "minimax-m2.5",
+    "minimax-m2.1": "minimax-m2.5",
+    "minimax-m2.7": "minimax-m2.5",
+    "mistral-small-3.2-24b": "mistral-small-3.1-24b",
+    "phi-3-mini-128k": "phi-3.5-mini",
+    "pixtral-12b-2409": "pixtral-12b",
+    "qwen2-0.5b": "qwen2.5-0.5b",
+    "qwen2-1.5b": "qwen2.5-1.5b",
+    "qwen2-72b": "qwen2.5-72b",
+    "qwen2-7b": "qwen2.5-7b",
+    "qwen2.5-coder-0.5b": "qwen2.5-0.5b",
+    "qwen2.5-coder-1.5b": "qwen2.5-1.5b",
+    "qwen2.5-coder-14b": "qwen2.5-14b",
+    "qwen2.5-coder-32b": "qwen2.5-32b",
+    "qwen2.5-coder-3b": "qwen2.5-3b",
+    "qwen2.5-coder-7b": "qwen2.5-7b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b-2507",
+    "qwen3-coder-next": "qwen3-next-80b-a3b",
+    "qwen3.6-27b": "qwen3.5-27b",
+    "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "yi-1.5-34b": "yi-34b",
+    "yi-1.5-6b": "yi-6b",
+    "zephyr-7b-beta": "mistral-7b-v0.1",
+}
+"""Models whose published configurations have the architecture of another one."""
+
+QUANTISED = {
+    "awq": "int4_wo",
+    "gptq": "int4_wo",
+    "int4": "int4_wo",
+    "4bit": "int4_wo",
+    "w4a16": "int4_wo",
+    "8bit": "int8_wo",
+    "int8": "int8",
+    "w8a8": "int8",
+    "w8a16": "int8_wo",
+    "fp8": "fp8",
+    "fp4": "nvfp4",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
+    "w4a8": "int4_int8",
+}
+"""Words for the format of a checkpoint's weights -> the setting `model.weights`."""
+
+_BESIDE_A_FORMAT = {
+    *("dynamic", "static", "kv", "quantized", "block", "bnb", "autoround", "sym", "marlin", "mtp", "quarot"),
+}
+_AFTER_A_FORMAT = re.compile(r"v\d+|\d+(b|bit|bits|g)")
+"""Matches words that say more of a format that stands before them: -NVFP4-v2, -GPTQ-4b-128g."""
+_FP8_BY_BLOCK = {"qwen", "deepseek-ai", "minimaxai", "zai-org"}
+"""Organisations whose fp8 checkpoints have a scale for every 128 x 128 weights."""
+
+_SOURCE = re.compile(r"^source: *([^\s#]+)", re.M)
+_DATE = re.compile(r"\d{4}|\d{6}|\d{8}")
+
+
+class NamedModel(NamedTuple):
+    """A choice of the group `model`, and what its name says of the weights."""
+
+    choice: str
+    weights: str | None
+    """Format of the weights in the name; None: the choice's own."""
+    summary: str
+    """First comment of the choice's file: its size and kind."""
+
+
+class _Choice(NamedTuple):
+    """A choice of the group `model`: its `source`, and the words of that name."""
+
+    source: str
+    words: tuple[str, ...]
+
+
+def model_named(name: str, dirs: Sequence[Path]) -> NamedModel | None:
+    """Returns the choice that has this name; None if there is none. dirs: the config folders, ours first."""
+    found = _choices(tuple(dirs))
+    for file in found:
+        if name == file.stem:
+            return NamedModel(file.stem, None, first_comment(file))
+    for file, choice in found.items():
+        if name.lower() == choice.source.lower():
+            return NamedModel(file.stem, None, first_comment(file))
+    own = repository_of(name)
+    names = [own, own.rpartition("/")[2].partition("_")[2]] if "_" in own else [own]
+    for each in filter(None, names):
+        words, weights = _words(each)
+        for leaves_out in (set(), TRAINING, {*TRAINING, "dates"}):
+            wanted = _reduced(words, leaves_out)
+            for file, choice in found.items():
+                if wanted in (_reduced(choice.words, leaves_out), _joined(file.stem)):
+                    return NamedModel(file.stem, weights, first_comment(file))
+    return None
+
+
+def repository_of(name: str) -> str:
+    """Returns the repository that the name of a download's folder stands for; other names as they are.
+
+    .../models--Qwen--QwQ-32B/snapshots/976055f    Qwen/QwQ-32B
+    .../Qwen__QwQ-32B/                             Qwen/QwQ-32B
+    """
+    parts = [part for part in name.split("/") if part]
+    for part in parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    if parts and "__" in parts[-1]:
+        return parts[-1].replace("__", "/", 1)
+    return "/".join(parts)
+
+
+@lru_cache(maxsize=8)
+def _choices(dirs: tuple[Path, ...]) -> dict[Path, _Choice]:
+    """Returns the choices of the group by file, those of the first folder first."""
+    return {
+        file: _Choice(source, tuple(_words(source)[0]))
+        for folder in dirs
+        for file, source in _sources(folder)
+    }
+
+
+def _sources(folder: Path) -> Iterator[tuple[Path, str]]:
+    for file in sorted((folder / "model").glob("*.yaml")):
+        found = _SOURCE.search(file.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            yield file, found[1]
+
+
+def _words(name: str) -> tuple[list[str], str | None]:
+    """Returns the words of a model's name without its organisation, and the format of its weights."""
+    organisation, _, own = name.lower().rpartition("/")
+    words, formats = [], []
+    for word in re.split(r"[-_]", own):
+        parts = word.split(".")
+        named = [part for part in parts if part in QUANTISED]
+        formats += named
+        if named:
+            word = ".".join(part for part in parts if part not in QUANTISED and part not in _BESIDE_A_FORMAT)
+        elif word in _BESIDE_A_FORMAT or (formats and _AFTER_A_FORMAT.fullmatch(word)):
+            continue
+        if word:
+            words.append(word)
+    if not formats:
+        return re.split(r"[-_]", own), None
+    # A number of bits says more than the method: GPTQ-Int8 has weights in int8 and 16-bit activations.
+    weights = QUANTISED[formats[-1]]
+    if weights == "int8" and formats[0] == "gptq":
+        weights = "int8_wo"
+    if weights == "fp8" and (organisation in _FP8_BY_BLOCK or "block" in re.split(r"[-_.]", own)):
+        weights = "fp8_block"
+    return words, weights
+
+
+def _reduced(words: Sequence[str], leaves_out: Set[str]) -> str:
+    """Returns the name of the model itself without punctuation. leaves_out: words, and "dates"."""
+    dates = "dates" in leaves_out
+    kept = [word for word in words if word not in leaves_out and not (dates and _DATE.fullmatch(word))]
+    model = "-".join(kept).removeprefix("meta-")
+    return _joined(EQUAL.get(model, model))
+
+
+def _joined(name: str) -> str:
+    """Returns a name with punctuation between digits only: llama3_1_8b and Llama-3.1-8B are llama3p1p8b."""
+    return re.sub(r"[^a-z0-9]+", "", re.sub(r"(?<=\d)[^a-z0-9]+(?=\d)", "p", name.lower()))

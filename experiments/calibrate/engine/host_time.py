@@ -20,7 +20,7 @@ from experiments.calibrate.engine.grids import BATCHES, upto
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
 from hwmodels.fitting.linear import fit_terms
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from realengine.engine import Engine
 from realengine.runner.graphs import Drawn

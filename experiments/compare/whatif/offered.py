@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from hwmodels.model.matrices import Role
 from hwmodels.model.quantization import weight_format
-from policies.caching.eviction.future import FutureUses
-from policies.caching.settings import pool_of
+from policies.caching.content import FutureUses
+from policies.caching.pool import pool_of
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source

@@ -6,7 +6,7 @@ import keyword
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError, nearest, suggest

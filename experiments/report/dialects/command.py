@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from experiments.app.key_values import key_values
-from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.report.run_files import check_run_folder, read_summary, read_table

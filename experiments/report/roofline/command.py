@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.app.output_file import check_output_file, file_errors_reported
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import check_output_file, file_errors_reported, print_path
 from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.report.roofline.chart import write_chart
@@ -15,7 +14,7 @@ from experiments.report.roofline.survey import RooflineSettings, Survey, survey
 from experiments.report.roofline.tables import print_survey
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
-from sim.settings.layout import with_layout
+from sim.setup.layout_choice import with_layout
 
 
 def build_survey(cfg: dict[str, Any]) -> Survey:

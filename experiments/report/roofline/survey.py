@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from fieldlimits import MinLen, PositiveInt, Unit, check
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.memory import MemoryPlan
-from hwmodels.iterations.operating_point import (
+from hwmodels.iterations.ops import (
     LargestBatch,
     OperatingPoint,
     decode_shape,
@@ -17,7 +17,7 @@ from hwmodels.iterations.operating_point import (
     prefill_shape,
 )
 from hwmodels.model.precision import precision_notes
-from hwmodels.speculation.leaps import pass_of_equal
+from hwmodels.speculation.model import pass_of_equal
 from policies.speculation import Proposer, num_places
 from sim.setup.deployment import Deployment
 

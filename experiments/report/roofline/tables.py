@@ -12,7 +12,7 @@ from experiments.app.terminal import plain_table
 from experiments.report.roofline.survey import Survey
 from hwmodels.iterations.iteration import Explained
 from hwmodels.iterations.memory_profile import GIB
-from hwmodels.iterations.operating_point import OperatingPoint, ridge_points
+from hwmodels.iterations.ops import OperatingPoint, ridge_points
 from sim.report.numbers import number, percent
 from sim.report.wording import plural
 

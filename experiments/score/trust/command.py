@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.app.output_file import file_errors_reported
-from experiments.app.run_folder import print_path
+from experiments.app.run_folder import file_errors_reported, print_path
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.score.prediction_file import PredictionFile
 from experiments.score.trust.bands import FAMILY, FEW
@@ -35,7 +34,7 @@ from experiments.score.trust.left_out import (
 from experiments.score.trust.predictions import Predictions, Task, columns
 from experiments.study.progress import lasting_progress
 from hwmodels.trust import table
-from sim.engine.interrupt import ctrl_c_noted
+from sim.engine.interpreter import ctrl_c_noted
 from sim.report.whole_file import write_whole
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError

@@ -13,7 +13,7 @@ from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels.rooflines import Calibrated
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 
 Figures = dict[str, float]
 

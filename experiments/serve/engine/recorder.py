@@ -21,11 +21,10 @@ from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.drafts import DraftPlan
 from realengine.engine import Engine
 from realengine.serving.answer import Answer, DraftCounts
-from sim.engine.shape import shape_of
+from sim.engine.iteration_times import shape_of
 from sim.records.requests import RequestLog, Status
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
-from sim.speculation.log import DRAFT_WORK_COLUMNS
-from sim.speculation.shapes import first_shape
+from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
 from sim.workload.traffic_log import TrafficLog
 
 REQUEST_BYTES = 700

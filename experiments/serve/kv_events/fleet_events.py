@@ -17,8 +17,7 @@ from experiments.serve.simulated.answers import Answer
 from experiments.serve.simulated.fleet import SimulatedFleet
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.attachment import Attachment
 from sim.engine.replica import Replica
 from sim.settings.errors import ConfigError

@@ -21,8 +21,8 @@ from experiments.serve.simulated.lengths import OutputLengths
 from experiments.serve.simulated.output import FAILED, Output, deltas, finish_reason
 from experiments.serve.simulated.record_limit import RecordLimit
 from policies.batching.static import check_traffic_ends
-from policies.core.policy_names import name_of
 from policies.core.request import Prompt, Request
+from policies.user_code.traits import name_of
 from sim.cluster.live import Ended, LiveSimulation
 from sim.engine.replica import Replica
 from sim.records.requests import Status

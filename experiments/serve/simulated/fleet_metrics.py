@@ -17,10 +17,8 @@ from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.replica_metrics import ReplicaMetrics
 from policies.speculation import num_places
-from sim.cluster.gateway import UNSERVABLE
-from sim.cluster.gateway_attachment import GatewayAttachment
+from sim.cluster.gateway import UNSERVABLE, GatewayAttachment, RequestAttempt
 from sim.cluster.live import Ended
-from sim.cluster.request_attempt import RequestAttempt
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog, Status
 from sim.setup.pool import PoolSettings

@@ -19,10 +19,9 @@ from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.attachment import Attachment
+from sim.engine.iteration_times import RunningStep, shape_of
 from sim.engine.replica import Replica
-from sim.engine.running_step import RunningStep
-from sim.engine.shape import shape_of
-from sim.speculation.shapes import first_shape
+from sim.speculation.log import first_shape
 
 MAX_SHAPES = 4096
 """Iterations whose work is priced at once, if no scrape comes before."""

@@ -14,8 +14,7 @@ from experiments.serve.errors import ApiError
 from experiments.serve.http.kv_transfer import PARAM
 from experiments.serve.simulated.fleet import SimulatedFleet
 from sim.cluster.fleet import State
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.replica import Replica
 
 NOT_TAKEN = "this replica takes no requests"

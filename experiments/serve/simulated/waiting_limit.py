@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from experiments.serve.simulated.fleet import SimulatedFleet
-from sim.cluster.gateway_attachment import GatewayAttachment
-from sim.cluster.request_attempt import RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.replica import Replica
 
 

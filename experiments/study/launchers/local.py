@@ -16,7 +16,7 @@ from typing import Annotated
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
 from experiments.study.launchers.parent import end_with_parent
 from fieldlimits import Checked, PositiveInt
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 
 GRACE_S = 1.5
 """How long running tasks may go on after Ctrl-C, in seconds, before their processes are killed."""

@@ -31,11 +31,10 @@ from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.drafts import DraftPlan
-from sim.engine.shape import shape_of
+from sim.engine.iteration_times import shape_of
 from sim.records.requests import NAN, RequestLog, Status
 from sim.report.whole_file import write_whole
-from sim.speculation.log import DRAFT_WORK_COLUMNS
-from sim.speculation.shapes import first_shape
+from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
 
 if TYPE_CHECKING:
     from realengine.serving.answer import Answer

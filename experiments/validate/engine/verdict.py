@@ -25,7 +25,7 @@ from experiments.validate.fidelity.settings import ValidateSettings
 from experiments.validate.foreign.run import write_tables
 from sim.metrics.result import RunResult
 from sim.report.wording import plural
-from sim.settings.policy_errors import policy_errors
+from sim.settings.build import policy_errors
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source

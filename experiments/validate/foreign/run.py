@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.app.progress import simulated_time
+from experiments.app.terminal import simulated_time
 from experiments.simulate.output import OutputSettings
 from experiments.study.measured_requests import Replayed
 from experiments.validate.fidelity.errors import fidelity_of

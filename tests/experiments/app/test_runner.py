@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.application import launch
 from experiments.app.job import CannotWriteError, UnsuccessfulError
-from experiments.app.output_file import file_errors_reported
+from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.compose import ConfigSource
 from sim.settings.errors import ConfigError
 

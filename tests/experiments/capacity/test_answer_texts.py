@@ -21,7 +21,7 @@ from experiments.capacity.results import Limit
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from experiments.study.steady_state import Lack
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 from sim.metrics.slo import Slo
 
 SIMULATE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

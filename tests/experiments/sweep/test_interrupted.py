@@ -19,7 +19,7 @@ from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import plan_of
 from experiments.sweep.run import collect
 from experiments.sweep.run_task import RunTask, tasks_of
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, _noted, runs_of, sweep
 
 KILLER = """

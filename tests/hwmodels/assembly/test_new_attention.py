@@ -8,7 +8,7 @@ from hwmodels.assembly.attention import OPERATORS
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.hf.architectures import ARCHITECTURES, Architecture
 from hwmodels.hf.config import from_hf_fields
-from hwmodels.iterations.operating_point import decode_shape
+from hwmodels.iterations.ops import decode_shape
 from hwmodels.model.attention import Attention
 from hwmodels.model.matrices import Matrix, share_of
 from hwmodels.model.quantization import KV_BYTES

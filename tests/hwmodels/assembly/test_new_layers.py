@@ -2,10 +2,10 @@
 
 import pytest
 
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import CompressedAttention
 from hwmodels.model.mlp import NoMlp
 from hwmodels.model.model_spec import Block, NoAttention
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,

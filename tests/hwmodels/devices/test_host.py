@@ -6,7 +6,7 @@ import pytest
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead, HostShare
-from hwmodels.iterations.operating_point import decode_shape, prefill_shape
+from hwmodels.iterations.ops import decode_shape, prefill_shape
 
 
 def test_capture_sizes_are_vllms_ladder():

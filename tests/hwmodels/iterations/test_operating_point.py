@@ -4,7 +4,7 @@ import pytest
 
 from hwmodels.iterations.iteration import Explained, IterationShape
 from hwmodels.iterations.memory import plan_memory
-from hwmodels.iterations.operating_point import (
+from hwmodels.iterations.ops import (
     decode_shape,
     largest_batch,
     operating_point,

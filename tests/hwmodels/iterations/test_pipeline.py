@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import InFlight, ParallelLayout
-from hwmodels.iterations.pipeline import Pipeline, bubble_share
-from hwmodels.iterations.stages import MicroBatch, Pass, Stages
+from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages, bubble_share
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)
 

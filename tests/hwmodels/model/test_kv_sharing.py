@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.block import Block
 from hwmodels.model.kv_sharing import SharedKv
 from hwmodels.model.mlp import DenseMlp
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.model_spec import Block, ModelSpec
 
 CONTEXT = 10_240
 

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from experiments.app.settings.hydra_errors import composed
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import CompressedAttention
 from hwmodels.model.model_spec import (
     GroupedQueryAttention,
     LatentAttention,
@@ -19,7 +19,7 @@ from hwmodels.model.model_spec import (
     MixtureOfExperts,
     NoAttention,
 )
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,

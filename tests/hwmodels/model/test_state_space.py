@@ -2,11 +2,10 @@
 
 import pytest
 
-from hwmodels.model.attention import GroupedQueryAttention, LatentAttention, NoAttention
-from hwmodels.model.compressed_attention import CompressedAttention
+from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention, LatentAttention, NoAttention
 from hwmodels.model.mlp import MixtureOfExperts, NoMlp
 from hwmodels.model.model_spec import Block, ModelSpec
-from hwmodels.model.state_space import (
+from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
     LightningAttention,

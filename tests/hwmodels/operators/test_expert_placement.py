@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.operators.expert_placement import busiest_rank, packed, replicated
 from hwmodels.operators.moe_routing import (
     ExpertLayer,
     Routing,
+    busiest_rank,
     measured_chances,
+    packed,
     rank_loads,
+    replicated,
     zipf_chances,
 )
 

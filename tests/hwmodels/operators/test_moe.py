@@ -9,8 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hwmodels.model.quantization import WEIGHT_FORMATS
-from hwmodels.operators.moe import MoeCurve, common_height, moe_flops, moe_weight_bytes, tiles_of
-from hwmodels.operators.moe_kernels import FAMILIES, kernel_family
+from hwmodels.operators.moe import (
+    FAMILIES,
+    MoeCurve,
+    common_height,
+    kernel_family,
+    moe_flops,
+    moe_weight_bytes,
+    tiles_of,
+)
 from hwmodels.operators.moe_routing import Routing, rank_loads
 from tests.hwmodels.operators.moe_layers import (
     BALANCED,

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
-from hwmodels.operators.moe import MoeCurve
-from hwmodels.operators.moe_kernels import FAMILIES, kernel_family
+from hwmodels.operators.moe import FAMILIES, MoeCurve, kernel_family
 from tests.hwmodels.operators.moe_layers import DEEPSEEK, MIXTRAL, seconds
 
 CAPABILITIES = {

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.devices.interconnect import Torus
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.operators.collectives import CollectiveCurve
-from hwmodels.operators.torus import block_of, torus_seconds
+from hwmodels.operators.collectives import CollectiveCurve, block_of, torus_seconds
 
 CURVE = CollectiveCurve(start_s=1e-12, bandwidth_share=1.0)
 

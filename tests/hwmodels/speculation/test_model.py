@@ -18,8 +18,7 @@ from hwmodels.speculation.draft import (
     SeveralDrafts,
     SkipDraft,
 )
-from hwmodels.speculation.leaps import pass_of_equal
-from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
+from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts, pass_of_equal
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from tests.hwmodels.speculation.drafting import MEASURED, shaped
 

@@ -11,8 +11,7 @@ from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft
 from hwmodels.speculation.drafting import drafting_of
 from hwmodels.speculation.model import decodes_with_drafts
-from hwmodels.speculation.relative import TargetScale
-from hwmodels.speculation.steps import CHAIN, DraftShape
+from hwmodels.speculation.steps import CHAIN, DraftShape, TargetScale
 
 FACTORS = {"gemm": 2.0, "attention": 5.0, "elementwise": 7.0, "lm_head": 3.0}
 QUICK = {"start_s": 0.0, "step_s": 0.0}

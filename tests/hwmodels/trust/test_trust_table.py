@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hwmodels.trust.lookup import Place, errors_at, is_compared
 from hwmodels.trust.table import (
     ALL_ENGINES,
     ALL_GPUS,
@@ -14,6 +13,9 @@ from hwmodels.trust.table import (
     OLD_COLUMNS,
     ExpectedError,
     Level,
+    Place,
+    errors_at,
+    is_compared,
     read,
     shipped,
     written,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment

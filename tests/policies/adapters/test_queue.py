@@ -13,11 +13,11 @@ from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request
-from policies.core.waiting import WaitingQueue
+from policies.core.state import WaitingQueue
 from policies.scheduling.priority import Priority
 from tests.examples import examples
 

@@ -7,8 +7,7 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.static import Static
-from policies.core.sequence import Sequence
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import Sequence, SequenceView
 from policies.core.view import StepView
 
 A, B, C, D = range(4)

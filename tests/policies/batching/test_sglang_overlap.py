@@ -7,8 +7,8 @@ import pytest
 
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

@@ -8,8 +8,8 @@ batch_manager) at 002ba6a7, `microBatchScheduler.cpp` (the same) at 0a949d31. do
 import pytest
 
 from policies.batching.inflight import InFlight
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.adaptive import FastGen, HeadPolicy
-from policies.caching.settings import KvMemory, WeightReads
+from policies.caching.pool import KvMemory, WeightReads
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request

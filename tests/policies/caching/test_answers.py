@@ -6,8 +6,8 @@
 import pytest
 
 from policies.batching.chunked import Chunked
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.contiguous import Contiguous
-from policies.caching.pool import BlockPool
-from policies.caching.prefix_pool import PrefixPool
+from policies.caching.pool import BlockPool, KvMemory
+from policies.caching.prefix import PrefixPool
 from policies.caching.selective import H2o, SnapKv
-from policies.caching.settings import KvMemory
 from policies.caching.streaming import StreamingLlm
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError

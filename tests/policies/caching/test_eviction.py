@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from policies.caching.content import FutureUses, extend_history
 from policies.caching.eviction import s3_fifo
 from policies.caching.eviction.belady import Belady
 from policies.caching.eviction.fifo import Fifo
-from policies.caching.eviction.future import FutureUses, extend_history
 from policies.caching.eviction.lfu import Lfu
 from policies.caching.eviction.lru import Lru
 from policies.caching.eviction.priority import Priority

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from policies.caching.hybrid import KvGroups
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

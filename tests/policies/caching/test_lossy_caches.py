@@ -10,9 +10,9 @@ from policies.batching.chunked import Chunked
 from policies.caching.adaptive import FastGen
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory, WeightReads
 from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import H2o, SnapKv
-from policies.caching.settings import KvMemory, WeightReads
 from policies.caching.streaming import StreamingLlm
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.pool import BlockPool
-from policies.caching.settings import KvMemory
+from policies.caching.pool import BlockPool, KvMemory
 from policies.core.decode_set import DecodeSet
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request

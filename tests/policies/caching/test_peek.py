@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.core.decode_set import DecodeSet
 from policies.core.request import Prompt, Request, Segment
 from policies.core.sequence import FinishReason, Sequence

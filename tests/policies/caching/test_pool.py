@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.caching.pool import BlockPool
-from policies.caching.prefix_pool import PrefixPool
+from policies.caching.prefix import PrefixPool
 
 
 def test_ids_count_from_one_and_the_last_freed_is_the_next_drawn():

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import KvMemory
 from policies.core.decode_set import DecodeSet
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

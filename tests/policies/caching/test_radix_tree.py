@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from policies.caching.content import FutureUses
 from policies.caching.eviction.belady import Belady
-from policies.caching.eviction.future import FutureUses
 from policies.caching.eviction.lru import Lru
 from policies.caching.eviction.priority import Priority
 from policies.caching.radix_tree import RadixTree

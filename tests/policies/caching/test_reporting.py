@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from policies.caching.hybrid import KvGroups
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory, pool_of
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory, pool_of
 from policies.caching.tiered import Tiered
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError

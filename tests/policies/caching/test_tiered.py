@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.caching.tier import Tier
 from policies.caching.tiered import GIB, Tiered
 from policies.core.engine import EngineCore

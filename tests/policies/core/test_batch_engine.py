@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from policies.batching.dynamic import Dynamic
 from policies.batching.static import Static
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request

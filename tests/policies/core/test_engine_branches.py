@@ -3,7 +3,7 @@
 import pytest
 
 from policies.caching.contiguous import Contiguous
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.plan import StepOutcome

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.core import livelock
+from policies.core import safeguards
 from policies.core.plan import StepOutcome
 
 
@@ -36,7 +36,7 @@ def decode_or_preempt(view, step):
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr(livelock, "MAX_STEPS", 10)
+    monkeypatch.setattr(safeguards, "MAX_STEPS", 10)
 
 
 def test_preemptions_without_a_token_are_an_error_that_names_the_policies(make_core, make_request):

@@ -10,8 +10,8 @@ from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import Cause, StepOutcome
 from policies.core.request import Branching, Prompt, Request

@@ -12,9 +12,9 @@ from policies.batching.prefill_delayer import PrefillDelayer
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.caching.tiered import GIB, Tiered
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome

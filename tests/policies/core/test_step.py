@@ -10,8 +10,7 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.core.plan import StepOutcome
 from policies.core.request import Branching
-from policies.core.sequence import SequenceState
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceState, SequenceView
 
 
 @pytest.fixture
@@ -306,7 +305,7 @@ def test_all_that_can_be_read_of_a_sequence_is_the_same_whatever_its_true_end(ma
 def test_a_type_checker_rejects_a_policy_that_writes_to_a_sequence(tmp_path):
     policy = tmp_path / "writing.py"
     policy.write_text(
-        "from policies.core.sequence_view import SequenceView\n"
+        "from policies.core.sequence import SequenceView\n"
         "def rank(seq: SequenceView) -> tuple[float, ...]:\n"
         "    seq.rank = ()\n"
         "    return ()\n"

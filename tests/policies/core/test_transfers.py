@@ -10,9 +10,9 @@ from policies.batching.chunked import Chunked
 from policies.batching.prefill_first import PrefillFirst
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.caching.tiered import GIB, Tiered
 from policies.core.engine import EngineCore
 from policies.core.request import Branching, Prompt, Request, Segment

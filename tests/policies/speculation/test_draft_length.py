@@ -8,7 +8,6 @@ import pytest
 
 from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.core.policy_names import name_of
 from policies.speculation import DraftLength
 from policies.speculation.backoff import Backoff
 from policies.speculation.by_batch_size import ByBatchSize
@@ -16,6 +15,7 @@ from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.slo_aware import SloAware
 from policies.speculation.view import AcceptanceCounts, DraftView
+from policies.user_code.traits import name_of
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 

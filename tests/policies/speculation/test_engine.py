@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.caching.pool import BlockPool
-from policies.caching.prefix import PrefixCaching
-from policies.caching.prefix_pool import PrefixPool
+from policies.caching.pool import BlockPool, KvMemory
+from policies.caching.prefix import PrefixCaching, PrefixPool
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
 from policies.core.limits import RejectedError
 from policies.core.plan import StepOutcome

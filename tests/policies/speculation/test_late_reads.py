@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
 from policies.caching.pool import BlockPool
-from policies.caching.prefix_pool import PrefixPool
+from policies.caching.prefix import PrefixPool
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.request import Prompt, Request, Segment

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.caching.pool import BlockPool
+from policies.caching.pool import BlockPool, KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment

@@ -8,8 +8,8 @@ import torch
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
-from policies.caching.settings import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request

@@ -12,7 +12,7 @@ from experiments.conformance.same_run import assert_leap_equals_step
 from policies.admission.outstanding import Outstanding
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.fleet import State
-from sim.cluster.gateway_attachment import GatewayAttachment
+from sim.cluster.gateway import GatewayAttachment
 from sim.metrics.conservation import check_conservation
 from sim.records.failure import FailureKind
 from tests.examples import examples

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing import COUNTS
-from policies.routing.loads import counts_of
+from policies.routing.least_outstanding import counts_of
 from sim import simulate
-from sim.cluster import loads
+from sim.cluster import fleet
 from sim.metrics.conservation import check_conservation
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
@@ -21,7 +21,7 @@ class CheckedLeast:
     """Least outstanding, by counts that it compares with each replica's own."""
 
     def choose(self, request, replicas, now):
-        assert isinstance(replicas, loads.CountedReplicas)
+        assert isinstance(replicas, fleet.CountedReplicas)
         for name in COUNTS.values():
             counts = counts_of(replicas, name)
             assert counts.tolist() == [getattr(replica, name) for replica in replicas]
@@ -39,17 +39,17 @@ def clusters():
 @examples(10, 40)
 @given(data=st.data())
 def test_counts_side_by_side_are_those_of_the_replicas_whatever_becomes_of_these(data, clusters):
-    with patch.object(loads, "FEW", 0):
+    with patch.object(fleet, "FEW", 0):
         records = replace(data.draw(clusters), routing=CheckedLeast()).simulate().records
     check_conservation(records)
     assert records.requests.request_id.is_unique
 
 
 def test_the_replicas_of_each_model_have_their_counts_side_by_side():
-    fleet = ["pools=two_models", "workload=callers", "workload.of.num_requests=100"]
+    pools = ["pools=two_models", "workload=callers", "workload.of.num_requests=100"]
     models = ["++workload.models={llama-3.1-8b: 3, llama-3.1-70b: 1}", "++workload.tenants={a: 1}"]
-    one_by_one = simulate(*fleet, *models, "routing=least_outstanding").requests
-    with patch.object(loads, "FEW", 0):
-        side_by_side = simulate(*fleet, *models, routing=CheckedLeast()).requests
+    one_by_one = simulate(*pools, *models, "routing=least_outstanding").requests
+    with patch.object(fleet, "FEW", 0):
+        side_by_side = simulate(*pools, *models, routing=CheckedLeast()).requests
     assert side_by_side.replica.tolist() == one_by_one.replica.tolist()
     assert one_by_one.replica.nunique() == 3

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from sim.cluster.overload import FIRST_S, PARTS, Count, backlog_growth, overload_of
+from sim.cluster.early_stop import FIRST_S, PARTS, Count, backlog_growth, overload_of
 
 
 def counts_at(arrival_s, end_s, last_s):

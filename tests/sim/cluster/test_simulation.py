@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from experiments.conformance.draws import draw_worlds
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs

@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from sim.engine.clock import Clock, Phase
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 
 
 def log_of(*settings):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request
-from sim.engine.intake import Intake
+from sim.engine.frontend import Intake
 
 
 def make_intake(times_s, plans_ahead=False):

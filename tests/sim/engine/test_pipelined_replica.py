@@ -14,8 +14,8 @@ from hwmodels.iterations.stages import Pass
 from policies.batching.chunked import Chunked
 from policies.core.engine import EngineCore
 from sim import simulate
-from sim.engine.busy_time import BusyTime
-from sim.engine.running_step import RunningStep
+from sim.engine.iteration_times import RunningStep
+from sim.engine.signals import BusyTime
 from tests.worlds.clusters import Cluster, cluster_of, draw_clusters, draw_crashes
 
 

@@ -11,15 +11,14 @@ from hwmodels.iterations.iteration import Gathered, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.ranks import DataParallel
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim import simulate
-from sim.engine.iteration_times import seconds_of
-from sim.engine.shape import shape_of, shapes_of_ranks
+from sim.engine.iteration_times import seconds_of, shape_of, shapes_of_ranks
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 

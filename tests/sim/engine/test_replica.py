@@ -4,16 +4,15 @@ import pytest
 
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.clock import Clock, Phase
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 from sim.engine.replica import Replica
-from sim.engine.replica_pool import ReplicaPool
-from sim.engine.run_context import RunContext
+from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import RequestLog
 
 TICK_S = 0.125

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.pipeline import Pipeline
-from hwmodels.iterations.stages import MicroBatch, Pass, Stages
+from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages
 from sim import simulate
 from sim.metrics import pipeline
 from sim.metrics.hardware_use import HardwareUse

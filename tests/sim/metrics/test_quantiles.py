@@ -3,7 +3,7 @@
 import pytest
 from scipy.special import stdtrit
 
-from sim.cluster.overload import LEVEL, PARTS
+from sim.cluster.early_stop import LEVEL, PARTS
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.quantiles import KNOWN, student_t
 from sim.metrics.steady import BATCHES

@@ -9,7 +9,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.study.figures import figures
 from sim.settings.scenario import build_run
-from sim.setup.idle_replicas import num_reached
+from sim.setup.pool import num_reached
 
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=7")
 

@@ -13,7 +13,7 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.batching.one_at_a_time import OneAtATime
 from policies.caching.paged import Paged
-from policies.caching.settings import KvMemory
+from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.routing.random import Random
 from policies.scheduling.fcfs import Fcfs

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.engine.clock import Clock, Phase
-from sim.engine.interrupt import Interrupt
+from sim.engine.interpreter import Interrupt
 from sim.transfer.network import Capacity, Network, Route
 
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from sim.engine.kv_layout import KvLayout
+from sim.engine.replica_pool import KvLayout
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.transfer.resharding import _head_copies, resharding
+from sim.transfer.kv_copy import _head_copies, resharding
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SIZES = st.sampled_from([1, 2, 4, 8, 16])

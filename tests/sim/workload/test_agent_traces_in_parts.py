@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sim.workload import trace_rows, trace_source
 from sim.workload.arrivals import AllAtOnce, Constant, Poisson
 from sim.workload.chunks import block_segments
+from sim.workload.distributions import stream
 from sim.workload.formats import TraceLabJsonl
-from sim.workload.streams import stream
 from sim.workload.trace_source import TraceSource
 from sim.workload.untimed_traces import WekaJsonl
 from tests.sim.workload.reading_memory import peak_mib_of

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Gamma, OnOff, PerMinute, Poisson
-from sim.workload.streams import stream
+from sim.workload.distributions import stream
 
 RANDOM = [
     Poisson(rate_per_s=5.0),

@@ -11,11 +11,10 @@ from sim.workload.answers import Answers
 from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Poisson
 from sim.workload.base import WorkloadNotes
 from sim.workload.chunks import ROWS, PartOfSource, TableSource, arrivals_of, chunks_of
-from sim.workload.distributions import Exponential, Lognormal
+from sim.workload.distributions import Exponential, Lognormal, stream
 from sim.workload.lengths import Lengths
 from sim.workload.marked import WithCallers
 from sim.workload.scaled import faster
-from sim.workload.streams import stream
 from sim.workload.synthetic import Synthetic
 
 LENGTHS = Lengths(

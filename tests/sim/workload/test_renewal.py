@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from sim.workload.distributions import stream
 from sim.workload.servegen import Gaps, renewal_times_s
-from sim.workload.streams import stream
 
 GAMMA = Gaps.of_gamma(5.0, 2.0)
 WEIBULL = Gaps(pattern="Weibull", shape=0.5, scale_s=0.1)  # mean 0.1 Gamma(3) = 0.2 s, cv sqrt(5)

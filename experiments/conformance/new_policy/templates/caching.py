@@ -18,8 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fieldlimits import NonNegativeInt
-from policies.caching.pool import BlockPool
-from policies.caching.settings import Caching, KvMemory
+from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.core.sequence import Sequence
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fieldlimits import PositiveInt, Unit
-from policies.core.sequence_view import SequenceView
+from policies.core.sequence import SequenceView
 from policies.scheduling import Scheduling
 
 

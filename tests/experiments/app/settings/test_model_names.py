@@ -5,7 +5,7 @@ import re
 import pytest
 
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.model_names import EQUAL, model_named
+from experiments.app.settings.renamed import EQUAL, model_named
 
 FILES = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
 

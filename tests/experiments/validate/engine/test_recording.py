@@ -13,10 +13,10 @@ from policies.batching.prefill_first import PrefillFirst
 from policies.batching.splitfuse import SplitFuse
 from policies.batching.static import Static
 from policies.caching.paged import Paged
+from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.caching.selective import SnapKv
-from policies.caching.settings import KvMemory
 from policies.caching.tiered import Tiered
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
