@@ -4,7 +4,6 @@ from itertools import islice
 from math import inf
 from random import Random
 
-import pandas as pd
 import pytest
 
 from experiments.app.settings.compose import ConfigSource
@@ -17,6 +16,7 @@ from sim.workload.base import WorkloadNotes
 from sim.workload.listed import ListedSource
 from sim.workload.recording import Recording
 from sim.workload.traffic_log import FILE
+from tests.tables import assert_equal_tables
 
 MANY = 1 << 40
 
@@ -90,9 +90,9 @@ def test_tables_are_those_of_a_run_that_knows_its_traffic(overrides):
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
     found = simulation.close()
-    pd.testing.assert_frame_equal(found.requests, known.requests)
+    assert_equal_tables(found.requests, known.requests)
     columns = list(known.iterations)
-    pd.testing.assert_frame_equal(
+    assert_equal_tables(
         found.iterations[columns].sort_values(["replica", "start_s"], ignore_index=True),
         known.iterations.sort_values(["replica", "start_s"], ignore_index=True),
     )
@@ -155,10 +155,10 @@ def test_a_run_of_its_recording_has_the_tables_of_a_session_with_late_news_and_c
     source = Recording(path=tmp_path).source(seed=0, max_model_len=1 << 20)
     known = scenario.simulate(source)
     assert {"finished", "aborted"} <= set(found.requests["status"])
-    pd.testing.assert_frame_equal(found.requests, known.requests, rtol=0, atol=0)
+    assert_equal_tables(found.requests, known.requests, rtol=0, atol=0)
     order = ["replica", "start_s"]
     columns = list(known.iterations)
-    pd.testing.assert_frame_equal(
+    assert_equal_tables(
         found.iterations[columns].sort_values(order, ignore_index=True),
         known.iterations.sort_values(order, ignore_index=True),
         rtol=0,
@@ -193,7 +193,7 @@ def test_records_that_end_early_are_those_of_a_run_that_ends_then(overrides):
     found = cut.close()
     assert found.end_s == expected.end_s
     for name in ("requests", "iterations", "events", "own_gaps"):
-        pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name))
+        assert_equal_tables(getattr(found, name), getattr(expected, name))
     assert found.replicas == expected.replicas
     assert found.num_crash_tokens == expected.num_crash_tokens
     assert (expected.requests["status"] == "unfinished").any()
