@@ -82,14 +82,14 @@ def compose(*overrides):
 def test_tables_are_those_of_a_run_that_knows_its_traffic(overrides):
     scenario = compose(*overrides, "sim.leap=false")
     arrivals = list(islice(scenario.source().arrivals(), 80))
-    known = scenario.simulate(ListedSource(arrivals, notes=WorkloadNotes()))
+    known = scenario.simulate(ListedSource(arrivals, notes=WorkloadNotes())).in_pandas()
     simulation, heard = live(scenario)
     for arrival in arrivals:
         simulation.advance(arrival.at_s, MANY)
         simulation.add(arrival)
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
-    found = simulation.close()
+    found = simulation.close().in_pandas()
     assert_equal_tables(found.requests, known.requests)
     columns = list(known.iterations)
     assert_equal_tables(
@@ -150,10 +150,10 @@ def test_a_run_of_its_recording_has_the_tables_of_a_session_with_late_news_and_c
             simulation.abort(leaving, arrival.at_s + random.choice([-1.0, 0.0, 0.3]))
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
-    found = simulation.close()
+    found = simulation.close().in_pandas()
     write_table(simulation.traffic.table({}), tmp_path / FILE)
     source = Recording(path=tmp_path).source(seed=0, max_model_len=1 << 20)
-    known = scenario.simulate(source)
+    known = scenario.simulate(source).in_pandas()
     assert {"finished", "aborted"} <= set(found.requests["status"])
     assert_equal_tables(found.requests, known.requests, rtol=0, atol=0)
     order = ["replica", "start_s"]
@@ -182,7 +182,7 @@ def test_records_that_end_early_are_those_of_a_run_that_ends_then(overrides):
     _, whole = served(scenario, 60, inf)
     times_s = sorted(time_s for tokens in whole.tokens.values() for time_s, _ in tokens)
     early, _ = served(scenario, 60, times_s[len(times_s) // 2])
-    expected = early.close()
+    expected = early.close().in_pandas()
     cut, heard = served(scenario, 60, expected.end_s, LiveSimulation.end_records)
     cut.advance(times_s[len(times_s) * 3 // 4], MANY)
     num_bytes = cut.num_record_bytes
@@ -190,7 +190,7 @@ def test_records_that_end_early_are_those_of_a_run_that_ends_then(overrides):
     assert cut.num_record_bytes < num_bytes
     cut.advance(inf, MANY)
     assert (heard.tokens, heard.ends) == (whole.tokens, whole.ends)
-    found = cut.close()
+    found = cut.close().in_pandas()
     assert found.end_s == expected.end_s
     for name in ("requests", "iterations", "events", "own_gaps"):
         assert_equal_tables(getattr(found, name), getattr(expected, name))
