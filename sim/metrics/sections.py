@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.metrics.token_times import decode_ends_s
 from sim.metrics.window import Window
@@ -123,18 +122,14 @@ class EarlierTokens:
         # A later request gets its tokens at the ends of later iterations.
         ends_s = decode_ends_s(records.iterations)
         last_id = int(column(chunk.requests, "request_id").max()) if len(chunk.requests) else -1
-        self._iterations = _selected(records.iterations, ends_s >= chunk.later_since_s)
+        self._iterations = records.iterations[ends_s >= chunk.later_since_s]
         self._own_gaps = _later(records.own_gaps, last_id)
         self._bursts = None if records.bursts is None else _later(records.bursts, last_id)
 
 
 def _later(table: AnyTable, last_id: int) -> AnyTable:
     """Returns the rows of requests behind an id."""
-    return _selected(table, column(table, "request_id") > last_id)
-
-
-def _selected(table: AnyTable, rows: NDArray[np.bool_]) -> AnyTable:
-    return table[rows]
+    return table[column(table, "request_id") > last_id]
 
 
 def _joined(earlier: AnyTable | None, table: AnyTable) -> AnyTable:
