@@ -119,6 +119,7 @@ def replicas_throughout(num_replicas: int, end_s: float) -> tuple[ReplicaRecord,
 class RunRecords:
     """All records of a run, from which every metric is computed.
 
+    Tables are `Table`s, or frames of pandas where these were asked for (`in_pandas`) or read from files.
     requests: see `RequestLog.table`.
     iterations: one row per iteration, by (replica, iteration); start_s and duration_s in seconds, the fields
       of IterationShape, sequences running and waiting after the plan, KV blocks and tokens held at the end of
