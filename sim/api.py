@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from sim.cluster.attached import UserProcess
 from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.plots import Plots
@@ -19,6 +17,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords
+from sim.records.table import to_pandas
 from sim.report import evidence, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
@@ -32,6 +31,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
 
 TIMELINE_REQUESTS = 10_000
@@ -108,22 +108,22 @@ class Result:
     @property
     def requests(self) -> pd.DataFrame:
         """One row per request: its times, TTFT, TPOT, E2E and whether it met the SLO."""
-        return self.run.requests if self.folder is None else self._read("requests")
+        return to_pandas(self.run.requests) if self.folder is None else self._read("requests")
 
     @property
     def iterations(self) -> pd.DataFrame:
         """One row per iteration of a replica: its start, its duration and the contents of its batch."""
-        return self.run.records.iterations if self.folder is None else self._read("iterations")
+        return to_pandas(self.run.records.iterations) if self.folder is None else self._read("iterations")
 
     @property
     def replicas(self) -> pd.DataFrame:
         """One row per replica."""
-        return self.run.replicas
+        return self.run.replicas.to_pandas()
 
     @property
     def events(self) -> pd.DataFrame:
         """One row per event: see `sim.records.event_table.events_table`."""
-        return events_table(self.run.records) if self.folder is None else self._read("events")
+        return events_table(self.run.records).to_pandas() if self.folder is None else self._read("events")
 
     @property
     def series(self) -> pd.DataFrame:
@@ -133,6 +133,8 @@ class Result:
     @property
     def latencies(self) -> pd.DataFrame:
         """One row per latency (TTFT, TPOT, ITL, E2E, queue), one column per statistic (`p50_s`)."""
+        import pandas as pd  # noqa: PLC0415 (a run that shows no frame need not load it)
+
         rows = {name.upper() if name != "queue" else name: self.summary[name] for name in LATENCIES}
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -245,6 +247,8 @@ class Result:
         if not path.exists():
             advice = "set iterations=True" if name == "iterations" else "leave out stream_to"
             raise ValueError(f"result.{name}: the run has streamed its tables without it; {advice}")
+        import pandas as pd  # noqa: PLC0415 (see above)
+
         return pd.read_parquet(path)
 
     @cached_property

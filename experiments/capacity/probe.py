@@ -22,6 +22,7 @@ from experiments.study.trace_runs import TraceRun, trace_interval
 from sim.metrics.paired import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
+from sim.records.table import column, to_pandas
 from sim.settings.scenario import run
 from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario
@@ -124,7 +125,7 @@ class Probe:
         result = run(scenario, source if self.load == 1 else faster(source, self.load))
         found = _measured(result, self.replicas * self.scenario.layout.num_devices)
         target = 1.0 if scenario.slo is None else scenario.slo.attainment_target
-        lack = lack_of(result.requests, until_s, has_sessions=has_sessions, target=target)
+        lack = lack_of(to_pandas(result.requests), until_s, has_sessions=has_sessions, target=target)
         if self.is_trace and not found.is_cut:
             found = found._replace(intervals=_intervals(result, found, target, period))
         return found._replace(lack=lack, num_requests=len(result.requests))
@@ -213,7 +214,7 @@ def _kept(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Any]) ->
 
 
 def _measured(result: RunResult, num_devices: int) -> Run:
-    summary, slo, requests = result.summary, result.slo, result.requests
+    summary, slo, requests = result.summary, result.slo, to_pandas(result.requests)
     assert slo is not None
     goodput, cut = summary["goodput"], summary["missed"]
     share = goodput["share"]
@@ -278,7 +279,7 @@ def _judged(result: RunResult, term: str) -> NDArray[np.float64]:
 
     In a run that was ended early, they are not known for all requests.
     """
-    requests, slo = result.requests, result.slo
+    requests, slo = to_pandas(result.requests), result.slo
     assert slo is not None
     values = requests[f"{term}_s"].to_numpy(np.float64)
     values = np.where(np.isnan(values), np.where(slo.terms_met(requests)[term], 0.0, np.inf), values)
@@ -307,10 +308,10 @@ def _loosened_s(requests: pd.DataFrame, slo: Slo, term: str) -> float:
 
 def _batch(result: RunResult) -> tuple[float, float]:
     iterations = result.records.iterations
-    seqs = iterations["decode_seqs"].to_numpy(np.float64)
+    seqs = column(iterations, "decode_seqs", np.float64)
     decoding = seqs > 0
     if not decoding.any():
         return 0.0, 0.0
-    context = iterations["decode_context_tokens"].to_numpy(np.float64)[decoding].sum()
+    context = column(iterations, "decode_context_tokens", np.float64)[decoding].sum()
     total = float(seqs[decoding].sum())
     return total / int(decoding.sum()), float(context) / total

@@ -12,6 +12,7 @@ from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import World
 from policies.speculation.view import DraftView
+from sim.records.table import to_pandas
 
 
 class Bounded:
@@ -53,7 +54,9 @@ def answers_are_complete(world: SpeculatingWorld) -> None:
     """Requires that every answer has the tokens that it has without drafts: none is lost or doubled."""
     settings: dict[str, Any] = {each.name: getattr(world, each.name) for each in fields(World)}
     without = World(**settings | {"engine": RecordingCore})
-    mine, plain = (run.simulate().records.requests.set_index("request_id") for run in (world, without))
+    mine, plain = (
+        to_pandas(run.simulate().records.requests).set_index("request_id") for run in (world, without)
+    )
     if world.num_users is not None:  # which request of the loop comes next depends on the times
         lengths = [Counter(zip(one.prompt_tokens, one.output_tokens, strict=True)) for one in (mine, plain)]
         are_finished = all((one.status == "finished").all() for one in (mine, plain))

@@ -19,6 +19,7 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.routing import ReplicaView
 from policies.user_code.traits import traits_of
+from sim.records.table import to_pandas
 
 
 def leap_equals_step(world: World) -> None:
@@ -221,13 +222,13 @@ def _in_turn(world: World) -> list[tuple[Request, int]]:
 
 
 def _assert_all_ended(run: WorldRun) -> None:
-    requests = run.records.requests
+    requests = to_pandas(run.records.requests)
     left = requests[requests.status == "unfinished"]
     assert left.empty, f"the engines have stopped, but requests {left.request_id.tolist()} have not ended"
 
 
 def _first_end_s(run: WorldRun) -> float:
-    requests = run.records.requests
+    requests = to_pandas(run.records.requests)
     return min(requests.finished_s[requests.status == "finished"].tolist(), default=inf)
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 from experiments.conformance.worlds import World, WorldRun
 from sim.records.run import RunRecords
+from sim.records.table import to_pandas
 
 
 def gaps_of(records: RunRecords) -> list[tuple[float, float]]:
@@ -16,8 +17,8 @@ def gaps_of(records: RunRecords) -> list[tuple[float, float]]:
 
 def assert_same_records(one: RunRecords, other: RunRecords) -> None:
     """Asserts that all requests, iterations and gaps are equal bit for bit."""
-    assert_same_table(one.requests, other.requests)
-    assert_same_table(one.iterations, other.iterations)
+    assert_same_table(to_pandas(one.requests), to_pandas(other.requests))
+    assert_same_table(to_pandas(one.iterations), to_pandas(other.iterations))
     assert gaps_of(one) == gaps_of(other)
     assert one.end_s == other.end_s
 

@@ -157,7 +157,8 @@ class World:
         source, cluster = self._source(), self._cluster()
         sim = SimSettings(leap=leap, until_s=self.until_s)
         simulation = Simulation(source=source, pools=self._pools(cores), cluster=cluster, sim=sim)
-        return WorldRun(self._run(simulation, report), cores, source, simulation.fleet, cluster.admission)
+        records = self._run(simulation, report).in_pandas()
+        return WorldRun(records, cores, source, simulation.fleet, cluster.admission)
 
     def fly(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Calls `simulate`; the old name is kept for one version."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
@@ -13,6 +12,7 @@ from experiments.report.roofline.chart import roofline
 from experiments.report.roofline.survey import RooflineSettings, survey
 from hwmodels.iterations.iteration import UnknownIterationError
 from sim.cluster.early_stop import overload_of
+from sim.metrics.definitions import times
 from sim.metrics.limiting import time_shares
 from sim.report import numbers, wording
 from sim.report.latency import latency_cdfs
@@ -95,7 +95,7 @@ def limit_sentence(answer: Answer) -> str:
 def caveats(answer: Answer) -> list[str]:
     """Returns warnings about the results, overload first."""
     table = answer.result.requests
-    moments = (table[f"{name}_s"].to_numpy(dtype=np.float64) for name in ("arrival", "scheduled", "finished"))
+    moments = (times(table, f"{name}_s") for name in ("arrival", "scheduled", "finished"))
     found = overload_of(*moments)
     lines = wording.caveats(answer.result.summary)
     if found is None:

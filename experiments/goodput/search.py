@@ -24,6 +24,7 @@ from experiments.study.trace_runs import TraceRun, trace_interval
 from sim.metrics.paired import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
+from sim.records.table import to_pandas
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
@@ -117,7 +118,7 @@ class Arm:
 
         period: number of requests after which its traffic repeats, if it does.
         """
-        table, summary = result.requests.sort_values("arrival_s", kind="stable"), result.summary
+        table, summary = to_pandas(result.requests).sort_values("arrival_s", kind="stable"), result.summary
         trimmed, has_sessions = summary["trimmed"], self.requests_per_session is not None
         if self.warmup_share is None:
             inside = (table["arrival_s"] >= trimmed["start_s"]) & (table["arrival_s"] <= trimmed["end_s"])

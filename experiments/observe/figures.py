@@ -23,6 +23,7 @@ from sim.metrics.summary import request_figures
 from sim.metrics.window import Window
 from sim.records.requests import Status
 from sim.records.run import RunRecords
+from sim.records.table import to_pandas
 from sim.report.wording import plural
 from sim.workload.base import WorkloadNotes
 
@@ -38,7 +39,7 @@ def observed_figures(
     """Computes all figures as plain JSON. Latencies count from the moment of sending."""
     counts = check_conservation(records)
     part = measure(records, metrics, slo)
-    table, window = part.table, part.window
+    table, window = to_pandas(part.table), part.window
     figures = {
         "source": "observed",
         "simulated_s": records.end_s,  # seconds on the wall clock; the name is a simulated run's

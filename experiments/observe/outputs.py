@@ -19,6 +19,7 @@ from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords
+from sim.records.table import to_pandas
 from sim.report.attainment import slo_attainment
 from sim.report.files import write_table
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
@@ -38,7 +39,7 @@ def write_observation(
 ) -> None:
     """Writes the files; the attrs of requests.parquet carry the digest of the configuration."""
     write_study(folder, config, summary)
-    requests = request_metrics(records.requests, slo)
+    requests = request_metrics(to_pandas(records.requests), slo)
     requests.attrs = {"source": "observed", "config_digest": summary["config_digest"]}
     write_table(requests, folder / "requests.parquet")
     write_table(chunks_table(load.replies), folder / "chunks.parquet")

@@ -35,7 +35,7 @@ def records_of(replies: Sequence[Reply], end_s: float, *, interrupted: bool = Fa
     gaps_s = np.concatenate(gap_s)
     iterations, _ = expanded([IterationLog(0, BLOCK_TOKENS)])
     return RunRecords(
-        requests=log.table().merge(_seen(replies), on="request_id", validate="one_to_one"),
+        requests=log.table().to_pandas().merge(_seen(replies), on="request_id", validate="one_to_one"),
         iterations=pd.DataFrame(iterations),
         gap_s=gaps_s,
         gap_count=np.ones(len(gaps_s), np.int64),

@@ -33,6 +33,7 @@ from experiments.papers.phase_layouts import largest_rate
 from experiments.papers.splitwise_prices import AS_SIMULATED, AS_TIMED, Timed
 from sim.metrics.measured import request_metrics
 from sim.metrics.paired import mean_interval
+from sim.records.table import to_pandas
 from sim.report.numbers import with_interval
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
@@ -230,7 +231,7 @@ class Trial:
         records = scenario.simulate(scenario.source())
         if records.interrupted:
             raise KeyboardInterrupt  # an incomplete run has no figures
-        return request_metrics(records.requests, None)
+        return request_metrics(to_pandas(records.requests), None)
 
     def _priced(self, scenario: Scenario) -> Scenario:
         if self._prices is None:

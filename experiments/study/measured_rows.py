@@ -11,6 +11,7 @@ from experiments.study.presets import NotSimulatedError
 from hwmodels.model.model_spec import ModelSpec
 from sim.metrics.measured import request_metrics
 from sim.records.run import RunRecords
+from sim.records.table import to_pandas
 from sim.setup.scenario import Scenario
 
 
@@ -43,7 +44,7 @@ def simulated(scenario: Scenario) -> tuple[RunRecords, pd.DataFrame]:
     records = scenario.simulate(scenario.source())
     if records.interrupted:
         raise KeyboardInterrupt
-    table = request_metrics(records.requests, None)
+    table = request_metrics(to_pandas(records.requests), None)
     finished = (table["status"] == "finished").sum()
     if finished < len(table):
         raise NotSimulatedError(f"{len(table) - finished} of {len(table)} requests do not fit the KV cache")

@@ -18,6 +18,7 @@ from sim.metrics.paired import Interval, Paired
 from sim.metrics.result import RunResult
 from sim.metrics.steady import MEAN, Figure, Values
 from sim.metrics.window import Window
+from sim.records.table import to_pandas
 
 GOODPUT = ("goodput.share", "goodput.requests_per_s")
 
@@ -33,7 +34,7 @@ class TraceRun:
     @classmethod
     def of(cls, result: RunResult, counted: pd.DataFrame | None = None) -> TraceRun:
         """Returns the values of a run's requests. counted: those that count; None: of the measured window."""
-        requests = result.requests.sort_values(["arrival_s", "request_id"], kind="stable")
+        requests = to_pandas(result.requests).sort_values(["arrival_s", "request_id"], kind="stable")
         if counted is None:
             trimmed = result.summary["trimmed"]
             window = Window(trimmed["start_s"], trimmed["end_s"])

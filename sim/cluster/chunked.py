@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.cluster.settings import ClusterSettings, SimSettings
@@ -21,7 +20,8 @@ from sim.records.joined_logs import joined_events, joined_iterations
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.pending_waits import PendingWaits
 from sim.records.run import RunRecords
-from sim.speculation.records import SpeculationRecord, speculation_record
+from sim.records.table import AnyTable, Table
+from sim.speculation.records import SpeculationRecord, added_acceptance, speculation_record
 from sim.workload.base import Source
 
 MAX_ITERATIONS: Final = 1 << 18
@@ -56,7 +56,7 @@ class ChunkedSimulation(Simulation):
         self._take = take
         self._group_rows = group_rows
         self._waits = PendingWaits()
-        self._acceptance: pd.DataFrame | None = None
+        self._acceptance: AnyTable | None = None
         self._num_ended_at_flush = 0
         self._num_reports = 0
         self._is_cut_short = False
@@ -118,9 +118,9 @@ class ChunkedSimulation(Simulation):
         events = joined_events([replica.recorder.events.cut() for replica in self.fleet.replicas])
         self._waits.add(events)
         requests = self._rows.take(end_row)
-        waits = self._waits.take(requests["request_id"].to_numpy(), self._rows.first_row)
+        waits = self._waits.take(requests["request_id"], self._rows.first_row)
         return RecordChunk(
-            requests=pd.DataFrame({**{str(name): requests[name] for name in requests}, **waits}, copy=False),
+            requests=requests.assign(**waits),
             iterations=iterations,
             **gaps._asdict(),
             own_gaps=own_gaps,
@@ -158,7 +158,7 @@ class ChunkedSimulation(Simulation):
         self._take(replace(last, end=end))
         return end
 
-    def _taken_iterations(self) -> tuple[pd.DataFrame, SpeculationRecord | None, pd.DataFrame, Gaps]:
+    def _taken_iterations(self) -> tuple[Table, SpeculationRecord | None, Table, Gaps]:
         """Takes the iterations since the last chunk: own gaps, drafts, iterations and all gaps."""
         logs: list[IterationLog] = [replica.recorder.iterations.cut() for replica in self.fleet.replicas]
         own_gaps = own_gaps_table(logs)
@@ -166,12 +166,12 @@ class ChunkedSimulation(Simulation):
         if speculation is not None:
             self._count(speculation.acceptance)
         columns, gaps = joined_iterations(logs)
-        return own_gaps, speculation, pd.DataFrame(columns, copy=False), gaps
+        return own_gaps, speculation, Table(columns), gaps
 
-    def _count(self, acceptance: pd.DataFrame) -> None:
+    def _count(self, acceptance: AnyTable) -> None:
         """Adds the draft tokens of a chunk to those of the run: see `SpeculationRecord.acceptance`."""
         parts = [acceptance] if self._acceptance is None else [self._acceptance, acceptance]
-        self._acceptance = pd.concat(parts).groupby(["pool", "place"], as_index=False).sum()
+        self._acceptance = added_acceptance(parts)
 
     def _taken_unfilled(self) -> NDArray[np.int64] | None:
         """Takes the rows of `RunRecords.unfilled` since the last chunk; None if no KV is reserved ahead."""

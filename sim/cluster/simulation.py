@@ -7,7 +7,6 @@ from math import inf, isinf
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 from simpy import Event
 from simpy.events import ProcessGenerator
 
@@ -39,6 +38,7 @@ from sim.records.iteration_tables import expanded, own_gaps_table
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
+from sim.records.table import Table
 from sim.speculation.records import speculation_record
 from sim.transfer.kv_replication import KvReplicator
 from sim.workload.base import Arrival, Source
@@ -75,11 +75,10 @@ def tables(
     columns, gaps = expanded(logs)
     events = logged_events(rows)
     requests = log.table()
-    waits = waits_by_request(events, requests["request_id"].to_numpy())
-    columns_and_waits = {**{str(name): requests[name] for name in requests}, **waits}
+    waits = waits_by_request(events, requests["request_id"])
     return RunRecords(
-        requests=pd.DataFrame(columns_and_waits, copy=False),
-        iterations=pd.DataFrame(columns, copy=False),
+        requests=requests.assign(**waits),
+        iterations=Table(columns),
         **gaps._asdict(),
         interrupted=interrupted,
         events=events,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
+
+from sim.records.table import AnyTable, column, places_of
 
 SAME_S = 1e-9
 """Times closer than this are equal: the end of an iteration is a rounded sum of its start and duration."""
@@ -20,24 +21,23 @@ class BurstTimes(NamedTuple):
     kept: NDArray[np.int64]
 
     @classmethod
-    def of(cls, bursts: pd.DataFrame, requests: pd.DataFrame, iterations: pd.DataFrame) -> BurstTimes:
+    def of(cls, bursts: AnyTable, requests: AnyTable, iterations: AnyTable) -> BurstTimes:
         """Returns the bursts of the requests, without those of attempts that failed.
 
         bursts: see `SpeculationRecord`. iterations: consecutive ones of each replica. The last attempt lies
         between first and last token of a request.
         """
-        replica = iterations["replica"].to_numpy()
-        first = np.searchsorted(replica, bursts["replica"].to_numpy())
-        at = first + bursts["iteration"].to_numpy() - iterations["iteration"].to_numpy()[first]
-        end_s = (iterations["start_s"] + iterations["duration_s"]).to_numpy(np.float64)[at]
-        row_of = pd.Series(np.arange(len(requests)), index=requests["request_id"].to_numpy())
-        row = row_of.reindex(bursts["request_id"].to_numpy()).to_numpy(np.float64)
-        first_s, last_s = (requests[f"{name}_token_s"].to_numpy(np.float64) for name in ("first", "last"))
-        known = ~np.isnan(row)
-        own = row[known].astype(np.int64)
+        replica = column(iterations, "replica")
+        first = np.searchsorted(replica, column(bursts, "replica"))
+        at = first + column(bursts, "iteration") - column(iterations, "iteration")[first]
+        end_s = (column(iterations, "start_s") + column(iterations, "duration_s"))[at]
+        row = places_of(column(requests, "request_id"), column(bursts, "request_id"))
+        first_s, last_s = (column(requests, f"{name}_token_s", np.float64) for name in ("first", "last"))
+        known = row >= 0
+        own = row[known]
         known[known] = (end_s[known] > first_s[own]) & (end_s[known] <= last_s[own] + SAME_S)
-        kept = bursts["kept_tokens"].to_numpy(np.int64)
-        return cls(row[known].astype(np.int64), end_s[known], kept[known])
+        kept = column(bursts, "kept_tokens", np.int64)
+        return cls(row[known], end_s[known], kept[known])
 
 
 def tokens_together(

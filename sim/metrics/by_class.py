@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import times
@@ -20,6 +19,7 @@ from sim.metrics.goodput import add_goodput, goodput_figures
 from sim.metrics.slo import Slo
 from sim.metrics.sums import Totals
 from sim.metrics.window import Window
+from sim.records.table import AnyTable, column, joined
 
 MAX_CLASSES = 20
 """Classes that are reported for each kind: those with the most requests. A service may have many tenants."""
@@ -42,15 +42,15 @@ class ClassFigures:
         self.inside = self._kept.totals()
         self.latencies = {name: self._kept.values() for name in LATENCIES}
 
-    def add(self, table: pd.DataFrame, window: Window, slo: Slo | None) -> None:
+    def add(self, table: AnyTable, window: Window, slo: Slo | None) -> None:
         """Adds requests of this class. table: `request_metrics`."""
         measured = table[window.holds(times(table, "arrival_s"))]
         add_status_counts(self.whole, table)
-        finished = table["status"].to_numpy() == "finished"
+        finished = column(table, "status") == "finished"
         self.inside.add("finished", window.holds(times(table, "finished_s")) & finished)
         first_inside = window.holds(times(table, "first_token_s"))
-        self.inside.add("input_tokens", table["prompt_tokens"].to_numpy()[first_inside])
-        self.inside.add("preemptions", measured["preemptions"].to_numpy())
+        self.inside.add("input_tokens", column(table, "prompt_tokens")[first_inside])
+        self.inside.add("preemptions", column(measured, "preemptions"))
         if slo is not None:
             add_goodput(self.inside, table, measured, window, slo)
         for name, values in self.latencies.items():
@@ -94,12 +94,12 @@ class ByClass(Figure):
         super().__init__(setting)
         self.has_too_many = False
         self._classes: dict[Any, ClassFigures] = {}
-        self._tables: list[pd.DataFrame] = []
+        self._tables: list[AnyTable] = []
         """Whole tables, the rows of which are divided once it is known which classes are the largest."""
 
     def add(self, part: Part) -> None:
         table = part.requests
-        if self.kind not in table or self.has_too_many or table.empty:
+        if self.kind not in table or self.has_too_many or not len(table):
             return
         if self.kept.is_exact:
             self._tables.append(table)
@@ -137,7 +137,7 @@ class ByClass(Figure):
 
     def _of_tables(self, window: Window, slo: Slo | None) -> dict[str, Any]:
         """Returns the largest classes of whole tables."""
-        table = self._tables[0] if len(self._tables) == 1 else pd.concat(self._tables, ignore_index=True)
+        table = self._tables[0] if len(self._tables) == 1 else joined(self._tables)
         numbers, names = _numbered(table, self.kind)
         if len(names) < 2:
             return {}
@@ -150,7 +150,7 @@ class ByClass(Figure):
 
     def _divide(
         self,
-        table: pd.DataFrame,
+        table: AnyTable,
         numbers: NDArray[np.int64],
         names: Mapping[int, Any],
         window: Window,
@@ -180,10 +180,11 @@ class ByTenant(ByClass):
     kind = "tenant"
 
 
-def _numbered(table: pd.DataFrame, kind: str) -> tuple[NDArray[np.int64], list[Any]]:
+def _numbered(table: AnyTable, kind: str) -> tuple[NDArray[np.int64], list[Any]]:
     """Returns the number of the class of each request, and the classes by number."""
-    numbers, names = pd.factorize(table[kind].to_numpy())
-    return numbers, names.tolist()
+    number_of: dict[Any, int] = {}
+    numbers = [number_of.setdefault(name, len(number_of)) for name in column(table, kind).tolist()]
+    return np.array(numbers, np.int64), list(number_of)
 
 
 def largest_classes(kind: str, size: Mapping[Any, int]) -> list[Any]:
@@ -192,9 +193,9 @@ def largest_classes(kind: str, size: Mapping[Any, int]) -> list[Any]:
     return sorted(largest) if kind == "priority" else largest
 
 
-def add_status_counts(totals: Totals, requests: pd.DataFrame) -> None:
+def add_status_counts(totals: Totals, requests: AnyTable) -> None:
     """Adds the number of requests and their numbers by status."""
-    status = requests["status"].to_numpy()
+    status = column(requests, "status")
     totals.add("arrived", np.ones(len(requests), np.bool_))
     for name in COUNTS[1:]:
         totals.add(name, np.asarray(status == name, np.bool_))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.distributions import Kept
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
+from sim.records.table import AnyTable, Table, column
 
 ROUNDING_S = 1e-9
 """Stall that is an error of rounding."""
@@ -57,9 +57,9 @@ class ClientTimes(NamedTuple):
 
 
 Ints = NDArray[np.int64]
-NewView = Callable[[pd.DataFrame, Ints], ClientView]
+NewView = Callable[[AnyTable, Ints], ClientView]
 """Returns the view of the requests of a table, given their numbers."""
-NO_REQUESTS = pd.DataFrame({name: np.zeros(0, np.int64) for name in ("session_id", "output_tokens")})
+NO_REQUESTS = Table({name: np.zeros(0, np.int64) for name in ("session_id", "output_tokens")})
 APART = (
     "which tokens are hidden depends on the number of a request in its session or part, which a shard does "
     "not know; set sim.shards=null"
@@ -89,12 +89,12 @@ class ClientsFigure:
     def add(self, records: WorkloadRecords) -> None:
         """Adds requests, in the order of their ids."""
         requests = records.requests
-        session = requests["session_id"].to_numpy(np.int64)
+        session = column(requests, "session_id", np.int64)
         if self._numbers_matter and (records.is_part or (session >= 0).any()):
             self.lack = APART
         if self.lack is not None or self._has_samples:
             return
-        numbers = self._numbers.of(session, requests["request_id"].to_numpy(np.int64))
+        numbers = self._numbers.of(session, column(requests, "request_id", np.int64))
         seen = client_times(records, self._new_view(requests, numbers))
         if seen is None:
             self._has_samples = True
@@ -180,9 +180,9 @@ class PublishLatencies:
     def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
         """Returns the time to publish of each request, in seconds; NaN: it is not published."""
         requests = records.requests
-        session = requests["session_id"].to_numpy(np.int64)
+        session = column(requests, "session_id", np.int64)
         assert not (self.numbers_matter and (session >= 0).any()), APART
-        numbers = self._numbers.of(session, requests["request_id"].to_numpy(np.int64))
+        numbers = self._numbers.of(session, column(requests, "request_id", np.int64))
         return {"publish": publish_times_s(records, self._new_view(requests, numbers))}
 
 
@@ -201,14 +201,16 @@ class SessionNumbers:
         has_session = session >= 0
         if not has_session.any():
             return request_id
-        places = pd.Series(session).groupby(session).cumcount().to_numpy(np.int64)
         found, at, added = np.unique(session[has_session], return_inverse=True, return_counts=True)
+        in_order = np.argsort(at, kind="stable")
+        places = np.empty(len(at), np.int64)
+        places[in_order] = np.arange(len(at)) - np.repeat(np.cumsum(added) - added, added)
         sessions = np.union1d(self._sessions, found)
         counts = np.zeros(len(sessions), np.int64)
         counts[np.searchsorted(sessions, self._sessions)] = self._counts
         own = np.searchsorted(sessions, found)
         numbers = request_id.copy()
-        numbers[has_session] = places[has_session] + counts[own][at]
+        numbers[has_session] = places + counts[own][at]
         counts[own] += added
         self._sessions, self._counts = sessions, counts
         return numbers
@@ -219,8 +221,8 @@ def client_times(records: WorkloadRecords, view: ClientView) -> ClientTimes | No
     times = records.token_times()
     if times is None:
         return None
-    arrival_s = records.requests["arrival_s"].to_numpy(np.float64)
-    finished = (records.requests["status"] == "finished").to_numpy(np.bool_)
+    arrival_s = column(records.requests, "arrival_s", np.float64)
+    finished = column(records.requests, "status") == "finished"
     inside = records.window.holds(arrival_s)
     publish_s = published_s(times, view, finished) - arrival_s
     slo_s = view.publish_slo_s
@@ -244,8 +246,8 @@ def publish_times_s(records: WorkloadRecords, view: ClientView) -> NDArray[np.fl
     times = records.token_times()
     if times is None:
         raise ValueError("the time to publish of requests with several samples is not known")
-    finished = (records.requests["status"] == "finished").to_numpy(np.bool_)
-    arrival_s = records.requests["arrival_s"].to_numpy(np.float64)
+    finished = column(records.requests, "status") == "finished"
+    arrival_s = column(records.requests, "arrival_s", np.float64)
     seconds: NDArray[np.float64] = published_s(times, view, finished) - arrival_s
     return seconds
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 
 from sim.metrics.by_class import COUNTS, add_status_counts
 from sim.metrics.definitions import times
@@ -15,6 +14,7 @@ from sim.metrics.sums import Totals
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, column
 
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
@@ -30,14 +30,14 @@ class RequestCounts(Figure):
     def add(self, part: Part) -> None:
         check_rows(part.requests)
         add_status_counts(self.whole, part.requests)
-        has_begun = part.requests["first_token_s"].notna().to_numpy()
+        has_begun = ~np.isnan(times(part.requests, "first_token_s"))
         self.whole.add("first_tokens", first_tokens(part.requests, has_begun))
-        self.whole.add("tokens", part.requests["output_tokens"].to_numpy())
+        self.whole.add("tokens", column(part.requests, "output_tokens"))
         if "lost_tokens" in part.requests:
-            self.whole.add("tokens", part.requests["lost_tokens"].to_numpy())
+            self.whole.add("tokens", column(part.requests, "lost_tokens"))
         self.whole.add("rows", np.ones(len(part.requests), np.bool_))
         if "kept_tokens" in part.iterations:
-            self.whole.add("kept_draft_tokens", part.iterations["kept_tokens"].to_numpy())
+            self.whole.add("kept_draft_tokens", column(part.iterations, "kept_tokens"))
         self.whole.add("gap_count", part.gap_count)
 
     def value(self, run: EndedRun) -> dict[str, int]:
@@ -73,10 +73,11 @@ def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]
     return counts
 
 
-def check_rows(requests: pd.DataFrame) -> None:
+def check_rows(requests: AnyTable) -> None:
     """Raises AssertionError if a request has two rows, or its times are not in order."""
-    assert requests["request_id"].is_unique, "two rows for one request"
+    ids = np.sort(column(requests, "request_id"))
+    assert (ids[1:] != ids[:-1]).all(), "two rows for one request"
     moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
     for earlier, later in pairwise(moments):
-        early = requests.index[times(requests, earlier) > times(requests, later)]
-        assert early.empty, f"row {early[0]}: {later} is before {earlier}"
+        early = np.flatnonzero(times(requests, earlier) > times(requests, later))
+        assert not len(early), f"row {early[0]}: {later} is before {earlier}"

@@ -17,6 +17,7 @@ from sim.metrics.hardware_use import HardwareUse, Work
 from sim.metrics.output import Output, OutputFigure
 from sim.metrics.sums import weighted_sum
 from sim.metrics.utilisation import PoolHardware, batch_tokens
+from sim.records.table import column
 
 SECONDS_PER_YEAR = 365 * 24 * 3600.0
 
@@ -79,12 +80,13 @@ class Bill(Figure):
         tariff, requests = part.setting.tariff, part.requests
         if tariff is None:
             return
-        served = requests[requests["first_token_s"].notna()]
-        found = served["cached_tokens"].where(served["cached_tokens"] >= tariff.min_cached_tokens, 0)
-        self.whole.add("input", served["prompt_tokens"].to_numpy())
-        self.whole.add("found", found.to_numpy())
-        self.whole.add("written", (served["pinned_tokens"] - found).clip(lower=0).to_numpy())
-        self.whole.add("output", requests["output_tokens"].to_numpy())
+        served = requests[~np.isnan(times(requests, "first_token_s"))]
+        cached = column(served, "cached_tokens")
+        found = np.where(cached >= tariff.min_cached_tokens, cached, 0)
+        self.whole.add("input", column(served, "prompt_tokens"))
+        self.whole.add("found", found)
+        self.whole.add("written", np.maximum(column(served, "pinned_tokens") - found, 0))
+        self.whole.add("output", column(requests, "output_tokens"))
 
     def value(self, run: EndedRun) -> float | None:
         tariff = run.setting.tariff

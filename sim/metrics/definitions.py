@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.sums import weighted_sum
+from sim.records.table import AnyTable, column
 
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -34,9 +34,14 @@ SPEED_PERCENTILES = (50, 10, 1)
 """Percentiles of the speed that one user sees."""
 
 
-def times(table: pd.DataFrame, name: str) -> Times:
+def times(table: AnyTable, name: str) -> Times:
     """Returns a column of a table as floats."""
-    return table[name].to_numpy(dtype=np.float64)
+    return column(table, name, np.float64)
+
+
+def longest_tokens(requests: AnyTable) -> Counts:
+    """Returns the output tokens of the longest sample of each request; of tables without it, of all."""
+    return column(requests, "longest_tokens" if "longest_tokens" in requests else "output_tokens")
 
 
 def per(part: float, whole: float) -> float:

@@ -36,13 +36,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.served import Served, Values, interpolated, measured_value, next_value
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
+from sim.records.table import AnyTable
 
 PERCENTILES = (50, 90, 99)
 
@@ -281,7 +281,7 @@ def ours(summary: Mapping[str, Any]) -> InDialect:
 
 
 def in_dialects(
-    names: Iterable[str], requests: pd.DataFrame, times: TokenTimes | None, window: Window, slo: Slo | None
+    names: Iterable[str], requests: AnyTable, times: TokenTimes | None, window: Window, slo: Slo | None
 ) -> dict[str, dict[str, Any]]:
     """Returns the figures by tool, each as `InDialect.to_json`. names: keys of `DIALECTS`.
 

@@ -18,7 +18,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.energy import EnergySettings
@@ -34,6 +33,7 @@ from sim.metrics.utilisation import PoolHardware, of_pools, rented_s
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
+from sim.records.table import AnyTable, column, to_pandas
 
 if TYPE_CHECKING:
     from sim.metrics.thinned import Thinned
@@ -126,9 +126,9 @@ class Part:
     setting: FigureSetting
     window: Window
     end_s: float
-    requests: pd.DataFrame
-    iterations: pd.DataFrame
-    events: pd.DataFrame
+    requests: AnyTable
+    iterations: AnyTable
+    events: AnyTable
     gap_s: Floats
     gap_count: NDArray[np.int64]
     gap_end_s: Floats
@@ -137,7 +137,7 @@ class Part:
     unfilled_upto: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, setting: FigureSetting, window: Window, chunk: RecordChunk, requests: pd.DataFrame) -> Part:
+    def of(cls, setting: FigureSetting, window: Window, chunk: RecordChunk, requests: AnyTable) -> Part:
         """Returns all rows of a chunk. requests: with the columns of `request_metrics`."""
         return cls(
             setting=setting,
@@ -154,7 +154,7 @@ class Part:
         )
 
     @cached_property
-    def measured(self) -> pd.DataFrame:
+    def measured(self) -> AnyTable:
         """The requests that arrived in the window."""
         return self.requests[self.window.holds(times(self.requests, "arrival_s"))]
 
@@ -184,7 +184,7 @@ class Part:
     @cached_property
     def pool(self) -> NDArray[np.int64]:
         """Index of the pool of each iteration."""
-        found: NDArray[np.int64] = self.pool_by_replica[self.iterations["replica"].to_numpy()]
+        found: NDArray[np.int64] = self.pool_by_replica[column(self.iterations, "replica")]
         return found
 
     @cached_property
@@ -197,6 +197,15 @@ class Part:
     def by_replica(self, name: str) -> Floats:
         """Returns a figure of `PoolRecord` for each replica, [R]."""
         return of_pools(self.setting.pool_records, name, self.pool_by_replica)
+
+    def in_pandas(self) -> Part:
+        """Returns the part with frames of pandas for tables, as metrics of the user's own get it."""
+        return replace(
+            self,
+            requests=to_pandas(self.requests),
+            iterations=to_pandas(self.iterations),
+            events=to_pandas(self.events),
+        )
 
     def without_requests(self) -> Part:
         """Returns a part without the rows that are not iterations or events."""
@@ -219,6 +228,10 @@ class EndedRun:
     window: Window
     figures: Mapping[str, Any] = field(default_factory=dict)
     """All accumulators of the run by name, as some figures follow from several."""
+
+    def in_pandas(self) -> EndedRun:
+        """Returns the run with frames of pandas for tables: see `Part.in_pandas`."""
+        return replace(self, records=self.records.in_pandas())
 
     @cached_property
     def replica_s(self) -> Floats:

@@ -16,6 +16,7 @@ from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.hardware_use import HardwareUse, use_of
 from sim.metrics.sums import weighted_sum
 from sim.records.run import ReplicaRecord, RunRecords
+from sim.records.table import column
 
 STATES = ("wanted", "starting", "serving", "draining", "down")
 """States of replicas; wanted: all except draining ones."""
@@ -66,9 +67,9 @@ class Retries(Figure):
     def add(self, part: Part) -> None:
         ones = np.ones(len(part.requests), np.int64)
         self.whole.add("requests", ones)
-        self.whole.add("attempts", part.requests["tries"].to_numpy() if "tries" in part.requests else ones)
+        self.whole.add("attempts", column(part.requests, "tries") if "tries" in part.requests else ones)
         if "lost_tokens" in part.requests:
-            self.whole.add("lost_tokens", part.requests["lost_tokens"].to_numpy())
+            self.whole.add("lost_tokens", column(part.requests, "lost_tokens"))
 
     def value(self, run: EndedRun) -> dict[str, Any]:
         arrived, attempts = self.whole["requests"], self.whole["attempts"]
@@ -140,7 +141,7 @@ class PoolUse(Figure):
 
     def add(self, part: Part) -> None:
         requests = part.requests
-        places = [requests[name].to_numpy() for name in ("replica", "prefill_replica") if name in requests]
+        places = [column(requests, name) for name in ("replica", "prefill_replica") if name in requests]
         pools_of = [np.where(place >= 0, part.pool_by_replica[place], -1) for place in places]
         for index in range(len(part.setting.pools)) if places else ():
             self.whole.add(f"{index}", np.logical_or.reduce([of == index for of in pools_of]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.slo import Slo
 from sim.metrics.sums import TableTotals, Totals
 from sim.metrics.window import Window
+from sim.records.table import AnyTable, column
 
 
 class Goodput(Figure):
@@ -32,7 +32,7 @@ class Goodput(Figure):
         return None if run.setting.slo is None else goodput_figures(self.inside, run.window, run.setting.slo)
 
 
-def goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo) -> dict[str, Any]:
+def goodput(table: AnyTable, measured: AnyTable, window: Window, slo: Slo) -> dict[str, Any]:
     """Computes the figures of `Goodput` of a table.
 
     table: `request_metrics` with slo_met; measured: its rows that arrived in the window.
@@ -42,13 +42,11 @@ def goodput(table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Sl
     return goodput_figures(totals, window, slo)
 
 
-def add_goodput(
-    totals: Totals, table: pd.DataFrame, measured: pd.DataFrame, window: Window, slo: Slo
-) -> None:
+def add_goodput(totals: Totals, table: AnyTable, measured: AnyTable, window: Window, slo: Slo) -> None:
     """Adds the counts of `Goodput`."""
     finished_s = times(table, "finished_s")
-    totals.add("good_inside", table["slo_met"].to_numpy() & window.holds(finished_s))
-    totals.add("slo_met", measured["slo_met"].to_numpy(dtype=np.bool_))
+    totals.add("good_inside", column(table, "slo_met") & window.holds(finished_s))
+    totals.add("slo_met", column(measured, "slo_met", np.bool_))
     totals.add("slo_measured", np.ones(len(measured), np.bool_))
     for term, met in slo.terms_met(measured).items():
         totals.add(f"slo_{term}_met", met)

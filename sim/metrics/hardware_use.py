@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.energy import joules_of_work
@@ -20,6 +19,7 @@ from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.pipeline import add_pipeline, pipeline_figures
 from sim.metrics.sums import Totals
 from sim.metrics.utilisation import PoolHardware, iteration_shape, pieces, share_inside
+from sim.records.table import AnyTable
 
 
 class Work(NamedTuple):
@@ -59,8 +59,8 @@ class HardwareUse(Figure):
             iterations, inside_s = part.iterations[rows], part.inside_s[rows]
             totals.add("busy_s", inside_s)
             for piece in pieces(len(iterations)):
-                add_work(totals, iterations.iloc[piece], inside_s[piece], pool)
-                add_pipeline(totals, iterations.iloc[piece], inside_s[piece], pool.model)
+                add_work(totals, iterations[piece], inside_s[piece], pool)
+                add_pipeline(totals, iterations[piece], inside_s[piece], pool.model)
 
     def value(self, run: EndedRun) -> dict[str, float]:
         return use_of(self.works(run))
@@ -88,9 +88,7 @@ def use_of(works: Sequence[Work]) -> dict[str, float]:
     }
 
 
-def add_work(
-    totals: Totals, iterations: pd.DataFrame, inside_s: NDArray[np.float64], pool: PoolHardware
-) -> None:
+def add_work(totals: Totals, iterations: AnyTable, inside_s: NDArray[np.float64], pool: PoolHardware) -> None:
     """Adds the FLOPs, bytes and joules of up to `ROWS_AT_ONCE` iterations of a pool."""
     model, duration_s = pool.model, times(iterations, "duration_s")
     part = share_inside(inside_s, duration_s)

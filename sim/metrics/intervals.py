@@ -10,6 +10,7 @@ from sim.metrics.definitions import times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.measured import Latencies
 from sim.metrics.one_run import sections, share_interval
+from sim.records.table import column
 
 
 class Intervals(Figure):
@@ -38,20 +39,18 @@ class Intervals(Figure):
     def add(self, part: Part) -> None:
         requests, rates = part.requests, self.rates
         finished_s = times(requests, "finished_s")
-        rates.count("finished", finished_s[(requests["status"] == "finished").to_numpy(np.bool_)])
-        samples = requests["samples"].to_numpy(np.int64) if "samples" in requests else None
+        rates.count("finished", finished_s[(column(requests, "status") == "finished")])
+        samples = column(requests, "samples", np.int64) if "samples" in requests else None
         rates.count("tokens", times(requests, "first_token_s"), samples)
         rates.count("tokens", part.gap_end_s, part.gap_count)
         if "kept_tokens" in part.iterations:
-            rates.count("tokens", part.ends_s, part.iterations["kept_tokens"].to_numpy())
+            rates.count("tokens", part.ends_s, column(part.iterations, "kept_tokens"))
         if part.setting.slo is not None:
             measured = part.measured
             met = times(measured, "slo_met")
             self.inside.add("met", met > 0)
-            self.met.add_requests(
-                measured["request_id"].to_numpy(np.int64), times(measured, "arrival_s"), met
-            )
-            rates.count("met", finished_s[requests["slo_met"].to_numpy(np.bool_)])
+            self.met.add_requests(column(measured, "request_id", np.int64), times(measured, "arrival_s"), met)
+            rates.count("met", finished_s[column(requests, "slo_met", np.bool_)])
 
     def value(self, run: EndedRun) -> dict[str, Any]:
         latencies: Latencies = run.figures[Latencies.name]

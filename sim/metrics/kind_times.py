@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.batches import Ints
 from sim.metrics.points import place_of
 from sim.metrics.utilisation import KINDS, component_seconds, iteration_kind, pieces
+from sim.records.table import AnyTable, column
 
 MAX_SAMPLE: Final = 8192
 """Size of the sample in runs that stream."""
@@ -60,13 +60,13 @@ class KindTimes:
         self._pools = [_PoolTimes(max_sample) for _ in range(num_pools)]
 
     def add(
-        self, index: int, iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+        self, index: int, iterations: AnyTable, inside_s: NDArray[np.float64], model: IterationModel
     ) -> None:
         """Adds iterations of a pool. inside_s: seconds of each inside the window."""
         pool, rows = self._pools[index], np.flatnonzero(inside_s > 0)
         if not len(rows):
             return
-        number, replica = (iterations[name].to_numpy(np.int64)[rows] for name in ("iteration", "replica"))
+        number, replica = (column(iterations, name, np.int64)[rows] for name in ("iteration", "replica"))
         kind = iteration_kind(iterations)[rows]
         place = kind * _NUM_LEVELS + _levels((replica << 40) + number)
         pool.counts += _sums(place)
@@ -74,7 +74,7 @@ class KindTimes:
         chosen = np.flatnonzero(pool.in_sample.reshape(-1)[place])
         for piece in pieces(len(chosen)):
             own = rows[chosen[piece]]
-            for component, part_s in component_seconds(iterations.iloc[own], inside_s[own], model):
+            for component, part_s in component_seconds(iterations.take(own), inside_s[own], model):
                 sums = pool.components.setdefault(component, _zeros())
                 sums += _sums(place[chosen[piece]], part_s)
 

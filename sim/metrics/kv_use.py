@@ -17,13 +17,13 @@ Filled 10 x 5 = 50, reserved 50, internal 40 x 5 = 200 of 1000 slot-seconds; was
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from sim.metrics.definitions import Counts, per, times
 from sim.metrics.distributions import Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Floats, Part
 from sim.metrics.sums import Totals, weighted_sum
 from sim.metrics.utilisation import of_pools
+from sim.records.table import AnyTable, column
 
 
 class KvUse(Figure):
@@ -158,11 +158,11 @@ class Unfilled:
         self.totals = kept.totals()
         self._replicas: dict[int, _Seconds] = {}
 
-    def add_iterations(self, iterations: pd.DataFrame, inside_s: Floats) -> None:
+    def add_iterations(self, iterations: AnyTable, inside_s: Floats) -> None:
         """Adds iterations with their seconds inside the window; those of a replica need not be in order."""
         if not len(iterations):
             return
-        replica, number = (iterations[name].to_numpy(np.int64) for name in ("replica", "iteration"))
+        replica, number = (column(iterations, name, np.int64) for name in ("replica", "iteration"))
         order = np.argsort(replica, kind="stable")
         found, starts = np.unique(replica[order], return_index=True)
         for index, rows in zip(found.tolist(), np.split(order, starts[1:]), strict=True):

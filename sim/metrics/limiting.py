@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
+from sim.metrics.definitions import times
 from sim.metrics.result import RunResult
 from sim.metrics.utilisation import one_shape, seconds_inside
 from sim.metrics.window import Window
 from sim.records.event_rows import WAITS
 from sim.records.run import RunRecords
+from sim.records.table import column
 
 SAMPLES = 24
 """Number of iterations that are explained, evenly spaced over the busy time."""
@@ -52,16 +54,17 @@ def time_shares(result: RunResult) -> dict[str, float]:
     """Computes resource -> share of the requests' time, largest first, with sum 1; empty without requests."""
     trimmed = result.summary["trimmed"]
     window = Window(trimmed["start_s"], trimmed["end_s"])
-    table = result.requests[window.holds(result.requests["arrival_s"].to_numpy())]
-    table = table[table["status"] != "rejected"]
-    ended_s = table["finished_s"].fillna(result.records.end_s)
-    total_s = float((ended_s - table["arrival_s"]).sum())
-    if table.empty or total_s <= 0:
+    table = result.requests[window.holds(column(result.requests, "arrival_s"))]
+    table = table[column(table, "status") != "rejected"]
+    ended_s = times(table, "finished_s")
+    ended_s = np.where(np.isnan(ended_s), result.records.end_s, ended_s)
+    total_s = float((ended_s - times(table, "arrival_s")).sum())
+    if not len(table) or total_s <= 0:
         return {}
     shares: dict[str, float] = defaultdict(float)
     for cause in ("gateway", *WAITS):
         if cause in WANTED and f"wait_{cause}_s" in table:
-            shares[WANTED[cause]] += float(table[f"wait_{cause}_s"].sum()) / total_s
+            shares[WANTED[cause]] += float(times(table, f"wait_{cause}_s").sum()) / total_s
     running = max(0.0, 1 - sum(shares.values()))
     for name, share in _bounds(result, window).items():
         shares[name] += running * share
@@ -76,7 +79,7 @@ def _bounds(result: RunResult, window: Window) -> dict[str, float]:
     rows = _spread(seconds_inside(records.iterations, window))
     shares: dict[str, float] = defaultdict(float)
     for row in rows.tolist():
-        model = result.models[records.pool_by_replica[records.iterations["replica"].iloc[row]]]
+        model = result.models[records.pool_by_replica[column(records.iterations, "replica")[row]]]
         try:
             for line in model.explain(_shape(records, row, model)):
                 shares[BOUNDS[line.bound]] += line.share / len(rows)

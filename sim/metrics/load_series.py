@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.bins import Bins
 from sim.metrics.definitions import times
+from sim.records.table import AnyTable, Table, column
 
 MAX_INTERVALS: Final = 4096
 _LOG_WIDTH: Final = 20
@@ -57,31 +57,31 @@ class LoadSeries:
     def __init__(self) -> None:
         self._bins = Bins(max_bins=MAX_INTERVALS, log_width=_LOG_WIDTH)
 
-    def add(self, requests: pd.DataFrame, iterations: pd.DataFrame) -> None:
+    def add(self, requests: AnyTable, iterations: AnyTable) -> None:
         """Adds rows of requests, with `request_metrics`, and of iterations."""
         count = self._bins.count
         arrival_s, first_s, end_s = (
             times(requests, f"{name}_s") for name in ("arrival", "first_token", "finished")
         )
         count("arrivals", arrival_s)
-        count("prompt_tokens", arrival_s, requests["prompt_tokens"].to_numpy())
+        count("prompt_tokens", arrival_s, column(requests, "prompt_tokens"))
         count("first_tokens", first_s)
         count("ttft_s", first_s, _steps("ttft_s", times(requests, "ttft_s")))
         count("ends", end_s)
-        count("output_tokens", end_s, requests["output_tokens"].to_numpy())
+        count("output_tokens", end_s, column(requests, "output_tokens"))
         if "slo_met" in requests:
-            count("slo_met", end_s, requests["slo_met"].to_numpy(np.int64))
+            count("slo_met", end_s, column(requests, "slo_met", np.int64))
         start_s, duration_s = times(iterations, "start_s"), times(iterations, "duration_s")
         count("iterations", start_s)
         count("busy_s", start_s, _steps("busy_s", duration_s))
-        for name, column in _MEANS.items():
-            count(name, start_s, _steps(name, iterations[column].to_numpy() * duration_s))
+        for name, kept in _MEANS.items():
+            count(name, start_s, _steps(name, column(iterations, kept) * duration_s))
 
     def merge(self, other: LoadSeries) -> None:
         """Adds the rows of other, which is not changed."""
         self._bins.merge(other._bins)
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """Returns one row per interval, from the start of the run to the last one with a row."""
         bins = self._bins
         size = max(map(len, bins.sums.values()), default=0)
@@ -92,7 +92,7 @@ class LoadSeries:
             whole["ttft_s"] = whole["ttft_s"] / whole["first_tokens"]
         for name in _MEANS:
             whole[name] = whole[name] / bins.width_s
-        return pd.DataFrame({"start_s": np.arange(size) * bins.width_s, **whole})
+        return Table({"start_s": np.arange(size) * bins.width_s, **whole})
 
 
 def _steps(name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:

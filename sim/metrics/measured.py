@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics import definitions
-from sim.metrics.definitions import times
+from sim.metrics.definitions import longest_tokens, times
 from sim.metrics.distributions import Distribution
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.one_run import LATENCIES, FoundWarmUp, find_warm_up
@@ -20,7 +19,9 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window, measured_window
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, column
 
+T = TypeVar("T", bound=AnyTable)
 SHOWN = ("ttft", "tpot", "itl", "e2e")
 """Latencies that the plots show, in their order."""
 
@@ -29,9 +30,9 @@ SHOWN = ("ttft", "tpot", "itl", "e2e")
 class Measured:
     """The requests of a run, and the part of it without warm-up and cool-down."""
 
-    table: pd.DataFrame
+    table: AnyTable
     """`request_metrics` of the whole run."""
-    requests: pd.DataFrame
+    requests: AnyTable
     """The rows of `table` that arrived in the window."""
     window: Window
     warmup_s: float
@@ -76,7 +77,7 @@ class Latencies(Figure):
 
     def add(self, part: Part) -> None:
         measured = part.measured
-        ids, arrival_s = measured["request_id"].to_numpy(np.int64), times(measured, "arrival_s")
+        ids, arrival_s = column(measured, "request_id", np.int64), times(measured, "arrival_s")
         self.inside.add("requests", np.ones(len(measured), np.bool_))
         self.whole.add("requests", np.ones(len(part.requests), np.bool_))
         for name, latency in self.of_requests.items():
@@ -147,10 +148,10 @@ def measure(
 
 
 def request_metrics(
-    requests: pd.DataFrame,
+    requests: T,
     slo: Slo | None,
     own_s: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
-) -> pd.DataFrame:
+) -> T:
     """Adds the columns ttft_s, tpot_s, e2e_s, queue_s (NaN if missing) and, with an SLO, slo_met.
 
     own_s: further latencies, by name, that become columns.
@@ -158,8 +159,8 @@ def request_metrics(
     arrival_s, first_s, last_s = (
         times(requests, f"{name}_s") for name in ("arrival", "first_token", "last_token")
     )
-    finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
-    longest = requests.get("longest_tokens", requests["output_tokens"]).to_numpy()
+    finished = column(requests, "status") == "finished"
+    longest = longest_tokens(requests)
     tpot_s = definitions.tpot_s(first_s, last_s, longest)
     table = requests.assign(
         ttft_s=definitions.ttft_s(arrival_s, first_s),

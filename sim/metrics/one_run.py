@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.steady import MEAN, Batched, Figure, RunInterval, interval_of, percentile, warm_up
+from sim.records.table import AnyTable, column
 
 SERIES = ("ttft", "tpot")
 """Latencies from which the warm-up is determined."""
@@ -32,20 +32,20 @@ class FoundWarmUp(NamedTuple):
     """Section `warmup` of the summary."""
 
 
-def find_warm_up(requests: pd.DataFrame) -> FoundWarmUp:
+def find_warm_up(requests: AnyTable) -> FoundWarmUp:
     """Determines the warm-up by MSER-5: it ends with the arrival of the first request in the steady state.
 
     Nothing is cut if one of the series does not settle. requests: `request_metrics` of the whole run.
     """
-    in_order = requests.sort_values("arrival_s", kind="stable")
-    series = {name: in_order[f"{name}_s"].to_numpy(dtype=np.float64) for name in SERIES}
+    in_order = requests.take(np.argsort(column(requests, "arrival_s", np.float64), kind="stable"))
+    series = {name: column(in_order, f"{name}_s", np.float64) for name in SERIES}
     found = {name: warm_up(values) for name, values in series.items()}
     # If all answers have one token, there is no TPOT.
     asked = {name: found[name] for name, values in series.items() if not np.isnan(values).all()}
     is_settled = bool(asked) and all(one.is_settled for one in asked.values())
     num_cut = max((one.num_values for one in asked.values()), default=0) if is_settled else 0
     return FoundWarmUp(
-        float(in_order["arrival_s"].iloc[num_cut]) if num_cut else 0.0,
+        float(column(in_order, "arrival_s")[num_cut]) if num_cut else 0.0,
         {
             "method": "MSER-5",
             "settled": is_settled,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.sums import weighted_sum
 from sim.metrics.utilisation import batch_tokens
+from sim.records.table import AnyTable, column
 
 
 class Output(NamedTuple):
@@ -36,14 +36,14 @@ class OutputFigure(Figure):
         requests, window = part.requests, part.window
         first_inside = window.holds(times(requests, "first_token_s"))
         finished_inside = window.holds(times(requests, "finished_s")) & (
-            requests["status"] == "finished"
-        ).to_numpy(dtype=np.bool_)
+            column(requests, "status") == "finished"
+        )
         self.inside.add("requests", finished_inside)
         self.inside.add("output_tokens", first_tokens(requests, first_inside))
         self.inside.add("output_tokens", part.gaps_inside)
         if "kept_tokens" in part.iterations:
-            self.inside.add("output_tokens", part.iterations["kept_tokens"].to_numpy()[part.ends_inside])
-        self.inside.add("input_tokens", requests["prompt_tokens"].to_numpy()[first_inside])
+            self.inside.add("output_tokens", column(part.iterations, "kept_tokens")[part.ends_inside])
+        self.inside.add("input_tokens", column(requests, "prompt_tokens")[first_inside])
 
     @property
     def output(self) -> Output:
@@ -62,9 +62,9 @@ class OutputFigure(Figure):
         }
 
 
-def first_tokens(requests: pd.DataFrame, rows: NDArray[np.bool_]) -> NDArray[Any]:
+def first_tokens(requests: AnyTable, rows: NDArray[np.bool_]) -> NDArray[Any]:
     """Returns the first tokens of the selected requests: one per sample."""
-    return requests["samples"].to_numpy()[rows] if "samples" in requests else rows
+    return column(requests, "samples")[rows] if "samples" in requests else rows
 
 
 class IterationCounts(Figure):
@@ -74,13 +74,13 @@ class IterationCounts(Figure):
 
     def add(self, part: Part) -> None:
         iterations, inside = part.iterations, part.inside_s > 0
-        seqs = (iterations["decode_seqs"].to_numpy() + iterations["prefill_seqs"].to_numpy())[inside]
+        seqs = (column(iterations, "decode_seqs") + column(iterations, "prefill_seqs"))[inside]
         self.inside.add("count", inside)
         self.inside.add("duration_s", times(iterations, "duration_s")[inside])
         self.inside.add("seqs", seqs)
         self.inside.raise_to("seqs", seqs)
         self.inside.add("tokens", batch_tokens(iterations)[inside])
-        self.inside.add("preempted", iterations["preempted"].to_numpy()[inside])
+        self.inside.add("preempted", column(iterations, "preempted")[inside])
 
     @property
     def preemptions(self) -> float:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.sections import EarlierTokens
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.table import AnyTable, column, joined
 
 WHOLE_RUN = Window(0.0, np.inf)
 
@@ -77,7 +77,7 @@ class OwnLatencies:
         self._computed, self._terms, self._group_rows = computed, terms, group_rows
         self._sessions_after = sessions_after
         self._earlier = EarlierTokens() if any(one.needs_tokens for one in computed) else None
-        self._held: pd.DataFrame | None = None
+        self._held: AnyTable | None = None
 
     def completed(self, chunk: RecordChunk) -> RecordChunk:
         """Returns the chunk with the requests whose latencies are known, and these latencies.
@@ -91,7 +91,7 @@ class OwnLatencies:
         requests, held = self._ready(chunk)
         later_since_s = chunk.later_since_s
         if held is not None:
-            later_since_s = min(later_since_s, float(held["arrival_s"].min()))
+            later_since_s = min(later_since_s, float(column(held, "arrival_s").min()))
         self._held = held
         completed = replace(chunk, requests=requests, later_since_s=later_since_s)
         records = _records(completed, requests)
@@ -104,27 +104,26 @@ class OwnLatencies:
             self._earlier.keep(completed, records)
         return replace(completed, own_s={term: found[term] for term in self._terms})
 
-    def _ready(self, chunk: RecordChunk) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    def _ready(self, chunk: RecordChunk) -> tuple[AnyTable, AnyTable | None]:
         """Returns the requests that are handed on, and those that are held back; None: there are none."""
         rows = chunk.requests
         if self._held is not None:
-            rows = self._held if rows.empty else pd.concat([self._held, rows], ignore_index=True)
-        if chunk.end is not None or rows.empty:
+            rows = joined([self._held, rows])
+        if chunk.end is not None or not len(rows):
             return rows, None
         records = _records(chunk, rows)
-        open_sessions = self._sessions_after(int(rows["request_id"].iloc[-1]))
+        open_sessions = self._sessions_after(int(column(rows, "request_id")[-1]))
         known = np.ones(len(rows), np.bool_)
         for one in self._computed:
             known &= one.known(records, open_sessions)
         if known.all():
             return rows, None
-        group = rows["request_id"].to_numpy() // self._group_rows
+        group = column(rows, "request_id") // self._group_rows
         num_ready = int(np.searchsorted(group, group[np.argmin(known)]))
-        ready, held = rows[:num_ready], rows[num_ready:]
-        return ready.reset_index(drop=True), held.reset_index(drop=True)
+        return rows[:num_ready], rows[num_ready:]
 
 
-def _records(chunk: RecordChunk, requests: pd.DataFrame) -> WorkloadRecords:
+def _records(chunk: RecordChunk, requests: AnyTable) -> WorkloadRecords:
     return WorkloadRecords(
         requests=requests,
         iterations=chunk.iterations,

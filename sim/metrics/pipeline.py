@@ -6,7 +6,6 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
@@ -15,15 +14,16 @@ from hwmodels.iterations.layout import InFlight
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.sums import Totals
 from sim.metrics.utilisation import iteration_shape, share_inside
+from sim.records.table import AnyTable, column
 
 
 def add_pipeline(
-    totals: Totals, iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+    totals: Totals, iterations: AnyTable, inside_s: NDArray[np.float64], model: IterationModel
 ) -> None:
     """Adds the terms of `pipeline_figures` of up to `ROWS_AT_ONCE` iterations."""
     if not isinstance(model, Roofline | SpeculativeModel) or model.stages is None:
         return
-    duration_s = iterations["duration_s"].to_numpy(dtype=np.float64)
+    duration_s = column(iterations, "duration_s", np.float64)
     part = share_inside(inside_s, duration_s)
     shape = iteration_shape(iterations, model)
     if isinstance(model, Roofline):  # each iteration is one batch, of several in flight

@@ -7,7 +7,6 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
@@ -26,6 +25,7 @@ from sim.metrics.utilisation import KINDS, PoolHardware, batch_tokens, iteration
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, Table, column
 
 MAX_REPLICAS_APART: Final = 2
 """With more replicas, their mean and their maximum are drawn instead of two lines for each."""
@@ -66,13 +66,13 @@ class Drafts:
         """Adds iterations. Those of replicas that do not speculate may lack the columns of drafts."""
         iterations, times_s, measured = part.iterations, part.ends_s, part.ends_inside
         if "draft_passes" in iterations:
-            drafting = measured & (iterations["draft_passes"].to_numpy() > 0)
+            drafting = measured & (column(iterations, "draft_passes") > 0)
             for name in OVER_TIME:
-                self.by_time.count(name, times_s[drafting], iterations[name].to_numpy()[drafting])
-        seqs = iterations["decode_seqs"].to_numpy()
+                self.by_time.count(name, times_s[drafting], column(iterations, name)[drafting])
+        seqs = column(iterations, "decode_seqs")
         decodes = np.flatnonzero(measured & (seqs > 0))
         for name in BY_BATCH if len(decodes) else ():
-            values: NDArray[Any] = iterations[name].to_numpy()[decodes] if name in iterations else seqs[:0]
+            values: NDArray[Any] = column(iterations, name)[decodes] if name in iterations else seqs[:0]
             if len(values):
                 sums = np.bincount(seqs[decodes], weights=values).astype(np.int64)
                 self._by_batch[name] = added(self._by_batch[name], sums)
@@ -88,12 +88,12 @@ class Drafts:
         """Returns whether draft tokens were verified."""
         return bool(self.by_time.sums)
 
-    def by_batch(self) -> pd.DataFrame:
-        """Returns the sums of the columns `BY_BATCH`, by the number of sequences in the batch."""
+    def by_batch(self) -> Table:
+        """Returns the sums of the columns `BY_BATCH`, by the number of sequences in the batch: `seqs`."""
         sums = self._by_batch
         seqs = np.flatnonzero(sums["decode_seqs"])
         every = {name: added(sums[name], np.zeros_like(sums["decode_seqs"]))[seqs] for name in BY_BATCH}
-        return pd.DataFrame(every, index=seqs)
+        return Table({"seqs": seqs, **every})
 
 
 class PlotFigures(Figure):
@@ -137,33 +137,33 @@ class PlotFigures(Figure):
 
     def add(self, part: Part) -> None:
         table, rates = part.requests, self.whole_run
-        first_s, finished = times(table, "first_token_s"), (table["status"] == "finished").to_numpy(np.bool_)
-        samples = table["samples"].to_numpy(np.int64) if "samples" in table else None
+        first_s, finished = times(table, "first_token_s"), (column(table, "status") == "finished")
+        samples = column(table, "samples", np.int64) if "samples" in table else None
         rates.count("arrivals", times(table, "arrival_s"))
-        rates.count("input_tokens", first_s, table["prompt_tokens"].to_numpy())
+        rates.count("input_tokens", first_s, column(table, "prompt_tokens"))
         rates.count("finished", times(table, "finished_s")[finished])
         rates.count("tokens", first_s, samples)
         rates.count("tokens", part.gap_end_s, part.gap_count)
         if "kept_tokens" in part.iterations:
-            rates.count("tokens", part.ends_s, part.iterations["kept_tokens"].to_numpy())
+            rates.count("tokens", part.ends_s, column(part.iterations, "kept_tokens"))
         self._add_requests(part.measured, part.setting.slo)
-        if not part.iterations.empty:
+        if len(part.iterations):
             self._add_iterations(part)
 
     def value(self, run: EndedRun) -> None:
         """Returns None: the summary does not have what plots show."""
 
-    def _add_requests(self, table: pd.DataFrame, slo: Slo | None) -> None:
-        if table.empty:
+    def _add_requests(self, table: AnyTable, slo: Slo | None) -> None:
+        if not len(table):
             return
         arrival_s, ttft_s = times(table, "arrival_s"), times(table, "ttft_s")
         held: dict[str, NDArray[np.bool_]] = {}
         if slo is not None:
-            held = {ALL: table["slo_met"].to_numpy(np.bool_), **slo.terms_met(table)}
+            held = {ALL: column(table, "slo_met", np.bool_), **slo.terms_met(table)}
         self.by_time.count("requests", arrival_s)
         for name, met in held.items():
             self.by_time.count(name, arrival_s[met])
-        lengths = table["prompt_tokens"].to_numpy(np.int64)
+        lengths = column(table, "prompt_tokens", np.int64)
         exponent = octave_of(lengths)
         order = np.argsort(exponent, kind="stable")
         num = np.bincount(exponent)
@@ -177,7 +177,7 @@ class PlotFigures(Figure):
             octave.ttft.add(sorted_s[own])
             for name, met in held.items():
                 octave.met[name] = octave.met.get(name, 0) + int(met[own].sum())
-        ids = table["request_id"].to_numpy(np.int64)
+        ids = column(table, "request_id", np.int64)
         began = np.flatnonzero(
             (place_of(ids) <= self.requests.limits[0]) | (ttft_s >= self.requests.limits[1])
         )
@@ -202,16 +202,16 @@ class PlotFigures(Figure):
         )
 
     def _block(
-        self, iterations: pd.DataFrame, percent_per_block: NDArray[np.float64], inside: NDArray[np.bool_]
+        self, iterations: AnyTable, percent_per_block: NDArray[np.float64], inside: NDArray[np.bool_]
     ) -> Block:
         """Adds the states of iterations; returns their points. percent_per_block: of the KV, by replica."""
         start_s, duration_s = times(iterations, "start_s"), times(iterations, "duration_s")
-        replica, tokens = iterations["replica"].to_numpy(np.int64), batch_tokens(iterations)
-        share = iterations["kv_blocks_used"].to_numpy() * percent_per_block[replica]
-        running, waiting = (iterations[name].to_numpy() for name in ("running", "waiting"))
+        replica, tokens = column(iterations, "replica", np.int64), batch_tokens(iterations)
+        share = column(iterations, "kv_blocks_used") * percent_per_block[replica]
+        running, waiting = (column(iterations, name) for name in ("running", "waiting"))
         group = np.minimum(replica, MAX_REPLICAS_APART)
         self.states.add(group, start_s, duration_s, [running, waiting, share, tokens])
-        number = (replica << 40) + iterations["iteration"].to_numpy(np.int64)
+        number = (replica << 40) + column(iterations, "iteration", np.int64)
         points = iteration_kind(iterations), number, tokens, duration_s
         if inside.all():
             return points
@@ -237,7 +237,7 @@ class Plots(NamedTuple):
 
 def plots_of(
     records: RunRecords,
-    requests: pd.DataFrame,
+    requests: AnyTable,
     window: Window,
     models: Sequence[IterationModel],
     slo: Slo | None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.records.event_rows import TIERS, WAITS, Event
+from sim.records.table import AnyTable, column
 
 _TIERS = {name: number for number, name in enumerate(TIERS) if name in ("host", "disk")}
 _CAUSES = ("gateway", *WAITS)
@@ -34,9 +34,9 @@ class CacheUse(Figure):
         events, rows = part.events, _rows(part)
         for name, kinds in (("first", (Event.admit,)), ("again", (Event.admit, Event.resume))):
             chosen = rows(*kinds)
-            self.inside.add(f"{name}_found", events["tokens"].to_numpy()[chosen])
-            self.inside.add(f"{name}_looked_up", events["of_tokens"].to_numpy()[chosen])
-        tier, tokens = events["tier"].to_numpy(), events["tokens"].to_numpy()
+            self.inside.add(f"{name}_found", column(events, "tokens")[chosen])
+            self.inside.add(f"{name}_looked_up", column(events, "of_tokens")[chosen])
+        tier, tokens = column(events, "tier"), column(events, "tokens")
         loads, stores = rows(Event.load), rows(Event.store)
         moved_bytes = _bytes(part)
         for name, number in _TIERS.items():
@@ -77,11 +77,11 @@ class PreemptionUse(Figure):
 
     def add(self, part: Part) -> None:
         rows, moved_bytes = _rows(part), _bytes(part)
-        tokens = part.events["tokens"].to_numpy()
+        tokens = column(part.events, "tokens")
         self.inside.add("recompute", rows(Event.preempt))
         self.inside.add("swap", rows(Event.preempt_swap))
         again = rows(Event.resume, Event.resume_swapped)
-        self.inside.add("recomputed_tokens", part.events["recomputed_tokens"].to_numpy()[again])
+        self.inside.add("recomputed_tokens", column(part.events, "recomputed_tokens")[again])
         for way, kind in (("out", Event.preempt_swap), ("in", Event.swap_in)):
             self.inside.add(f"swapped_{way}_tokens", tokens[rows(kind)])
             self.inside.add(f"swapped_{way}_bytes", moved_bytes[rows(kind)])
@@ -91,14 +91,14 @@ class PreemptionUse(Figure):
         return {name: self.inside[name] for name in ("recompute", "swap", "recomputed_tokens", *swapped)}
 
 
-def knows_waits(requests: pd.DataFrame) -> bool:
+def knows_waits(requests: AnyTable) -> bool:
     """Returns whether a table of requests has the causes of their waits."""
     return f"wait_{WAITS[0]}_s" in requests
 
 
-def held_back(requests: pd.DataFrame) -> NDArray[np.bool_]:
+def held_back(requests: AnyTable) -> NDArray[np.bool_]:
     """Returns which requests of a table with the causes of waits waited for a slot or KV memory."""
-    slot_s, memory_s = (requests[f"wait_{cause}_s"].to_numpy(dtype=np.float64) for cause in _LIMITS)
+    slot_s, memory_s = (column(requests, f"wait_{cause}_s", np.float64) for cause in _LIMITS)
     return np.logical_or(slot_s > 0, memory_s > 0)
 
 
@@ -113,7 +113,7 @@ class Waiting(Figure):
     name = "waiting"
 
     def add(self, part: Part) -> None:
-        waited = part.measured[part.measured["status"] != "rejected"]
+        waited = part.measured[column(part.measured, "status") != "rejected"]
         if knows_waits(waited):
             self.inside.add("waited", np.ones(len(waited), np.bool_))
             self.inside.add("held_back", held_back(waited))
@@ -132,8 +132,8 @@ class Waiting(Figure):
 class _Rows:
     """Selects the events of given kinds in the window, as an array of booleans."""
 
-    def __init__(self, events: pd.DataFrame, inside: NDArray[np.bool_]) -> None:
-        self._event = events["event"].to_numpy()
+    def __init__(self, events: AnyTable, inside: NDArray[np.bool_]) -> None:
+        self._event = column(events, "event")
         self._inside = inside
 
     def __call__(self, *kinds: Event) -> NDArray[np.bool_]:
@@ -148,6 +148,6 @@ def _bytes(part: Part) -> NDArray[np.float64]:
     """Returns the bytes of KV of the tokens of each event."""
     bytes_per_token = part.by_replica("kv_bytes_per_token")
     found: NDArray[np.float64] = (
-        part.events["tokens"].to_numpy() * bytes_per_token[part.events["replica"].to_numpy()]
+        column(part.events, "tokens") * bytes_per_token[column(part.events, "replica")]
     )
     return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import times
 from sim.metrics.fleet import down_s_by_replica
 from sim.records.requests import Status
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, Table, column
 
 _COUNTS = (
     "requests",
@@ -30,25 +31,22 @@ class ReplicaTable:
         self._counts = {name: np.zeros(0, np.int64) for name in _COUNTS}
         self._busy_s = np.zeros(0)
 
-    def add(self, requests: pd.DataFrame, iterations: pd.DataFrame) -> None:
+    def add(self, requests: AnyTable, iterations: AnyTable) -> None:
         """Counts rows of requests and of iterations, in the order of the iterations of each replica."""
-        replica, prefill_replica = (requests[name].to_numpy() for name in ("replica", "prefill_replica"))
+        replica, prefill_replica = (column(requests, name) for name in ("replica", "prefill_replica"))
         served, transferred = replica >= 0, prefill_replica >= 0
         self._count("requests", replica[served])
         self._count("requests", prefill_replica[transferred])
-        status = requests["status"].to_numpy()
+        status = column(requests, "status")
         for each in Status:
             self._count(each.name, replica[served & (status == each.name)])
         by = np.where(transferred, prefill_replica, replica)
-        self._count("prompt_tokens", by[by >= 0], requests["prompt_tokens"].to_numpy()[by >= 0])
+        self._count("prompt_tokens", by[by >= 0], column(requests, "prompt_tokens")[by >= 0])
         for name in ("output_tokens", "preemptions"):
-            self._count(name, replica[served], requests[name].to_numpy()[served])
-        of_iterations = iterations["replica"].to_numpy()
+            self._count(name, replica[served], column(requests, name)[served])
+        of_iterations = column(iterations, "replica")
         self._count("iterations", of_iterations)
-        busy_s = iterations.groupby("replica")["duration_s"].sum()
-        own_s = np.zeros(int(of_iterations.max(initial=-1)) + 1)
-        own_s[busy_s.index.to_numpy()] = busy_s.to_numpy()
-        self._busy_s = _sum(self._busy_s, own_s)
+        self._busy_s = _sum(self._busy_s, _sums_by(of_iterations, times(iterations, "duration_s")))
 
     def merge(self, other: ReplicaTable) -> None:
         """Adds the rows of other, which is not changed."""
@@ -61,20 +59,45 @@ class ReplicaTable:
         counts = np.bincount(replica, values)  # whole numbers, as exact as the sums of 64-bit integers
         self._counts[name] = _sum(self._counts[name], counts.astype(np.int64))
 
-    def table(self, records: RunRecords) -> pd.DataFrame:
+    def table(self, records: RunRecords) -> Table:
         """Returns one row per replica. records: those of the run, of which only the replicas are read."""
         num_replicas = records.num_replicas
-        table = pd.DataFrame(index=pd.RangeIndex(num_replicas, name="replica"))
-        table["pool"] = [records.pools[replica.pool].name for replica in records.replicas]
-        for name, counts in self._counts.items():
-            table[name] = _sum(np.zeros(num_replicas, np.int64), counts)
-        table["busy_s"] = _sum(np.zeros(num_replicas), self._busy_s)
-        table["start_s"] = [replica.start_s for replica in records.replicas]
-        table["end_s"] = [replica.end_s for replica in records.replicas]
-        table["crashes"] = [len(replica.down) for replica in records.replicas]
-        table["down_s"] = down_s_by_replica(records)
-        table["busy_share"] = table["busy_s"] / (table["end_s"] - table["start_s"])
-        return table.fillna(0.0).reset_index()
+        start_s, end_s = (
+            np.array([getattr(replica, name) for replica in records.replicas], np.float64)
+            for name in ("start_s", "end_s")
+        )
+        busy_s = _sum(np.zeros(num_replicas), self._busy_s)
+        paid_s = end_s - start_s
+        with np.errstate(divide="ignore"):
+            busy_share = np.divide(
+                busy_s, paid_s, out=np.zeros(num_replicas), where=(busy_s > 0) | (paid_s > 0)
+            )
+        return Table(
+            {
+                "replica": np.arange(num_replicas),
+                "pool": np.array([records.pools[one.pool].name for one in records.replicas], dtype=object),
+                **{
+                    name: _sum(np.zeros(num_replicas, np.int64), counts)
+                    for name, counts in self._counts.items()
+                },
+                "busy_s": busy_s,
+                "start_s": start_s,
+                "end_s": end_s,
+                "crashes": np.array([len(one.down) for one in records.replicas], np.int64),
+                "down_s": np.array(down_s_by_replica(records)),
+                "busy_share": busy_share,
+            }
+        )
+
+
+def _sums_by(replica: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the sum of the values of each replica, added in their order."""
+    sums = np.zeros(int(replica.max(initial=-1)) + 1)
+    order = np.argsort(replica, kind="stable")
+    found, starts = np.unique(replica[order], return_index=True)
+    if len(starts):
+        sums[found] = np.add.reduceat(values[order], starts)
+    return sums
 
 
 def _sum(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

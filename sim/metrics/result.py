@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, Table, to_pandas
 
 if TYPE_CHECKING:
     from sim.metrics.plots import Plots
@@ -24,7 +23,7 @@ class RunResult:
 
     records: RunRecords
     """If the run has streamed its records, their tables have no rows."""
-    requests: pd.DataFrame
+    requests: AnyTable
     """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met; likewise."""
     summary: dict[str, Any]
     models: tuple[IterationModel, ...]
@@ -34,6 +33,10 @@ class RunResult:
     """What a run that streams has added up; None: the tables of its records have all rows."""
     error: OSError | None = None
     """Why tables that a run streams could not be written: the figures are those of the run up to then."""
+
+    def in_pandas(self) -> RunResult:
+        """Returns the result with frames of pandas for tables: see `RunRecords.in_pandas`."""
+        return replace(self, records=self.records.in_pandas(), requests=to_pandas(self.requests))
 
     @property
     def window(self) -> Window:
@@ -49,7 +52,7 @@ class RunResult:
         return plots_of(self.records, self.requests, self.window, self.models, self.slo)
 
     @property
-    def replicas(self) -> pd.DataFrame:
+    def replicas(self) -> Table:
         """One row per replica: see `ReplicaTable`."""
         if self.sums is not None:
             return self.sums.replicas.table(self.records)

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from sim.metrics.token_times import decode_ends_s
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.chunk import RecordChunk
+from sim.records.table import AnyTable, column, joined
 
 COLUMNS = ["replica", "iteration", "start_s", "duration_s", "decode_seqs"]
 """Columns of the table of iterations that the times of tokens follow from."""
@@ -96,9 +95,9 @@ class EarlierTokens:
     """The iterations, gaps and bursts of earlier chunks that requests of later ones may need."""
 
     def __init__(self) -> None:
-        self._iterations: pd.DataFrame | None = None
-        self._own_gaps: pd.DataFrame | None = None
-        self._bursts: pd.DataFrame | None = None
+        self._iterations: AnyTable | None = None
+        self._own_gaps: AnyTable | None = None
+        self._bursts: AnyTable | None = None
 
     def joined(self, chunk: RecordChunk, records: WorkloadRecords) -> WorkloadRecords:
         """Returns the records of a chunk with those of earlier ones."""
@@ -106,7 +105,8 @@ class EarlierTokens:
             return records
         iterations = _joined(self._iterations, chunk.iterations[COLUMNS])
         if self._iterations is not None:
-            iterations = iterations.sort_values(["replica", "iteration"], kind="stable", ignore_index=True)
+            order = np.lexsort((column(iterations, "iteration"), column(iterations, "replica")))
+            iterations = iterations.take(order)
         return WorkloadRecords(
             requests=records.requests,
             iterations=iterations,
@@ -121,20 +121,16 @@ class EarlierTokens:
             return
         # A later request gets its tokens at the ends of later iterations.
         ends_s = decode_ends_s(records.iterations)
-        last_id = int(chunk.requests["request_id"].max()) if len(chunk.requests) else -1
-        self._iterations = _selected(records.iterations, ends_s >= chunk.later_since_s)
+        last_id = int(column(chunk.requests, "request_id").max()) if len(chunk.requests) else -1
+        self._iterations = records.iterations[ends_s >= chunk.later_since_s]
         self._own_gaps = _later(records.own_gaps, last_id)
         self._bursts = None if records.bursts is None else _later(records.bursts, last_id)
 
 
-def _later(table: pd.DataFrame, last_id: int) -> pd.DataFrame:
+def _later(table: AnyTable, last_id: int) -> AnyTable:
     """Returns the rows of requests behind an id."""
-    return _selected(table, table["request_id"].to_numpy() > last_id)
+    return table[column(table, "request_id") > last_id]
 
 
-def _selected(table: pd.DataFrame, rows: NDArray[np.bool_]) -> pd.DataFrame:
-    return table[rows].reset_index(drop=True)
-
-
-def _joined(earlier: pd.DataFrame | None, table: pd.DataFrame) -> pd.DataFrame:
-    return table if earlier is None else pd.concat([earlier, table], ignore_index=True)
+def _joined(earlier: AnyTable | None, table: AnyTable) -> AnyTable:
+    return table if earlier is None else joined([earlier, table])

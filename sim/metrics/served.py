@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import longest_tokens
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
+from sim.records.table import AnyTable, column
 
 Values = NDArray[np.float64]
 
@@ -43,12 +44,12 @@ class Served:
     """Index of the request of each gap."""
 
     @classmethod
-    def of(cls, requests: pd.DataFrame, window: Window, times: TokenTimes | None) -> Served:
+    def of(cls, requests: AnyTable, window: Window, times: TokenTimes | None) -> Served:
         """Returns the requests that arrived in the window. times: of all requests; None: gaps are unknown."""
-        arrival_s = requests["arrival_s"].to_numpy(np.float64)
+        arrival_s = column(requests, "arrival_s", np.float64)
         rows = np.flatnonzero(window.holds(arrival_s))
         rows = rows[np.argsort(arrival_s[rows], kind="stable")]
-        table = requests.iloc[rows]
+        table = requests.take(rows)
         if times is None:
             times = TokenTimes(np.empty(0), np.zeros(len(requests), np.int64))
         place = np.full(len(requests), -1)
@@ -58,13 +59,13 @@ class Served:
         gap_row = place[gap_row]
         return cls(
             window=window,
-            sent_s=table["arrival_s"].to_numpy(np.float64),
-            first_s=table["first_token_s"].to_numpy(np.float64),
-            last_s=table["last_token_s"].to_numpy(np.float64),
-            prompt_tokens=table["prompt_tokens"].to_numpy(np.int64),
-            output_tokens=table["output_tokens"].to_numpy(np.int64),
-            longest_tokens=table.get("longest_tokens", table["output_tokens"]).to_numpy(np.int64),
-            done=(table["status"] == "finished").to_numpy(np.bool_),
+            sent_s=column(table, "arrival_s", np.float64),
+            first_s=column(table, "first_token_s", np.float64),
+            last_s=column(table, "last_token_s", np.float64),
+            prompt_tokens=column(table, "prompt_tokens", np.int64),
+            output_tokens=column(table, "output_tokens", np.int64),
+            longest_tokens=longest_tokens(table).astype(np.int64),
+            done=(column(table, "status") == "finished"),
             token_s=times.time_s[token_row >= 0],
             token_row=token_row[token_row >= 0],
             gap_s=gap_s[gap_row >= 0],

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import longest_tokens
 from sim.records.requests import RequestLog, Status
+from sim.records.table import AnyTable, column
 
 TERMS = ("ttft", "tpot", "e2e")
 WORKLOAD_TERMS = {
@@ -66,9 +67,9 @@ class Slo:
         """Latencies that are limited and only some workloads know: those of `WORKLOAD_TERMS` that are set."""
         return tuple(term for term in self.limits_s if term in WORKLOAD_TERMS)
 
-    def met(self, requests: pd.DataFrame) -> NDArray[np.bool_]:
+    def met(self, requests: AnyTable) -> NDArray[np.bool_]:
         """Returns which requests are good: finished within every limit. Reads the columns of `terms_met`."""
-        finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
+        finished: NDArray[np.bool_] = column(requests, "status") == "finished"
         for held in self.terms_met(requests).values():
             finished = finished & held
         return finished
@@ -102,20 +103,19 @@ class Slo:
             return prefill_met and prefill_s < decode_s, decode_met and prefill_s >= decode_s
         return prefill_met, decode_met
 
-    def terms_met(self, requests: pd.DataFrame) -> dict[str, NDArray[np.bool_]]:
+    def terms_met(self, requests: AnyTable) -> dict[str, NDArray[np.bool_]]:
         """Returns, for each limit, which requests meet it; a request without the latency (NaN) does not.
 
         Reads status, output_tokens or longest_tokens, and the latencies of `request_metrics`. A finished
         answer of one token has no TPOT and meets its limit, as in vLLM's goodput.
         """
         held = {
-            term: requests[f"{term}_s"].to_numpy(dtype=np.float64) <= limit_s
+            term: column(requests, f"{term}_s", np.float64) <= limit_s
             for term, limit_s in self.limits_s.items()
         }
         if "tpot" in held:
-            finished = (requests["status"] == "finished").to_numpy(dtype=np.bool_)
-            longest = requests.get("longest_tokens", requests["output_tokens"])
-            held["tpot"] |= finished & (longest.to_numpy() <= 1)
+            finished = column(requests, "status") == "finished"
+            held["tpot"] |= finished & (longest_tokens(requests) <= 1)
         return held
 
 

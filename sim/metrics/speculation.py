@@ -21,7 +21,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
@@ -31,6 +30,7 @@ from sim.metrics.definitions import per
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.sums import Totals
 from sim.metrics.utilisation import iteration_shape, pieces
+from sim.records.table import AnyTable, Table, column, joined
 
 COUNTS = ("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens", "proposed_tokens")
 
@@ -46,11 +46,11 @@ class SpeculationUse(Figure):
             return
         drafting = part.iterations[part.ends_inside]
         for name in COUNTS:
-            self.inside.add(name, drafting[name].to_numpy())
+            self.inside.add(name, column(drafting, name))
         for pool, of_pool in zip(part.setting.pools, part.rows_by_pool, strict=True):
             iterations = part.iterations[of_pool][part.ends_inside[of_pool]]
             for rows in pieces(len(iterations)):
-                add_flops(self.inside, iterations.iloc[rows], pool.model)
+                add_flops(self.inside, iterations[rows], pool.model)
 
     def value(self, run: EndedRun) -> dict[str, Any] | None:
         if run.records.speculation is None:
@@ -59,10 +59,10 @@ class SpeculationUse(Figure):
         num_bursts = int(self.inside["gap_tokens"])
         passes, verified, accepted, kept, proposed = (self.inside[name] for name in COUNTS)
         by_pool = {
-            pool: _rows(acceptance_by_place(acceptance[acceptance["pool"] == index]))
+            pool: _rows(acceptance_by_place(acceptance[column(acceptance, "pool") == index]))
             for index, pool in enumerate(pools)
         }
-        whole = acceptance.groupby("place", as_index=False)[["drafted", "accepted"]].sum()
+        whole = _of_all_pools(acceptance)
         return {
             "drafts": passes,
             "draft_tokens": verified,
@@ -83,7 +83,7 @@ class SpeculationUse(Figure):
         }
 
 
-def acceptance_by_place(counts: pd.DataFrame) -> pd.DataFrame:
+def acceptance_by_place(counts: AnyTable) -> AnyTable:
     """Adds the rates to the counts of `SpeculationRecord.acceptance`.
 
     rate: share of the passes with a draft token at the place that accepted one, as vLLM's
@@ -93,26 +93,25 @@ def acceptance_by_place(counts: pd.DataFrame) -> pd.DataFrame:
     Example: 100 passes with 2 draft tokens each, of which 80 and 60 are accepted: rates of 0.8 and 0.6,
     conditional 0.8 and 0.75.
     """
-    drafted, accepted = (counts[name].to_numpy(np.int64) for name in ("drafted", "accepted"))
+    drafted, accepted = (column(counts, name, np.int64) for name in ("drafted", "accepted"))
     reached = AcceptanceCounts(drafted, accepted).reached()
     return counts.assign(rate=_shares(accepted, drafted), conditional_rate=_shares(accepted, reached))
 
 
-def acceptance_by_pool(counts: pd.DataFrame) -> pd.DataFrame:
+def acceptance_by_pool(counts: AnyTable) -> AnyTable:
     """Adds the rates to the counts of each pool; see `acceptance_by_place`."""
-    pools = [acceptance_by_place(own) for _, own in counts.groupby("pool")]
-    return pd.concat(pools, ignore_index=True) if pools else acceptance_by_place(counts)
+    pool = column(counts, "pool")
+    pools = [acceptance_by_place(counts[pool == one]) for one in np.unique(pool)]
+    return joined(pools or [acceptance_by_place(counts)])
 
 
-def add_flops(totals: Totals, iterations: pd.DataFrame, model: IterationModel) -> None:
+def add_flops(totals: Totals, iterations: AnyTable, model: IterationModel) -> None:
     """Adds the FLOPs of up to `ROWS_AT_ONCE` iterations of a pool by purpose, if it speculates."""
     if not isinstance(model, SpeculativeModel):
         return
     flops = model.flops_by_purpose(iteration_shape(iterations, model))
-    num_rows = (
-        iterations["draft_tokens"].to_numpy() + model.pass_tokens * iterations["decode_seqs"].to_numpy()
-    )
-    kept = _shares(iterations["kept_tokens"].to_numpy(), num_rows)
+    num_rows = column(iterations, "draft_tokens") + model.pass_tokens * column(iterations, "decode_seqs")
+    kept = _shares(column(iterations, "kept_tokens"), num_rows)
     useful = np.where(num_rows > 0, kept, 0.0)
     draft_rows = np.broadcast_to(flops.draft_rows, useful.shape)
     totals.add("flops_of_tokens", np.array(np.broadcast_to(flops.next_tokens, useful.shape), np.float64))
@@ -137,9 +136,18 @@ def wasted_flops(totals: Totals) -> dict[str, float]:
     }
 
 
-def _rows(places: pd.DataFrame) -> list[dict[str, float]]:
+def _of_all_pools(acceptance: AnyTable) -> Table:
+    """Returns the sums over the pools by place."""
+    places, row = np.unique(column(acceptance, "place"), return_inverse=True)
+    sums = {name: np.zeros(len(places), np.int64) for name in ("drafted", "accepted")}
+    for name, counts in sums.items():
+        np.add.at(counts, row, column(acceptance, name))
+    return Table({"place": places, **sums})
+
+
+def _rows(places: AnyTable) -> list[dict[str, float]]:
     names = ("place", "drafted", "accepted", "rate", "conditional_rate")
-    columns = [places[name].tolist() for name in names]
+    columns = [column(places, name).tolist() for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 

@@ -27,7 +27,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.tariff import Tariff
@@ -55,6 +54,7 @@ from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window, measured_window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, column
 
 if TYPE_CHECKING:
     from sim.metrics.plots import Plots
@@ -117,10 +117,10 @@ class RunFigures:
             from sim.metrics.thinned import ByReplica  # noqa: PLC0415 (few fleets are thinned)
 
             self.thinned = ByReplica(setting.kept, setting.num_replicas)
-        self._late: list[tuple[pd.DataFrame, pd.DataFrame]] = []
+        self._late: list[tuple[AnyTable, AnyTable]] = []
         """Iterations and events after the end of the last request so far: the run may end before them."""
 
-    def add(self, chunk: RecordChunk, requests: pd.DataFrame | None = None) -> None:
+    def add(self, chunk: RecordChunk, requests: AnyTable | None = None) -> None:
         """Adds a part of the records. requests: those of the chunk with `request_metrics`, if they are known.
 
         Raises AssertionError if the records are inconsistent.
@@ -155,8 +155,7 @@ class RunFigures:
         return Window(self.setting.start_s, np.inf) if self._window is None else self._window
 
     def _add(self, part: Part) -> None:
-        for figure in self.figures.values():
-            figure.add(part)
+        _add_to(self.figures, part)
 
     def _add_until(self, part: Part, chunk: RecordChunk) -> None:
         """Adds a part in pieces; holds back iterations and events after which the run may have ended."""
@@ -172,7 +171,7 @@ class RunFigures:
         if chunk.unfilled_since is not None:
             upto = chunk.unfilled_since.copy()
             for late, _ in self._late:
-                np.minimum.at(upto, late["replica"].to_numpy(np.int64), late["iteration"].to_numpy(np.int64))
+                np.minimum.at(upto, column(late, "replica", np.int64), column(late, "iteration", np.int64))
             iterations, events = chunk.iterations[:0], chunk.events[:0]
             self._add(replace(part, iterations=iterations, events=events, unfilled_upto=upto))
 
@@ -199,8 +198,7 @@ class RunFigures:
                 gap_end_s=end.gap_end_s[:0],
                 pool_by_replica=end.pool_by_replica,
             )
-            for figure in copied.values():
-                figure.add(part)
+            _add_to(copied, part)
         if window.is_empty:
             for figure in copied.values():
                 figure.forget_measured()
@@ -255,13 +253,23 @@ class RunFigures:
         return found
 
 
+def _add_to(figures: Mapping[str, Figure], part: Part) -> None:
+    """Adds a part to all figures; metrics of the user's own get it with frames of pandas."""
+    in_pandas = part.in_pandas() if part.setting.own else part
+    for name, figure in figures.items():
+        figure.add(in_pandas if name.startswith(OWN) else part)
+
+
 def assembled(run: EndedRun, trim: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sections of the summary in their order. trim: the sections on the measured part."""
     records = run.records
     latencies: Latencies = run.figures[Latencies.name]
     iterations: IterationCounts = run.figures[IterationCounts.name]
     work: HardwareUse = run.figures[HardwareUse.name]
-    found = {name: figure.value(run) for name, figure in run.figures.items()}
+    in_pandas = run.in_pandas() if run.setting.own else run
+    found = {
+        name: figure.value(in_pandas if name.startswith(OWN) else run) for name, figure in run.figures.items()
+    }
     classes = {name: found[name] for name in (ByPriority.name, ByTenant.name) if found[name]}
     speculation = found[SpeculationUse.name]
     own = {
@@ -356,7 +364,7 @@ def request_figures(records: RunRecords, part: Measured, slo: Slo | None) -> dic
     return {**part.trimmed, **latencies.value(run), **{name: one for name, one in found.items() if one}}
 
 
-def _pieces(iterations: pd.DataFrame, events: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+def _pieces(iterations: AnyTable, events: AnyTable) -> Iterator[tuple[AnyTable, AnyTable]]:
     """Yields the iterations in pieces of `ROWS_AT_ONCE`, the first with the events."""
     for begin in range(0, max(len(iterations), 1), ROWS_AT_ONCE):
-        yield iterations.iloc[begin : begin + ROWS_AT_ONCE], events if not begin else events[:0]
+        yield iterations[begin : begin + ROWS_AT_ONCE], events if not begin else events[:0]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import describe, times
 from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
+from sim.records.table import AnyTable, column
 
 NewNumCalls = Callable[[], NDArray[np.int64]]
 
@@ -43,13 +43,13 @@ class TaskTable:
         self._ended_s = np.zeros(0)
         self._num_finished = np.zeros(0, np.int64)
 
-    def add(self, requests: pd.DataFrame) -> None:
+    def add(self, requests: AnyTable) -> None:
         """Adds calls; their session is the task."""
-        task = requests["session_id"].to_numpy(np.int64)
+        task = column(requests, "session_id", np.int64)
         self._reach(int(task.max(initial=-1)) + 1)
         np.minimum.at(self._begun_s, task, times(requests, "arrival_s"))
         np.fmax.at(self._ended_s, task, times(requests, "finished_s"))
-        np.add.at(self._num_finished, task, (requests["status"] == "finished").to_numpy(np.bool_))
+        np.add.at(self._num_finished, task, (column(requests, "status") == "finished"))
 
     def merge(self, other: TaskTable) -> None:
         """Adds the calls of other, which is not changed."""
@@ -147,10 +147,10 @@ class TaskLatencies:
 
     def known(self, records: WorkloadRecords, open_sessions: Collection[int]) -> NDArray[np.bool_]:
         """Returns the calls of which the task has no more calls."""
-        task = records.requests["session_id"].to_numpy(np.int64)
+        task = column(records.requests, "session_id", np.int64)
         return ~np.isin(task, list(open_sessions))
 
     def latencies(self, records: WorkloadRecords) -> Mapping[str, NDArray[np.float64]]:
         """Returns the latency of each call's task, in seconds; NaN: it has not finished."""
-        task = records.requests["session_id"].to_numpy(np.int64)
+        task = column(records.requests, "session_id", np.int64)
         return {"task": self._table.tasks(self._num_calls, task).latency_s}

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES, times
@@ -30,6 +29,7 @@ from sim.metrics.distributions import Kept
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.quantiles import student_t
 from sim.metrics.window import Window
+from sim.records.table import AnyTable, column
 
 LATENCIES = ("ttft", "tpot", "e2e")
 LEAST_WIDTH = 0.02
@@ -53,17 +53,17 @@ class ByReplica:
         self.totals = [kept.totals() for _ in range(num_replicas)]
         self.has_sessions = False
 
-    def add(self, table: pd.DataFrame, window: Window) -> None:
+    def add(self, table: AnyTable, window: Window) -> None:
         """Adds requests: rows of `request_metrics`. window: from the end of the warm-up on."""
-        self.has_sessions = self.has_sessions or bool((table["session_id"] >= 0).any())
-        replica = table["replica"].to_numpy(np.int64)
+        self.has_sessions = self.has_sessions or bool((column(table, "session_id") >= 0).any())
+        replica = column(table, "replica", np.int64)
         order = np.argsort(replica, kind="stable")
         ends = np.searchsorted(replica[order], np.arange(len(self.totals) + 1))
         measured = window.holds(times(table, "arrival_s"))
         finished = window.holds(times(table, "finished_s"))
-        finished &= (table["status"] == "finished").to_numpy(np.bool_)
-        tokens = table["output_tokens"].to_numpy()
-        met = table["slo_met"].to_numpy(np.bool_) if "slo_met" in table else np.zeros(len(table), np.bool_)
+        finished &= column(table, "status") == "finished"
+        tokens = column(table, "output_tokens")
+        met = column(table, "slo_met", np.bool_) if "slo_met" in table else np.zeros(len(table), np.bool_)
         latencies = {name: times(table, f"{name}_s") for name in LATENCIES}
         for index, totals in enumerate(self.totals):
             rows = order[ends[index] : ends[index + 1]]

@@ -16,10 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.burst_times import SAME_S, BurstTimes, tokens_together
+from sim.metrics.definitions import times
+from sim.records.table import AnyTable, column, places_of
 
 
 class TokenTimes(NamedTuple):
@@ -56,29 +57,29 @@ class TokenTimes(NamedTuple):
 
 
 def known_token_times(
-    requests: pd.DataFrame,
-    iterations: pd.DataFrame,
-    own_gaps: pd.DataFrame,
-    bursts: pd.DataFrame | None = None,
+    requests: AnyTable,
+    iterations: AnyTable,
+    own_gaps: AnyTable,
+    bursts: AnyTable | None = None,
 ) -> TokenTimes | None:
     """Returns `token_times`, or None if a request has several samples."""
-    if "samples" in requests and (requests["samples"] > 1).any():
+    if "samples" in requests and (column(requests, "samples") > 1).any():
         return None
     return token_times(requests, iterations, own_gaps, bursts)
 
 
 def token_times(
-    requests: pd.DataFrame,
-    iterations: pd.DataFrame,
-    own_gaps: pd.DataFrame,
-    bursts: pd.DataFrame | None = None,
+    requests: AnyTable,
+    iterations: AnyTable,
+    own_gaps: AnyTable,
+    bursts: AnyTable | None = None,
 ) -> TokenTimes:
     """Computes the times of all tokens from the tables of `RunRecords`.
 
     bursts: of runs that speculate. Raises ValueError if a request has several samples or if the tables
     contradict each other.
     """
-    if "samples" in requests and (requests["samples"] > 1).any():
+    if "samples" in requests and (column(requests, "samples") > 1).any():
         raise ValueError(
             "requests have several samples: the records do not say to which sample a token belongs; "
             "run with workload.branching.width=1"
@@ -111,7 +112,7 @@ def token_times(
         begins[np.cumsum(together) - together] = True
         num_by_span = np.add.reduceat(together, first) if len(first) else num_by_span
     num_tokens = np.bincount(spans.row, weights=num_by_span, minlength=len(requests)).astype(np.int64)
-    counted = requests["output_tokens"].to_numpy()
+    counted = column(requests, "output_tokens")
     wrong = np.flatnonzero(num_tokens != counted)
     if len(wrong):
         row = int(wrong[0])
@@ -132,26 +133,24 @@ class _Spans(NamedTuple):
     stop_s: NDArray[np.float64]
 
 
-def _spans(requests: pd.DataFrame, own_gaps: pd.DataFrame) -> _Spans:
+def _spans(requests: AnyTable, own_gaps: AnyTable) -> _Spans:
     """Returns the spans, sorted by the row of the request, then by time.
 
     A first token is a span by itself, because the second token always ends an own gap.
     """
-    first_s, last_s = (requests[f"{name}_token_s"].to_numpy(np.float64) for name in ("first", "last"))
-    row_of = pd.Series(np.arange(len(requests)), index=requests["request_id"].to_numpy())
-    gap_row = row_of.reindex(own_gaps["request_id"].to_numpy()).to_numpy(np.float64)
-    end_s = own_gaps["end_s"].to_numpy(np.float64)
+    first_s, last_s = (column(requests, f"{name}_token_s", np.float64) for name in ("first", "last"))
+    gap_row = places_of(column(requests, "request_id"), column(own_gaps, "request_id"))
+    end_s = column(own_gaps, "end_s", np.float64)
     # Gaps of attempts that failed (crash, client timeout) lie before the first token of the last attempt.
-    known = ~np.isnan(gap_row)
-    at = gap_row[known].astype(np.int64)
+    known = gap_row >= 0
+    at = gap_row[known]
     known[known] = (end_s[known] > first_s[at]) & (end_s[known] <= last_s[at])
-    gaps = own_gaps[known]
     begun = np.flatnonzero(~np.isnan(first_s))
-    row = np.concatenate([begun, gap_row[known].astype(np.int64)])
-    start_s = np.concatenate([first_s[begun], gaps["end_s"].to_numpy(np.float64)])
-    since_s = np.concatenate([first_s[begun], gaps["since_s"].to_numpy(np.float64)])
-    replica = np.concatenate([np.full(len(begun), -1), gaps["replica"].to_numpy()]).astype(np.int64)
-    is_gap = np.repeat([False, True], [len(begun), len(gaps)])
+    row = np.concatenate([begun, gap_row[known]])
+    start_s = np.concatenate([first_s[begun], end_s[known]])
+    since_s = np.concatenate([first_s[begun], column(own_gaps, "since_s", np.float64)[known]])
+    replica = np.concatenate([np.full(len(begun), -1), column(own_gaps, "replica")[known]]).astype(np.int64)
+    is_gap = np.repeat([False, True], [len(begun), int(np.count_nonzero(known))])
     order = np.lexsort((is_gap, start_s, row))
     row, replica, start_s, since_s = row[order], replica[order], start_s[order], since_s[order]
     is_last = np.append(row[1:] != row[:-1], [True] * bool(len(row)))
@@ -159,15 +158,15 @@ def _spans(requests: pd.DataFrame, own_gaps: pd.DataFrame) -> _Spans:
     return _Spans(row, replica, start_s, stop_s)
 
 
-def _decode_ends(iterations: pd.DataFrame) -> dict[int, NDArray[np.float64]]:
+def _decode_ends(iterations: AnyTable) -> dict[int, NDArray[np.float64]]:
     """Returns, for each replica, the sorted end times of its iterations with decodes."""
-    decodes = iterations[iterations["decode_seqs"].to_numpy() > 0]
-    ends_s = decode_ends_s(decodes)
-    replica = decodes["replica"].to_numpy()
+    decodes = column(iterations, "decode_seqs") > 0
+    ends_s = decode_ends_s(iterations)[decodes]
+    replica = column(iterations, "replica")[decodes]
     return {int(one): np.sort(ends_s[replica == one]) for one in np.unique(replica)}
 
 
-def decode_ends_s(iterations: pd.DataFrame) -> NDArray[np.float64]:
+def decode_ends_s(iterations: AnyTable) -> NDArray[np.float64]:
     """Returns the times at which iterations end and their tokens come, in seconds."""
-    ends_s: NDArray[np.float64] = (iterations["start_s"] + iterations["duration_s"]).to_numpy(np.float64)
+    ends_s: NDArray[np.float64] = times(iterations, "start_s") + times(iterations, "duration_s")
     return ends_s

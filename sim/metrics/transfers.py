@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.records.event_rows import TIERS, Event
+from sim.records.table import AnyTable, column
 
 
-def transferred(requests: pd.DataFrame) -> pd.DataFrame:
+def transferred(requests: AnyTable) -> AnyTable:
     """Returns the rows of requests with a prefill replica; none if the table does not name it."""
     if "prefill_replica" not in requests:
         return requests[:0]
-    return requests[requests["prefill_replica"] >= 0]
+    return requests[column(requests, "prefill_replica") >= 0]
 
 
 class KvTransferUse(Figure):
@@ -44,13 +44,13 @@ class KvTransferUse(Figure):
 
     def add(self, part: Part) -> None:
         self.whole.add("transferred", np.ones(len(transferred(part.requests)), np.bool_))
-        event, tokens, tier = (part.events[name].to_numpy() for name in ("event", "tokens", "tier"))
+        event, tokens, tier = (column(part.events, name) for name in ("event", "tokens", "tier"))
         is_copied = (event == Event.load) & (tier == TIERS.index("remote"))
         self.whole.add("adopted_tokens", tokens[event == Event.adopt])
         self.whole.add("copied_tokens", tokens[is_copied])
         rows = transferred(part.measured)
         if len(rows):
-            finished = rows[rows["e2e_s"].notna()]
+            finished = rows[~np.isnan(times(rows, "e2e_s"))]
             seconds = times(rows, "kv_transfer_s")
             self.seconds.add(seconds)
             self.inside.add("transfers", np.isfinite(seconds))

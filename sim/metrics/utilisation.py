@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.iterations.energy import PowerModel
@@ -17,6 +16,7 @@ from sim.metrics.definitions import times
 from sim.metrics.window import Window
 from sim.records.iterations import ADAPTER_COLUMNS
 from sim.records.run import PoolRecord, RunRecords
+from sim.records.table import AnyTable, column
 from sim.speculation.log import DRAFT_WORK_COLUMNS
 
 KINDS = ("decode", "mixed", "prefill")
@@ -25,7 +25,7 @@ KINDS = ("decode", "mixed", "prefill")
 ROWS_AT_ONCE = 1 << 16  # The model returns a dozen arrays; batches of rows keep them in the CPU cache.
 
 
-def seconds_inside(iterations: pd.DataFrame, window: Window) -> NDArray[np.float64]:
+def seconds_inside(iterations: AnyTable, window: Window) -> NDArray[np.float64]:
     """Computes, for each iteration, its seconds inside the window."""
     return window.overlap_s(times(iterations, "start_s"), times(iterations, "duration_s"))
 
@@ -63,7 +63,7 @@ def of_pools(pools: Sequence[PoolRecord], name: str, pool: NDArray[np.int64]) ->
 
 
 def component_seconds(
-    iterations: pd.DataFrame, inside_s: NDArray[np.float64], model: IterationModel
+    iterations: AnyTable, inside_s: NDArray[np.float64], model: IterationModel
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     """Yields the components of the hardware model, and their seconds in up to `ROWS_AT_ONCE` iterations.
 
@@ -77,21 +77,21 @@ def component_seconds(
         yield component, part * scale
 
 
-def iteration_kind(iterations: pd.DataFrame) -> NDArray[np.int64]:
+def iteration_kind(iterations: AnyTable) -> NDArray[np.int64]:
     """Returns, for each iteration, the index of its kind in `KINDS`."""
     prefills, decodes = times(iterations, "prefill_tokens") > 0, times(iterations, "decode_seqs") > 0
     return np.where(prefills, np.where(decodes, 1, 2), 0).astype(np.int64)
 
 
-def batch_tokens(iterations: pd.DataFrame) -> NDArray[np.int64]:
+def batch_tokens(iterations: AnyTable) -> NDArray[np.int64]:
     """Returns the tokens in the batch of each iteration: prompt tokens, decodes and their draft tokens."""
-    tokens: NDArray[np.int64] = (iterations["decode_seqs"] + iterations["prefill_tokens"]).to_numpy()
+    tokens: NDArray[np.int64] = column(iterations, "decode_seqs") + column(iterations, "prefill_tokens")
     if "draft_tokens" in iterations:
-        tokens = tokens + iterations["draft_tokens"].to_numpy()
+        tokens = tokens + column(iterations, "draft_tokens")
     return tokens
 
 
-def iteration_shape(iterations: pd.DataFrame, model: IterationModel) -> IterationShape:
+def iteration_shape(iterations: AnyTable, model: IterationModel) -> IterationShape:
     """Returns the columns of the table as arguments of the hardware model, one value per iteration."""
     adapters = None
     if "adapter_tokens" in iterations:
@@ -103,9 +103,9 @@ def iteration_shape(iterations: pd.DataFrame, model: IterationModel) -> Iteratio
     return IterationShape(**counts, adapters=adapters, drafts=drafts)
 
 
-def one_shape(iterations: pd.DataFrame, row: int, model: IterationModel) -> IterationShape:
+def one_shape(iterations: AnyTable, row: int, model: IterationModel) -> IterationShape:
     """Returns the arguments of the hardware model for one iteration, as numbers."""
-    shape = iteration_shape(iterations.iloc[row : row + 1], model)
+    shape = iteration_shape(iterations[row : row + 1], model)
     counts: dict[str, Any] = {name: _number(getattr(shape, name)) for name in COUNTED}
     adapters = None if shape.adapters is None else AdapterBatch(*map(_number, shape.adapters))
     drafts = None if shape.drafts is None else DraftWork(*map(_number, shape.drafts))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics import definitions
 from sim.metrics.token_times import TokenTimes, known_token_times
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, column, places_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +22,10 @@ class WorkloadRecords:
     rows of other requests may remain. window: the measured part of the run.
     """
 
-    requests: pd.DataFrame
-    iterations: pd.DataFrame
-    own_gaps: pd.DataFrame
-    bursts: pd.DataFrame | None
+    requests: AnyTable
+    iterations: AnyTable
+    own_gaps: AnyTable
+    bursts: AnyTable | None
     window: Window
     is_part: bool = False
     """Whether these are the requests of a part of a mix."""
@@ -51,10 +51,10 @@ class WorkloadRecords:
         publish: TTFT, NaN without a token; task: E2E, NaN if the request has not finished.
         """
         arrival_s, first_s, last_s = (
-            self.requests[f"{name}_s"].to_numpy(np.float64)
+            column(self.requests, f"{name}_s", np.float64)
             for name in ("arrival", "first_token", "last_token")
         )
-        finished = (self.requests["status"] == "finished").to_numpy(np.bool_)
+        finished = column(self.requests, "status") == "finished"
         return {
             "publish": definitions.ttft_s(arrival_s, first_s),
             "task": np.where(finished, definitions.e2e_s(arrival_s, last_s), np.nan),
@@ -70,23 +70,24 @@ class WorkloadRecords:
         index (-1: none).
         """
         requests = self.requests[rows]
-        number = pd.Series(first + np.arange(len(requests)), index=requests["request_id"].to_numpy())
-        session = requests["session_id"].to_numpy()
+        ids = column(requests, "request_id")
+        session = column(requests, "session_id")
+        tenants = [one.removeprefix(name).removeprefix("/") for one in column(requests, "tenant").tolist()]
         return WorkloadRecords(
             requests=requests.assign(
-                request_id=number.to_numpy(),
-                tenant=requests["tenant"].str.removeprefix(name).str.removeprefix("/"),
+                request_id=first + np.arange(len(requests)),
+                tenant=np.array(tenants, dtype=object),
                 session_id=np.where(session < 0, session, (session - index) // num_parts),
-            ).reset_index(drop=True),
+            ),
             iterations=self.iterations,
-            own_gaps=_renumbered(self.own_gaps, number),
-            bursts=None if self.bursts is None else _renumbered(self.bursts, number),
+            own_gaps=_renumbered(self.own_gaps, ids, first),
+            bursts=None if self.bursts is None else _renumbered(self.bursts, ids, first),
             window=self.window,
             is_part=True,
         )
 
 
-def _renumbered(table: pd.DataFrame, number: pd.Series) -> pd.DataFrame:
-    """Returns the rows of the numbered requests, with their numbers as request_id."""
-    kept = table[table["request_id"].isin(number.index)]
-    return kept.assign(request_id=number[kept["request_id"].to_numpy()].to_numpy()).reset_index(drop=True)
+def _renumbered(table: AnyTable, ids: NDArray[np.int64], first: int) -> AnyTable:
+    """Returns the rows of the requests with the ids, numbered from `first` on in the order of these."""
+    place = places_of(ids, column(table, "request_id"))
+    return table[place >= 0].assign(request_id=first + place[place >= 0])

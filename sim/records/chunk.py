@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable
 
 GROUP_ROWS: Final = 1 << 16
 """Requests of a group: group k has the ids from k * GROUP_ROWS to (k + 1) * GROUP_ROWS - 1.
@@ -52,14 +52,14 @@ class RecordChunk:
       fields. `end.speculation.acceptance` is that of the whole run.
     """
 
-    requests: pd.DataFrame
-    iterations: pd.DataFrame
+    requests: AnyTable
+    iterations: AnyTable
     gap_s: NDArray[np.float64]
     gap_count: NDArray[np.int64]
     gap_end_s: NDArray[np.float64]
-    own_gaps: pd.DataFrame
-    events: pd.DataFrame
-    bursts: pd.DataFrame | None
+    own_gaps: AnyTable
+    events: AnyTable
+    bursts: AnyTable | None
     unfilled: NDArray[np.int64] | None
     pool_by_replica: NDArray[np.int64]
     until_s: float

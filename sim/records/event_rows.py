@@ -8,10 +8,10 @@ from sys import byteorder
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.mapped_buffers import MappedBuffers
+from sim.records.table import Table
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
 """Causes of a wait. frontend: the request has not reached the engine yet; load: its KV is being copied from
@@ -140,7 +140,7 @@ class EventRows:
                 columns[name][places] = others[name]
 
 
-def logged_events(logs: list[EventRows]) -> pd.DataFrame:
+def logged_events(logs: list[EventRows]) -> Table:
     """Returns the rows of all replicas, events and tiers as numbers. The rows of the logs are dropped."""
     sizes = [len(log) for log in logs]
     columns = {name: np.zeros(sum(sizes), ROW[name]) for name in ROW.names or ()}
@@ -149,12 +149,12 @@ def logged_events(logs: list[EventRows]) -> pd.DataFrame:
         end += size
         log.fill({name: column[end - size : end] for name, column in columns.items()})
     replica = np.repeat(np.arange(len(logs), dtype=np.int32), sizes)
-    return pd.DataFrame({"replica": replica, **columns}, copy=False)
+    return Table({"replica": replica, **columns})
 
 
-def waits_by_request(events: pd.DataFrame, request_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+def waits_by_request(events: Table, request_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """Returns the seconds that each request waited, over all its waits, by column of `WAIT_COLUMNS`."""
-    ids_of_events = events["request_id"].to_numpy()
+    ids_of_events = events["request_id"]
     size = int(max(request_ids.max(initial=-1), ids_of_events.max(initial=-1))) + 1
     is_of_request = ids_of_events >= 0
     ids = ids_of_events[is_of_request]
@@ -163,7 +163,7 @@ def waits_by_request(events: pd.DataFrame, request_ids: NDArray[np.int64]) -> di
         ids, places, size = np.searchsorted(request_ids, ids), np.arange(len(request_ids)), len(request_ids)
     found: dict[str, NDArray[np.float64]] = {}
     for name in WAIT_COLUMNS:
-        waited_s = events[name].to_numpy()[is_of_request]
+        waited_s = events[name][is_of_request]
         if waited_s.any():
             found[name] = np.bincount(ids, waited_s, minlength=size)[places].astype(np.float64)
         else:

@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
-import pandas as pd
 
 from sim.records.event_rows import TIERS, WAIT_COLUMNS, Event
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, Table, column, joined
+
+_COUNTS: Final = ("tokens", "of_tokens", "recomputed_tokens", "by")
 
 
-def events_table(records: RunRecords) -> pd.DataFrame:
+def events_table(records: RunRecords) -> Table:
     """Returns one row per event, by time: the logged events, and arrival, first token and end of requests.
 
     Columns: time_s, request_id (-1: no sequence), replica, event (a name of `Event`), tier, and the counts
     and waits that `Event` and `WAIT_COLUMNS` define; a wait is in the row of the event that ends it.
     """
-    requests = records.requests
-    logged = records.events
-    more = []
-    for event, column, counted in (
-        (Event.arrive, "arrival_s", "prompt_tokens"),
-        (Event.first_token, "first_token_s", None),
-        (Event.end, "finished_s", "output_tokens"),
-    ):
-        happened = requests[requests[column].notna()]
-        part = happened[["request_id", "replica"]].assign(time_s=happened[column], event=int(event))
-        more.append(part.assign(tokens=1 if counted is None else happened[counted]))
-    table = pd.concat([more[0], more[1], logged, more[2]], ignore_index=True)  # the order at equal times
-    table = table.sort_values(["time_s", "request_id"], kind="stable", ignore_index=True)
-    counts = ["tokens", "of_tokens", "recomputed_tokens"]
-    for name in counts:
-        table[name] = table[name].fillna(0).astype(np.int64)
-    table["by"] = table["by"].fillna(-1).astype(np.int64)
-    for name in WAIT_COLUMNS:
-        table[name] = table[name].fillna(0.0)
+    requests, logged = records.requests, records.events
+    parts = [
+        _of_requests(requests, Event.arrive, "arrival_s", "prompt_tokens"),
+        _of_requests(requests, Event.first_token, "first_token_s"),
+        logged,
+        _of_requests(requests, Event.end, "finished_s", "output_tokens"),
+    ]
+    table = joined(parts)  # the order at equal times
+    table = table.take(np.lexsort((table["request_id"], table["time_s"])))
     names = np.array([event.name for event in Event], dtype=object)
-    table["event"] = names[table["event"].to_numpy(dtype=np.int64)]
-    table["tier"] = np.array(TIERS, dtype=object)[table["tier"].fillna(0).to_numpy(dtype=np.int64)]
-    return table[["time_s", "request_id", "replica", "event", "tier", *counts, "by", *WAIT_COLUMNS]]
+    return Table(
+        {
+            **{name: table[name] for name in ("time_s", "request_id", "replica")},
+            "event": names[table["event"]],
+            "tier": np.array(TIERS, dtype=object)[table["tier"]],
+            **{name: table[name].astype(np.int64) for name in _COUNTS},
+            **{name: table[name] for name in WAIT_COLUMNS},
+        }
+    )
+
+
+def _of_requests(requests: AnyTable, event: Event, name: str, counted: str | None = None) -> Table:
+    """Returns a row of an event for each request that has its time. counted: the column of its tokens."""
+    time_s = column(requests, name, np.float64)
+    happened = np.flatnonzero(~np.isnan(time_s))
+    return Table(
+        {
+            "replica": column(requests, "replica")[happened],
+            "time_s": time_s[happened],
+            "request_id": column(requests, "request_id")[happened],
+            "event": np.full(len(happened), event, np.int8),
+            "tokens": np.ones(len(happened), np.int64)
+            if counted is None
+            else column(requests, counted)[happened],
+            "by": np.full(len(happened), -1),
+        }
+    )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.gaps import Gaps
 from sim.records.iterations import IterationLog
+from sim.records.table import Table
 
 
-def own_gaps_table(logs: list[IterationLog]) -> pd.DataFrame:
+def own_gaps_table(logs: list[IterationLog]) -> Table:
     """Returns the table of the gaps logged by add_gap, of all replicas: see `RunRecords.own_gaps`."""
     gaps = [log.own_gaps() for log in logs]
     request_id, since_s, end_s = np.concatenate(gaps or [np.empty((0, 3))]).T
     replica = np.repeat([log.replica for log in logs], [len(own) for own in gaps])
-    return pd.DataFrame(
+    return Table(
         {
             "request_id": request_id.astype(np.int64),
             "replica": replica.astype(np.int32),

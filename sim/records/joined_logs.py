@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.event_rows import EventRows, logged_events
 from sim.records.gaps import Gaps
 from sim.records.iteration_tables import expanded
 from sim.records.iterations import IterationLog
+from sim.records.table import Table
 
 
 def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
@@ -32,11 +32,9 @@ def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]]
     return columns, gaps
 
 
-def joined_events(logs: Sequence[EventRows]) -> pd.DataFrame:
+def joined_events(logs: Sequence[EventRows]) -> Table:
     """Returns what `logged_events` does. The rows of the logs are dropped."""
     joined, sizes = EventRows(), [len(log) for log in logs]
     for log in logs:
         joined.extend(log)
-    table = logged_events([joined])
-    table["replica"] = np.repeat(np.arange(len(logs), dtype=np.int32), sizes)
-    return table
+    return logged_events([joined]).assign(replica=np.repeat(np.arange(len(logs), dtype=np.int32), sizes))

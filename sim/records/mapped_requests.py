@@ -12,12 +12,12 @@ from array import array
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from policies.core.request import Request
 from sim.records.chunk import GROUP_ROWS
 from sim.records.requests import EMPTY_ROW, RequestLog
+from sim.records.table import Table
 
 MAX_ROWS: Final = 1 << 33
 """Rows for which addresses are reserved, unless the system allows fewer."""
@@ -67,7 +67,7 @@ class MappedRequestLog(RequestLog):
         """Returns whether all requests of the group that begins with id `first` have arrived."""
         return bool(np.frombuffer(self.has_arrived[first : first + self.group_rows], np.bool_).all())
 
-    def take(self, end: int | None = None) -> pd.DataFrame:
+    def take(self, end: int | None = None) -> Table:
         """Returns the rows from `first_row` to end - 1 (None: all) as `table` does, and drops them.
 
         end: a multiple of group_rows.
@@ -79,8 +79,6 @@ class MappedRequestLog(RequestLog):
             return np.frombuffer(column[first:end], column.format)[at]
 
         table = self._table_of(first + at, taken)
-        if table.empty:  # pandas does not see that columns of no values are texts
-            table = table.astype(dict.fromkeys(("tenant", "model", "status", "reason"), "str"))
         self._drop(first, end)
         self.first_row = end
         return table

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.event_rows import WAIT_COLUMNS, waits_by_request
+from sim.records.table import Table, joined
 
 _COLUMNS = ["replica", "request_id", *WAIT_COLUMNS]
 
@@ -19,13 +19,13 @@ class PendingWaits:
     """
 
     def __init__(self) -> None:
-        self._waits: list[pd.DataFrame] = []
+        self._waits: list[Table] = []
 
-    def add(self, events: pd.DataFrame) -> None:
+    def add(self, events: Table) -> None:
         """Adds the waits of events, which follow those of earlier calls in time on each replica."""
         waits = events[_COLUMNS]
-        is_wait = np.any(waits[list(WAIT_COLUMNS)].to_numpy(), axis=1)
-        is_wait &= events["request_id"].to_numpy() >= 0
+        is_wait: NDArray[np.bool_] = np.any([waits[name] for name in WAIT_COLUMNS], axis=0)
+        is_wait &= events["request_id"] >= 0
         self._waits.append(waits[is_wait])
 
     def take(self, request_ids: NDArray[np.int64], end: int) -> dict[str, NDArray[np.float64]]:
@@ -33,10 +33,11 @@ class PendingWaits:
 
         request_ids: those below `end` that have arrived, ascending.
         """
-        waits = pd.concat(self._waits, ignore_index=True)
-        is_taken = waits["request_id"].to_numpy() < end
+        waits = joined(self._waits)
+        is_taken = waits["request_id"] < end
         self._waits = [waits[~is_taken]]
-        taken = waits[is_taken].sort_values("replica", kind="stable")
+        taken = waits[is_taken]
+        taken = taken.take(np.argsort(taken["replica"], kind="stable"))
         first = int(request_ids[0]) if len(request_ids) else 0
         ids = taken["request_id"] - first
         return waits_by_request(taken.assign(request_id=ids), request_ids - first)

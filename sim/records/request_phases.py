@@ -7,13 +7,15 @@ is a wait.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from sim.records.event_rows import WAIT_COLUMNS, WAITS
+from sim.records.table import AnyTable, column
 
 QUEUED = ("waiting", "preempted")
 """Phases in which a request is in the queue."""
@@ -89,11 +91,14 @@ def phases_of(rows: Iterable[Any], end_s: float) -> list[RequestPhase]:
     return [phase for phase in found if phase.end_s > phase.start_s or phase.name in QUEUED]
 
 
-def phases_by_request(events: pd.DataFrame, end_s: float) -> Iterator[tuple[int, list[RequestPhase]]]:
+def phases_by_request(events: AnyTable, end_s: float) -> Iterator[tuple[int, list[RequestPhase]]]:
     """Yields the id of every request of an events table and its phases, in order of ids."""
-    own = events[events["request_id"] >= 0].sort_values("request_id", kind="stable")
+    own = events.take(np.flatnonzero(column(events, "request_id") >= 0))
+    own = own.take(np.argsort(column(own, "request_id"), kind="stable"))
+    of_columns = namedtuple("of_columns", list(own))  # type: ignore[misc]
     rows: list[Any] = []
-    for row in own.itertuples(index=False):
+    row: Any
+    for row in map(of_columns, *(column(own, name).tolist() for name in own)):
         if rows and row.request_id != rows[0].request_id:
             yield rows[0].request_id, phases_of(rows, end_s)
             rows = []

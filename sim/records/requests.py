@@ -11,11 +11,11 @@ from math import isnan
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
+from sim.records.table import Table
 
 NAN = float("nan")
 
@@ -247,7 +247,7 @@ class RequestLog:
         self.output_tokens[request_id] = num_emitted - num_unseen
         self.longest_tokens[request_id] = num_longest - num_unseen
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """Returns one row per request, by request id; times in seconds, NaN for what did not happen.
 
         samples: number of samples (n of the API). output_tokens: sum over the samples; longest_tokens: the
@@ -267,21 +267,20 @@ class RequestLog:
         ids = np.flatnonzero(np.frombuffer(self.has_arrived, np.bool_))
         return self._table_of(ids, dropped)
 
-    def _table_of(self, ids: NDArray[np.int64], column: Callable[[Any], NDArray[Any]]) -> pd.DataFrame:
+    def _table_of(self, ids: NDArray[np.int64], column: Callable[[Any], NDArray[Any]]) -> Table:
         """Returns the rows of some requests. column: returns their values of a column of the log."""
         names = np.array([status.name for status in Status], dtype=object)
         tenants, models = (np.array([*found], dtype=object) for found in (self._tenants, self._models))
-        return pd.DataFrame(
-            copy=False,
-            data={
+        return Table(
+            {
                 "request_id": ids,
                 "session_id": column(self.session_id),
-                "tenant": tenants[column(self.tenant)].tolist(),
-                "model": models[column(self.model)].tolist(),
+                "tenant": tenants[column(self.tenant)],
+                "model": models[column(self.model)],
                 "priority": column(self.priority),
                 "replica": column(self.replica),
                 "status": names[column(self.status)],
-                "reason": [self.reason.get(i, "") for i in ids.tolist()],
+                "reason": np.array([self.reason.get(i, "") for i in ids.tolist()], dtype=object),
                 "arrival_s": column(self.arrival_s),
                 "scheduled_s": column(self.scheduled_s),
                 "first_token_s": column(self.first_token_s),
@@ -302,7 +301,7 @@ class RequestLog:
                 "prefill_replica": column(self.prefill_replica),
                 "kv_transfer_s": column(self.kv_transfer_s),
                 "kv_transfer_bytes": column(self.kv_transfer_bytes),
-            },
+            }
         )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from policies.adapters.residents import AdapterCounts
@@ -16,6 +15,7 @@ from sim.records.event_rows import logged_events
 from sim.records.failure import Failure
 from sim.records.iteration_tables import own_gaps_table
 from sim.records.migrations import MigrationRecord
+from sim.records.table import AnyTable, to_pandas
 from sim.speculation.records import SpeculationRecord
 
 
@@ -119,6 +119,7 @@ def replicas_throughout(num_replicas: int, end_s: float) -> tuple[ReplicaRecord,
 class RunRecords:
     """All records of a run, from which every metric is computed.
 
+    Tables are `Table`s, or frames of pandas where these were asked for (`in_pandas`) or read from files.
     requests: see `RequestLog.table`.
     iterations: one row per iteration, by (replica, iteration); start_s and duration_s in seconds, the fields
       of IterationShape, sequences running and waiting after the plan, KV blocks and tokens held at the end of
@@ -146,8 +147,8 @@ class RunRecords:
     speculation: acceptance by place and the bursts of requests; None if no replica speculates.
     """
 
-    requests: pd.DataFrame
-    iterations: pd.DataFrame
+    requests: AnyTable
+    iterations: AnyTable
     gap_s: NDArray[np.float64]
     gap_count: NDArray[np.int64]
     gap_end_s: NDArray[np.float64]
@@ -157,8 +158,8 @@ class RunRecords:
     interrupted: bool = False
     overload: Overload | None = None
     missed: MissedSlo | None = None
-    events: pd.DataFrame = field(default_factory=lambda: logged_events([]))
-    own_gaps: pd.DataFrame = field(default_factory=lambda: own_gaps_table([]))
+    events: AnyTable = field(default_factory=lambda: logged_events([]))
+    own_gaps: AnyTable = field(default_factory=lambda: own_gaps_table([]))
     num_evicted_blocks: int = 0
     num_discarded_tokens: int = 0
     pinned_token_s: float = 0.0
@@ -174,8 +175,26 @@ class RunRecords:
     adapters: Iterable[AdapterCounts] = ()
     speculation: SpeculationRecord | None = None
 
+    def in_pandas(self) -> RunRecords:
+        """Returns the records with frames of pandas for tables, for people and what calculates with them."""
+        speculation = self.speculation
+        if speculation is not None:
+            speculation = replace(
+                speculation,
+                acceptance=to_pandas(speculation.acceptance),
+                bursts=to_pandas(speculation.bursts),
+            )
+        return replace(
+            self,
+            requests=to_pandas(self.requests),
+            iterations=to_pandas(self.iterations),
+            events=to_pandas(self.events),
+            own_gaps=to_pandas(self.own_gaps),
+            speculation=speculation,
+        )
+
     @property
-    def bursts(self) -> pd.DataFrame | None:
+    def bursts(self) -> AnyTable | None:
         """The bursts of `SpeculationRecord`; None if no replica speculates."""
         return None if self.speculation is None else self.speculation.bursts
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import floor, inf, log2
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, Table, column, joined
 
 SORTED_BY: Final = {
     "iterations": ("replica", "iteration"),
@@ -28,12 +28,15 @@ REPLICA_SECONDS: Final = 4096.0
 """Simulated seconds of all replicas together in an interval: some 400,000 iterations of 10 ms."""
 
 
+T = TypeVar("T", bound=AnyTable)
+
+
 class Interval(NamedTuple):
     """The rows of a table in the interval from number * width_s to (number + 1) * width_s."""
 
     name: str
     number: int
-    rows: pd.DataFrame
+    rows: AnyTable
 
 
 def interval_s(num_replicas: int) -> float:
@@ -48,7 +51,7 @@ class TimedRows:
     def __init__(self, width_s: float) -> None:
         self._width_s = width_s
         self._num_complete = -inf
-        self._held: dict[str, list[tuple[pd.DataFrame, NDArray[np.int64]]]] = {name: [] for name in SORTED_BY}
+        self._held: dict[str, list[tuple[AnyTable, NDArray[np.int64]]]] = {name: [] for name in SORTED_BY}
 
     def add(self, chunk: RecordChunk, *, is_last: bool = False) -> Iterator[Interval]:
         """Yields the intervals that are complete with a chunk, in order for each table.
@@ -71,42 +74,42 @@ class TimedRows:
         self._num_complete = max(end, self._num_complete)
 
 
-def _intervals(name: str, rows: pd.DataFrame, number: NDArray[np.int64]) -> Iterator[Interval]:
+def _intervals(name: str, rows: AnyTable, number: NDArray[np.int64]) -> Iterator[Interval]:
     order = np.argsort(number, kind="stable")
     found, starts = np.unique(number[order], return_index=True)
     for one, own in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
-        yield Interval(name, one, in_order(name, rows.iloc[own]))
+        yield Interval(name, one, in_order(name, rows.take(own)))
 
 
-def in_order(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+def in_order(name: str, rows: T) -> T:
     """Returns the rows of an interval in their order. Rows that are equal in its columns are equal."""
-    columns = [rows[column].to_numpy() for column in reversed(SORTED_BY[name])]
-    return rows.iloc[np.lexsort(columns)].reset_index(drop=True)
+    columns = [column(rows, one) for one in reversed(SORTED_BY[name])]
+    return rows.take(np.lexsort(columns))
 
 
-def empty_tables(end: RunRecords) -> dict[str, pd.DataFrame]:
+def empty_tables(end: RunRecords) -> dict[str, AnyTable]:
     """Returns the tables of a run without their rows. end: its records, whose tables may have no rows."""
     itl = {"gap_s": end.gap_s[:0], "gap_count": end.gap_count[:0], "gap_end_s": end.gap_end_s[:0]}
-    found = {"iterations": end.iterations[:0], "gaps": end.own_gaps[:0], "itl": pd.DataFrame(itl)}
+    found = {"iterations": end.iterations[:0], "gaps": end.own_gaps[:0], "itl": Table(itl)}
     if end.bursts is not None:
         found["bursts"] = end.bursts[:0]
     return found
 
 
-def _joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
+def _joined(tables: list[AnyTable]) -> AnyTable:
     some = [table for table in tables if len(table)]
-    return some[0] if len(some) == 1 else pd.concat(some, ignore_index=True)
+    return some[0] if len(some) == 1 else joined(some)
 
 
-def _timed(chunk: RecordChunk) -> dict[str, tuple[pd.DataFrame, NDArray[np.float64]]]:
+def _timed(chunk: RecordChunk) -> dict[str, tuple[AnyTable, NDArray[np.float64]]]:
     """Returns the tables of a chunk, and the time of each row."""
     iterations, gaps = chunk.iterations, chunk.own_gaps
-    start_s = iterations["start_s"].to_numpy(np.float64)
+    start_s = column(iterations, "start_s", np.float64)
     itl = {"gap_s": chunk.gap_s, "gap_count": chunk.gap_count, "gap_end_s": chunk.gap_end_s}
     found = {
         "iterations": (iterations, start_s),
-        "gaps": (gaps, gaps["end_s"].to_numpy(np.float64)),
-        "itl": (pd.DataFrame(itl), chunk.gap_end_s),
+        "gaps": (gaps, column(gaps, "end_s", np.float64)),
+        "itl": (Table(itl), chunk.gap_end_s),
     }
     if chunk.bursts is not None:
         row = np.searchsorted(_keys(iterations), _keys(chunk.bursts))
@@ -114,8 +117,8 @@ def _timed(chunk: RecordChunk) -> dict[str, tuple[pd.DataFrame, NDArray[np.float
     return found
 
 
-def _keys(table: pd.DataFrame) -> NDArray[np.int64]:
+def _keys(table: AnyTable) -> NDArray[np.int64]:
     """Returns one number for each replica and iteration; they ascend in the table of iterations."""
-    replica, iteration = (table[name].to_numpy(np.int64) for name in ("replica", "iteration"))
+    replica, iteration = (column(table, name, np.int64) for name in ("replica", "iteration"))
     keys: NDArray[np.int64] = (replica << 40) + iteration
     return keys

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pandas as pd
 
 from sim.metrics.measured import request_metrics
 from sim.metrics.run_sums import RunSums
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, column
 from sim.records.timed_rows import SORTED_BY, TimedRows, empty_tables
 from sim.report.files import remove_folder_of_table, table_bytes, write_table
 from sim.report.numbers import number
@@ -43,7 +43,7 @@ class TableFolder:
         self._path = path
         self._num_files = 0
 
-    def add(self, rows: pd.DataFrame) -> None:
+    def add(self, rows: AnyTable) -> None:
         """Writes the next file, which is there as a whole or not at all. Raises OSError."""
         self._path.mkdir(parents=True, exist_ok=True)
         write_whole(self._path / f"part-{self._num_files:06}.parquet", table_bytes(rows))
@@ -74,7 +74,7 @@ class ChunkTables:
 
     def add(self, chunk: RecordChunk) -> None:
         """Writes what a chunk has. Its requests have `request_metrics`."""
-        group = chunk.requests["request_id"].to_numpy() // self._group_rows
+        group = column(chunk.requests, "request_id") // self._group_rows
         borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         for first, end in pairwise(borders):
             if end > first:
@@ -83,11 +83,11 @@ class ChunkTables:
             for name, _, rows in self._timed.add(chunk, is_last=chunk.end is not None):
                 self.add_interval(name, rows)
 
-    def add_group(self, requests: pd.DataFrame) -> None:
+    def add_group(self, requests: AnyTable) -> None:
         """Writes the rows of a group of requests, which comes after those before."""
         self._requests.add(requests)
 
-    def add_interval(self, name: str, rows: pd.DataFrame) -> None:
+    def add_interval(self, name: str, rows: AnyTable) -> None:
         """Writes the rows of an interval of a table of iterations or gaps."""
         self._others[name].add(rows)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from sim.metrics.dialects import DIALECTS, PERCENTILES, ours
 from sim.report.numbers import MISSING, milliseconds, number, percent_at_least
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LATENCIES = {
     "ttft": "time to first token",
@@ -48,6 +49,8 @@ def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
 
     Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the tools of the summary.
     """
+    import pandas as pd  # noqa: PLC0415 (a run that shows no frame need not load it)
+
     dialects = {"ours": ours(summary).to_json(), **summary["dialects"]}
     rows = {
         (key, dialect): found[key]

@@ -9,10 +9,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from sim.metrics.result import RunResult
 from sim.records.event_table import events_table
+from sim.records.table import AnyTable, Table, to_pandas
 from sim.report.config_text import config_yaml
 from sim.report.saved import saved_records
 from sim.report.whole_file import write_whole
@@ -103,14 +102,18 @@ def remove_folder_of_table(path: Path) -> None:
         path.rmdir()
 
 
-def table_bytes(table: pd.DataFrame) -> bytes:
+def table_bytes(table: AnyTable) -> bytes:
     """Returns the table in the parquet format."""
+    if isinstance(table, Table):
+        from sim.records.parquet import parquet_bytes  # noqa: PLC0415 (pyarrow takes a tenth of a second)
+
+        return parquet_bytes(table, "zstd")
     content = BytesIO()
-    table.to_parquet(content, index=False, compression="zstd")
+    to_pandas(table).to_parquet(content, index=False, compression="zstd")
     return content.getvalue()
 
 
-def write_table(table: pd.DataFrame, file: Path) -> None:
+def write_table(table: AnyTable, file: Path) -> None:
     """Writes the table to a parquet file."""
     write_whole(file, table_bytes(table))
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
@@ -25,6 +24,7 @@ from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_sha
 from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
 from sim.records.run import ReplicaRecord, RunRecords
+from sim.records.table import AnyTable, column
 from sim.report.whole_file import written_whole
 
 ITERATIONS_TRACK = 1
@@ -48,10 +48,12 @@ def write_timeline(
     events, iterations = events_table(records), records.iterations
     note = None
     if max_num_requests is not None and len(records.requests) > max_num_requests:
-        first = records.requests.nsmallest(max_num_requests, ["arrival_s", "request_id"])
-        until_s = first["finished_s"].fillna(records.end_s).max()
-        events = events[events["request_id"].isin(first["request_id"])]
-        iterations = iterations[iterations["start_s"] < until_s]
+        ids, arrival_s = column(records.requests, "request_id"), column(records.requests, "arrival_s")
+        first = np.lexsort((ids, arrival_s))[:max_num_requests]
+        ended_s = column(records.requests, "finished_s")[first]
+        until_s = np.where(np.isnan(ended_s), records.end_s, ended_s).max()
+        events = events[np.isin(events["request_id"], ids[first])]
+        iterations = iterations[column(iterations, "start_s") < until_s]
         note = (
             f"timeline.json shows the first {max_num_requests:,} of {len(records.requests):,} requests and "
             f"the iterations until {until_s:,.1f} s; output.timeline_requests=null shows all"
@@ -69,8 +71,8 @@ def write_timeline(
 
 def trace_events(
     records: RunRecords,
-    iterations: pd.DataFrame,
-    events: pd.DataFrame,
+    iterations: AnyTable,
+    events: AnyTable,
     models: Sequence[IterationModel] = (),
 ) -> Iterator[dict[str, Any]]:
     """Yields the events of the trace; those of a replica and of a request are in order of time."""
@@ -78,28 +80,35 @@ def trace_events(
         pid = replica + 1  # some viewers treat process 0 as the idle process
         yield _metadata("process_name", pid, 0, f"replica {replica}")
         yield _metadata("thread_name", pid, ITERATIONS_TRACK, "iterations")
-        yield from _iterations(pid, iterations[iterations["replica"] == replica])
-        yield from _counters(pid, iterations[iterations["replica"] == replica], records, replica)
+        own = iterations[column(iterations, "replica") == replica]
+        yield from _iterations(pid, own)
+        yield from _counters(pid, own, records, replica)
         yield from _crashes(pid, records.replicas[replica])
         model = models[records.replicas[replica].pool] if models else None
         if isinstance(model, Roofline | SpeculativeModel) and model.stages is not None:
-            first = iterations[iterations["replica"] == replica].head(PIPELINE_ITERATIONS)
+            first = own[:PIPELINE_ITERATIONS]
             yield from _stages(pid, first, model)
-    replica_of = dict(zip(records.requests["request_id"], records.requests["replica"], strict=True))
+    replica_of = dict(
+        zip(
+            column(records.requests, "request_id").tolist(),
+            column(records.requests, "replica").tolist(),
+            strict=True,
+        )
+    )
     for request_id, phases in phases_by_request(events, records.end_s):
-        yield from _request(int(replica_of[request_id]) + 1, request_id, phases)
+        yield from _request(replica_of[request_id] + 1, request_id, phases)
 
 
-def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _iterations(pid: int, rows: AnyTable) -> Iterator[dict[str, Any]]:
     start_ns, end_ns = _spans_ns(rows)
     kind = iteration_kind(rows)
-    seqs = (rows["decode_seqs"] + rows["prefill_seqs"]).to_numpy().tolist()
+    seqs = (column(rows, "decode_seqs") + column(rows, "prefill_seqs")).tolist()
     tokens = batch_tokens(rows).tolist()
     columns = (kind.tolist(), start_ns.tolist(), (end_ns - start_ns).tolist(), tokens, seqs)
     names = [name for name in DRAFT_ARGS if name in rows]
-    drafts = rows[names].to_numpy().tolist()
+    drafts = _rows(rows, names)
     for name, at_ns, took_ns, num_tokens, num_seqs, num_blocks, counts in zip(
-        *columns, rows["kv_blocks_used"].to_numpy().tolist(), drafts, strict=True
+        *columns, column(rows, "kv_blocks_used").tolist(), drafts, strict=True
     ):
         more = dict(zip(names, counts, strict=True))
         yield {
@@ -114,7 +123,7 @@ def _iterations(pid: int, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
-def _stages(pid: int, rows: pd.DataFrame, model: Roofline | SpeculativeModel) -> Iterator[dict[str, Any]]:
+def _stages(pid: int, rows: AnyTable, model: Roofline | SpeculativeModel) -> Iterator[dict[str, Any]]:
     """Yields one track per pipeline stage with its micro-batches as slices; gaps are bubbles.
 
     A batch in flight is drawn as late as its end allows, one stage right after the other. With drafts, the
@@ -126,7 +135,7 @@ def _stages(pid: int, rows: pd.DataFrame, model: Roofline | SpeculativeModel) ->
     for stage in range(num_stages):
         yield _metadata("thread_name", pid, ITERATIONS_TRACK + 1 + stage, f"stage {stage + 1}")
     pipeline = Pipeline(num_stages, waits_for_tokens=False)
-    times = zip(rows["iteration"], rows["start_s"], rows["duration_s"], strict=True)
+    times = _rows(rows, ("iteration", "start_s", "duration_s"))
     for row, (number, start_s, duration_s) in enumerate(times):
         shape = one_shape(rows, row, model)
         if isinstance(model, Roofline):
@@ -166,20 +175,20 @@ def _crashes(pid: int, replica: ReplicaRecord) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counters(pid: int, rows: pd.DataFrame, records: RunRecords, replica: int) -> Iterator[dict[str, Any]]:
+def _counters(pid: int, rows: AnyTable, records: RunRecords, replica: int) -> Iterator[dict[str, Any]]:
     """Yields counter values where they change; 0 while the replica has no request."""
     start_ns, end_ns = _spans_ns(rows)
-    end_s = (rows["start_s"] + rows["duration_s"]).to_numpy()
-    mine = records.requests[records.requests["replica"] == replica]
-    arrived = np.searchsorted(np.sort(mine["arrival_s"].to_numpy()), end_s + 1e-9, side="right")
-    ended = np.searchsorted(np.sort(mine["finished_s"].to_numpy()), end_s + 1e-9, side="right")
+    end_s = column(rows, "start_s") + column(rows, "duration_s")
+    mine = records.requests[column(records.requests, "replica") == replica]
+    arrived = np.searchsorted(np.sort(column(mine, "arrival_s")), end_s + 1e-9, side="right")
+    ended = np.searchsorted(np.sort(column(mine, "finished_s")), end_s + 1e-9, side="right")
     falls_idle = np.append(start_ns[1:] > end_ns[:-1], True)[: len(rows)] & (arrived == ended)
     for name, columns in (("sequences", ("running", "waiting")), ("KV blocks", ("kv_blocks_used",))):
-        values = rows[list(columns)].to_numpy()
+        values = _rows(rows, columns)
         labels = [column.removeprefix("kv_blocks_") for column in columns]
-        last: list[int] | None = None
+        last: list[Any] | None = None
         for at_ns, to_ns, value, idle in zip(
-            start_ns.tolist(), end_ns.tolist(), values.tolist(), falls_idle.tolist(), strict=True
+            start_ns.tolist(), end_ns.tolist(), values, falls_idle.tolist(), strict=True
         ):
             if value != last:
                 yield _counter(name, pid, at_ns, dict(zip(labels, value, strict=True)))
@@ -215,10 +224,16 @@ def _counter(name: str, pid: int, at_ns: int, values: dict[str, int]) -> dict[st
     return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": at_ns / 1e3, "args": values}
 
 
-def _spans_ns(rows: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rows(table: AnyTable, names: Sequence[str]) -> list[list[Any]]:
+    """Returns the values of some columns, row by row."""
+    columns = [column(table, name).tolist() for name in names]
+    return [[values[row] for values in columns] for row in range(len(table))]
+
+
+def _spans_ns(rows: AnyTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns start and end of iterations, in ns; after rounding, none overlaps the next."""
-    start_ns = np.rint(rows["start_s"].to_numpy() * 1e9).astype(np.int64)
-    end_ns = np.rint((rows["start_s"] + rows["duration_s"]).to_numpy() * 1e9).astype(np.int64)
+    start_ns = np.rint(column(rows, "start_s") * 1e9).astype(np.int64)
+    end_ns = np.rint((column(rows, "start_s") + column(rows, "duration_s")) * 1e9).astype(np.int64)
     end_ns[:-1] = np.minimum(end_ns[:-1], start_ns[1:])
     return start_ns, end_ns
 

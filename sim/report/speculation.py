@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.plots import OVER_TIME, Plots
 from sim.metrics.speculation import acceptance_by_pool
 from sim.metrics.window import Window
 from sim.records.run import RunRecords
+from sim.records.table import Table
 from sim.report.chart import Chart, panels
 from sim.report.look import BLUE, GREY, ORANGE, SERIES, log_axis, time_unit
 
@@ -50,23 +50,25 @@ def _add_places(chart: Chart, records: RunRecords) -> None:
     assert records.speculation is not None
     places = acceptance_by_pool(records.speculation.acceptance)
     places = places[places["place"] <= MAX_PLACES]
-    several = places["pool"].nunique() > 1
-    for (pool, own), colour in zip(places.groupby("pool"), SERIES, strict=False):
-        name = f"{records.pools[int(str(pool))].name}: " if several else ""
-        x = own["place"].to_numpy()
+    pools = np.unique(places["pool"]).tolist()
+    several = len(pools) > 1
+    for pool, colour in zip(pools, SERIES, strict=False):
+        own = places[places["pool"] == pool]
+        name = f"{records.pools[pool].name}: " if several else ""
+        x = own["place"]
         chart.add(
             "bar",
             x=x,
-            y=100 * own["rate"].to_numpy(),
+            y=100 * own["rate"],
             name=f"{name}accepted",
             marker={"color": colour},
-            customdata=own["drafted"].to_numpy(),
+            customdata=own["drafted"],
             hovertemplate="place %{x}: %{y:.1f} % of %{customdata:,} drafts",
         )
         chart.add(
             "scatter",
             x=x,
-            y=100 * own["conditional_rate"].to_numpy(),
+            y=100 * own["conditional_rate"],
             name=f"{name}accepted if those before were",
             mode="lines+markers",
             line={"color": ORANGE if not several else colour, "width": 1.5, "dash": "dot"},
@@ -92,11 +94,11 @@ def _add_lengths(
     chart.x_axes(1, title=f"simulated {unit}")
 
 
-def _add_batches(chart: Chart, sums: pd.DataFrame) -> None:
+def _add_batches(chart: Chart, sums: Table) -> None:
     """Adds the mean tokens and rows of a pass by the number of its sequences."""
-    seqs = sums.index.to_numpy()
-    for column, name, colour in (("kept_tokens", "tokens", BLUE), ("verified_tokens", "rows computed", GREY)):
-        per_seq = 1 + (sums[column] / sums["decode_seqs"]).to_numpy()
+    seqs = sums["seqs"]
+    for kind, name, colour in (("kept_tokens", "tokens", BLUE), ("verified_tokens", "rows computed", GREY)):
+        per_seq = 1 + sums[kind] / sums["decode_seqs"]
         marker = {"color": colour, "size": 5}
         chart.add("scatter", 2, x=seqs, y=per_seq, mode="lines+markers", marker=marker, name=name)
     chart.x_axes(2, title="decoding sequences", **log_axis(seqs, max_labels=6))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.metrics.dialects import vllm_bench
@@ -23,6 +22,7 @@ from sim.metrics.served import Served
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.metrics.window import Window
+from sim.records.table import AnyTable, column
 from sim.report.whole_file import write_whole
 
 FILE = "vllm_bench.json"
@@ -34,7 +34,7 @@ DECIMALS = 9
 
 def write_vllm_bench(
     file: Path,
-    requests: pd.DataFrame,
+    requests: AnyTable,
     times: TokenTimes,
     window: Window,
     slo: Slo | None,
@@ -54,7 +54,7 @@ def write_vllm_bench(
 
 
 def as_vllm_bench(
-    requests: pd.DataFrame, times: TokenTimes, window: Window, slo: Slo | None, model: str
+    requests: AnyTable, times: TokenTimes, window: Window, slo: Slo | None, model: str
 ) -> dict[str, Any]:
     """Returns the content of the file, except for the date."""
     served = Served.of(requests, window, times)
@@ -147,14 +147,14 @@ def _gaps(served: Served) -> list[list[float]]:
     return found
 
 
-def _errors(requests: pd.DataFrame, window: Window) -> list[str]:
+def _errors(requests: AnyTable, window: Window) -> list[str]:
     """Returns the error of each request: its status and reason, or an empty text if it finished."""
-    inside = requests[window.holds(requests["arrival_s"].to_numpy(np.float64))]
-    inside = inside.sort_values("arrival_s", kind="stable")
-    reasons = inside["reason"] if "reason" in inside else [""] * len(inside)
+    inside = requests[window.holds(column(requests, "arrival_s", np.float64))]
+    inside = inside.take(np.argsort(column(inside, "arrival_s"), kind="stable"))
+    reasons = column(inside, "reason").tolist() if "reason" in inside else [""] * len(inside)
     return [
         "" if status == "finished" else f"{status}: {reason}" if reason else str(status)
-        for status, reason in zip(inside["status"], reasons, strict=True)
+        for status, reason in zip(column(inside, "status").tolist(), reasons, strict=True)
     ]
 
 

@@ -11,8 +11,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
-
 from fieldlimits import Ge, Le, Positive
 from hwmodels.iterations.energy import EnergySettings, PowerModel
 from hwmodels.tariff import Tariff
@@ -39,6 +37,7 @@ from sim.metrics.utilisation import PoolHardware
 from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
+from sim.records.table import AnyTable
 from sim.setup.client import NO_CLIENT, Client, frontend_json, frontend_note
 from sim.setup.combinations import check_run
 from sim.setup.expected_errors import expected_errors_json
@@ -358,7 +357,7 @@ class Scenario(PoolSettings, ClusterSettings):
     def _result(
         self,
         records: RunRecords,
-        requests: pd.DataFrame,
+        requests: AnyTable,
         traffic: WorkloadNotes,
         setting: FigureSetting,
         summary: dict[str, Any],

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, TypeVar
 
-import pandas as pd
 from numpy.typing import NDArray
 
+from sim.records.table import Table
 from sim.shards.shard_file import DamagedShardError
 
 METRICS = "sim.metrics."
@@ -26,9 +26,9 @@ ALLOWED = {
 T = TypeVar("T")
 
 
-def table_of(columns: Mapping[str, NDArray[Any]]) -> pd.DataFrame:
+def table_of(columns: Mapping[str, NDArray[Any]]) -> Table:
     """Returns a table of numbers."""
-    return pd.DataFrame(dict(columns))
+    return Table(columns)
 
 
 class _Writer(pickle.Pickler):
@@ -36,8 +36,8 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Returns how a table is made again."""
-        if isinstance(obj, pd.DataFrame):
-            return table_of, ({str(name): obj[name].to_numpy() for name in obj},)
+        if isinstance(obj, Table):
+            return table_of, ({name: obj[name] for name in obj},)
         return NotImplemented
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import IO, Any, Final
 
-import pandas as pd
 import pyarrow as pa
 
 from sim.records.chunk import RecordChunk
+from sim.records.parquet import arrow_table, of_arrow
+from sim.records.table import AnyTable, Table, joined
 from sim.records.timed_rows import TimedRows, in_order
-from sim.shards.merge import stacked
 from sim.shards.open_files import OpenFiles
 from sim.shards.shard_file import ShardMember
 
@@ -33,10 +33,10 @@ class _IntervalWriter:
         self._schema: Any = None
         self._num_written = 0
 
-    def add(self, number: int, rows: pd.DataFrame) -> None:
+    def add(self, number: int, rows: AnyTable) -> None:
         """Writes the rows of an interval, which comes after those before."""
         assert number >= self._num_written
-        table = pa.Table.from_pandas(rows, self._schema, preserve_index=False)
+        table = arrow_table(rows)
         if self._writer is None:
             self._schema = table.schema
             options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -70,17 +70,17 @@ def _reader(shard: int, content: IO[bytes]) -> Any:
     return pa.ipc.open_file(content)
 
 
-def merged_intervals(name: str, shards: Sequence[ShardMember]) -> Iterator[pd.DataFrame]:
+def merged_intervals(name: str, shards: Sequence[ShardMember]) -> Iterator[Table]:
     """Yields the rows of a table of all shards, interval after interval; an interval has at least one row.
 
     Few files of shards are open at once.
     """
     with OpenFiles(shards, _reader) as files:
-        nothing = [files.opened(index).schema.empty_table().to_pandas() for index in range(len(shards))]
+        nothing = [of_arrow(files.opened(index).schema.empty_table()) for index in range(len(shards))]
         sizes = [files.opened(index).num_record_batches for index in range(len(shards))]
         for number in range(max(sizes, default=0)):
             own = [index for index, size in enumerate(sizes) if number < size]
-            parts = [files.opened(index).get_batch(number).to_pandas() for index in own]
+            parts = [of_arrow(pa.table(files.opened(index).get_batch(number))) for index in own]
             parts = [part for part in parts if len(part)]
             if parts:
-                yield in_order(name, stacked([*nothing, *parts]))
+                yield in_order(name, joined([*nothing, *parts]))

@@ -7,15 +7,13 @@ shards have consecutive replicas, so their tables are concatenated, and the requ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from sim.records.run import RunRecords
+from sim.records.table import AnyTable, Table, column, joined
 from sim.shards.shard import ShardRecords
-from sim.speculation.records import SpeculationRecord
+from sim.speculation.records import SpeculationRecord, added_acceptance
 
 
 def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunRecords:
@@ -29,7 +27,7 @@ def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunR
     first = parts[0]
     return RunRecords(
         requests=_requests([part.requests for part in parts]),
-        iterations=stacked([part.iterations for part in parts]),
+        iterations=joined([part.iterations for part in parts]),
         gap_s=np.concatenate([part.gap_s for part in parts]),
         gap_count=np.concatenate([part.gap_count for part in parts]),
         gap_end_s=np.concatenate([part.gap_end_s for part in parts]),
@@ -37,8 +35,8 @@ def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunR
         replicas=tuple(replica._replace(end_s=end_s) for replica in first.replicas),
         end_s=end_s,
         interrupted=any(part.interrupted for part in parts),
-        events=stacked([part.events for part in parts]),
-        own_gaps=stacked([part.own_gaps for part in parts]),
+        events=joined([part.events for part in parts]),
+        own_gaps=joined([part.own_gaps for part in parts]),
         num_evicted_blocks=sum(part.num_evicted_blocks for part in parts),
         num_discarded_tokens=sum(part.num_discarded_tokens for part in parts),
         pinned_token_s=sum(pinned.token_s_until(end_s) for shard in shards for pinned in shard.pinned),
@@ -57,27 +55,11 @@ def _end_s(shards: Sequence[ShardRecords], until_s: float | None) -> float:
     return max(shard.last_end_s for shard in shards)
 
 
-def _requests(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _requests(tables: Sequence[AnyTable]) -> Table:
     """Returns the rows of all tables by request id."""
-    ids = np.concatenate([table["request_id"].to_numpy() for table in tables])
+    ids = np.concatenate([column(table, "request_id") for table in tables])
     order = np.argsort(ids)
-    columns = {name: _column(tables, name)[order] for name in tables[0]}
-    return pd.DataFrame(columns, copy=False)
-
-
-def stacked(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Returns the rows of all tables, one after the other.
-
-    A column that only some tables have is that of engines with a feature; it is 0 for the others.
-    """
-    names = dict.fromkeys(name for table in tables for name in table)
-    return pd.DataFrame({name: _column(tables, name) for name in names}, copy=False)
-
-
-def _column(tables: Sequence[pd.DataFrame], name: Any) -> NDArray[Any]:
-    dtype = next(table[name].dtype for table in tables if name in table)
-    parts = [table[name].to_numpy() if name in table else np.zeros(len(table), dtype) for table in tables]
-    return np.concatenate(parts)
+    return joined(tables).take(order)
 
 
 def _counted(parts: Sequence[RunRecords]) -> dict[str, int]:
@@ -91,8 +73,7 @@ def _speculation(parts: Sequence[RunRecords]) -> SpeculationRecord | None:
     found = [part.speculation for part in parts if part.speculation is not None]
     if not found:
         return None
-    acceptance = pd.concat([one.acceptance for one in found], ignore_index=True)
     return SpeculationRecord(
-        acceptance=acceptance.groupby(["pool", "place"], as_index=False, sort=True).sum(),
-        bursts=pd.concat([one.bursts for one in found], ignore_index=True),
+        acceptance=added_acceptance([one.acceptance for one in found]),
+        bursts=joined([one.bursts for one in found]),
     )

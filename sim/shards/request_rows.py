@@ -12,12 +12,12 @@ from itertools import pairwise
 from typing import IO, Any, Final
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sim.records.chunk import GROUP_ROWS
+from sim.records.parquet import arrow_table, of_arrow
+from sim.records.table import AnyTable, Table, column, joined
 from sim.shards.open_files import OpenFiles
 from sim.shards.shard_file import ShardMember
 
@@ -26,15 +26,15 @@ GROUPS_AT_ONCE: Final = 8
 ID: Final = "request_id"
 
 
-def rows_bytes(requests: pd.DataFrame, group_rows: int = GROUP_ROWS) -> bytes:
+def rows_bytes(requests: AnyTable, group_rows: int = GROUP_ROWS) -> bytes:
     """Returns a table in the Parquet format, with a row group for each range of `GROUPS_AT_ONCE` groups.
 
     requests: those of a shard, by request id.
     """
     content = BytesIO()
-    table = pa.Table.from_pandas(requests, preserve_index=False)
+    table = arrow_table(requests)
     with pq.ParquetWriter(content, table.schema, compression="lz4") as writer:
-        for first, end in _runs(requests[ID].to_numpy() // (group_rows * GROUPS_AT_ONCE)):
+        for first, end in _runs(column(requests, ID) // (group_rows * GROUPS_AT_ONCE)):
             writer.write_table(table.slice(first, end - first), row_group_size=max(1, end - first))
     return content.getvalue()
 
@@ -44,7 +44,7 @@ def _runs(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
     return pairwise([0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)])
 
 
-def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -> Iterator[pd.DataFrame]:
+def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -> Iterator[Table]:
     """Yields the requests of all shards, group after group, by request id; a group has at least one row.
 
     shards: what `rows_bytes` returns for each. Few of their files are open at once.
@@ -60,10 +60,11 @@ def merged_groups(shards: Sequence[ShardMember], group_rows: int = GROUP_ROWS) -
                     first_id = group.column(column).statistics.min
                     places.setdefault(first_id // (group_rows * GROUPS_AT_ONCE), []).append((shard, index))
         for _, own in sorted(places.items()):
-            parts = [tables.opened(shard).read_row_group(index).to_pandas() for shard, index in own]
-            rows = pd.concat(parts, ignore_index=True).sort_values(ID, ignore_index=True)
-            for first, end in _runs(rows[ID].to_numpy() // group_rows):
-                yield rows[first:end].reset_index(drop=True)
+            parts = [tables.opened(shard).read_row_group(index) for shard, index in own]
+            rows = joined([of_arrow(part) for part in parts])
+            rows = rows.take(np.argsort(rows[ID]))
+            for first, end in _runs(rows[ID] // group_rows):
+                yield rows[first:end]
 
 
 def _tables(shards: Sequence[ShardMember]) -> OpenFiles[Any]:

@@ -24,6 +24,7 @@ from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import RequestLog
 from sim.records.run import ReplicaRecord, RunRecords
+from sim.records.table import column
 from sim.shards.assignment import Assignment
 from sim.shards.shard_log import ShardRequestLog
 from sim.shards.traffic import Bounds, ShardSource
@@ -95,7 +96,8 @@ class ShardSimulation(Simulation):
     def run_shard(self, report: Callable[[float, int], None] | None = None) -> ShardRecords:
         """Runs the shard; `report`: see `Simulation.run`."""
         records = self.run(report)
-        records.events["replica"] = records.events["replica"].to_numpy() + np.int32(self._first)
+        replica = column(records.events, "replica") + np.int32(self._first)
+        records = replace(records, events=records.events.assign(replica=replica))
         return ShardRecords(
             records=records,
             last_end_s=self._last_end_s,

@@ -16,17 +16,21 @@ from typing import IO, Any, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-import pandas as pd
+import pyarrow.parquet as pq
 
 from policies.adapters.residents import AdapterCounts
 from policies.caching.pins import PinnedTime
+from sim.records.parquet import of_arrow, parquet_bytes
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
+from sim.records.table import Table
 from sim.shards.shard import ShardRecords
 from sim.speculation.records import SpeculationRecord
 from sim.workload.base import WorkloadNotes
 
 TABLES = ("requests", "iterations", "events", "own_gaps")
 GAPS = ("gap_s", "gap_count", "gap_end_s")
+UNFILLED = ("a", "b", "c", "d")
+"""Columns of `RunRecords.unfilled` in the file."""
 COUNTS = ("num_evicted_blocks", "num_discarded_tokens", "num_lost_first_tokens")
 PLAIN = "shard.json"
 CHECKED_BYTES = 1 << 20
@@ -46,9 +50,9 @@ def shard_bytes(
     """
     records = shard.records
     tables = {name: getattr(records, name) for name in TABLES}
-    tables["gaps"] = pd.DataFrame({name: getattr(records, name) for name in GAPS})
+    tables["gaps"] = Table({name: getattr(records, name) for name in GAPS})
     if records.unfilled is not None:
-        tables["unfilled"] = pd.DataFrame(dict(zip("abcd", records.unfilled.T, strict=True)))
+        tables["unfilled"] = Table(dict(zip(UNFILLED, records.unfilled.T, strict=True)))
     if records.speculation is not None:
         tables["acceptance"] = records.speculation.acceptance
         tables["bursts"] = records.speculation.bursts
@@ -69,17 +73,10 @@ def shard_bytes(
     content = BytesIO()
     with ZipFile(content, "w") as archive:
         for name, table in tables.items():
-            archive.writestr(f"{name}.parquet", table_bytes(table))
+            archive.writestr(f"{name}.parquet", parquet_bytes(table, "lz4"))
         archive.writestr(PLAIN, json.dumps(plain))
         for name, part in parts.items():
             archive.writestr(name, part)
-    return content.getvalue()
-
-
-def table_bytes(table: pd.DataFrame) -> bytes:
-    """Returns a table in the Parquet format, which is read only once and compressed accordingly."""
-    content = BytesIO()
-    table.to_parquet(content, index=False, compression="lz4")
     return content.getvalue()
 
 
@@ -110,7 +107,7 @@ class ShardFile:
         with _damage_reported():
             plain: dict[str, Any] = json.loads(archive.read(PLAIN))
             tables = {
-                name.removesuffix(".parquet"): pd.read_parquet(BytesIO(archive.read(name)))
+                name.removesuffix(".parquet"): of_arrow(pq.read_table(BytesIO(archive.read(name))))
                 for name in archive.namelist()
                 if name.endswith(".parquet")
             }
@@ -147,10 +144,10 @@ def _damage_reported() -> Iterator[None]:
         raise DamagedShardError(str(error)) from error
 
 
-def _records(plain: dict[str, Any], tables: dict[str, pd.DataFrame]) -> ShardRecords:
+def _records(plain: dict[str, Any], tables: dict[str, Table]) -> ShardRecords:
     end_s, gaps = plain["end_s"], tables["gaps"]
     same: dict[str, Any] = {name: tables[name] for name in TABLES}
-    same |= {name: gaps[name].to_numpy() for name in GAPS}
+    same |= {name: gaps[name] for name in GAPS}
     same |= {name: plain[name] for name in COUNTS}
     records = RunRecords(
         **same,
@@ -159,7 +156,9 @@ def _records(plain: dict[str, Any], tables: dict[str, pd.DataFrame]) -> ShardRec
         end_s=end_s,
         failed_attempts=plain["failed_attempts"],
         adapters=[_counts(one) for one in plain["adapters"]],
-        unfilled=tables["unfilled"].to_numpy(np.int64) if "unfilled" in tables else None,
+        unfilled=np.stack([tables["unfilled"][name] for name in "abcd"], axis=1)
+        if "unfilled" in tables
+        else None,
         speculation=SpeculationRecord(acceptance=tables["acceptance"], bursts=tables["bursts"])
         if "bursts" in tables
         else None,

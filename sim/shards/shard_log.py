@@ -6,10 +6,10 @@ from array import array
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from sim.records.requests import EMPTY_ROW, RequestLog
+from sim.records.table import Table
 
 
 class OwnRows:
@@ -45,7 +45,7 @@ class ShardRequestLog(RequestLog):
             values: Any = [empty]
             setattr(self, name, OwnRows(array(typecode, values) * num_own, by_id))
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Table:
         """Returns one row per request of the shard: see `RequestLog.table`."""
         columns: Any = self
         at = np.flatnonzero(np.frombuffer(columns.has_arrived.values, np.bool_))

@@ -13,7 +13,6 @@ from struct import Struct
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
@@ -23,6 +22,7 @@ from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.iteration_times import shape_of
 from sim.records.mapped_buffers import MappedBuffers
+from sim.records.table import Table
 
 DRAFT_WORK_COLUMNS = ("draft_tokens", "draft_pairs", "draft_seqs", "draft_steps", "drafted_tokens")
 """Columns with the fields of `DraftWork`."""
@@ -207,7 +207,7 @@ class BurstLog:
         if len(self._accepted) >= self._buffers.limit:
             self._buffers.move()
 
-    def take(self, replica: int) -> tuple[Ints, Ints, pd.DataFrame]:
+    def take(self, replica: int) -> tuple[Ints, Ints, Table]:
         """Returns the passes with a draft token at each place, those that accepted it, and the bursts.
 
         Bursts are one row per pass that kept draft tokens, in the order of time. The log is dropped.
@@ -247,11 +247,11 @@ def _bursts(
     return ids[plans["first_id"][plan] + seq], first[plan] + iteration, kept[at]
 
 
-def _table(replica: int, ids: Ints, iterations: Ints, kept: NDArray[np.uint8]) -> pd.DataFrame:
+def _table(replica: int, ids: Ints, iterations: Ints, kept: NDArray[np.uint8]) -> Table:
     """Returns the table of the bursts of a replica."""
     replicas = np.broadcast_to(np.int64(replica), ids.shape)
     columns: tuple[NDArray[Any], ...] = (ids, replicas, iterations, kept)
-    return pd.DataFrame(
+    return Table(
         {name: column.astype(dtype) for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)}
     )
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from policies.speculation.engine.drafts import Ints
 from sim.records.iterations import IterationLog
+from sim.records.table import AnyTable, Table, joined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +23,8 @@ class SpeculationRecord:
       together with one further token at the end of that iteration.
     """
 
-    acceptance: pd.DataFrame
-    bursts: pd.DataFrame
+    acceptance: AnyTable
+    bursts: AnyTable
 
 
 def speculation_record(
@@ -46,10 +46,21 @@ def speculation_record(
     tables = []
     for pool, drafted in sorted(drafted_by_pool.items()):
         num_places = int(np.count_nonzero(drafted))
-        columns = {"pool": pool, "place": np.arange(1, num_places + 1)}
+        columns = {"pool": np.full(num_places, pool), "place": np.arange(1, num_places + 1)}
         counts = {"drafted": drafted[:num_places], "accepted": accepted_by_pool[pool][:num_places]}
-        tables.append(pd.DataFrame(columns | counts))
+        tables.append(Table(columns | counts))
     return SpeculationRecord(
-        acceptance=pd.concat(tables, ignore_index=True),
-        bursts=pd.concat(bursts, ignore_index=True),
+        acceptance=joined(tables),
+        bursts=joined(bursts),
     )
+
+
+def added_acceptance(tables: SequenceOf[AnyTable]) -> Table:
+    """Returns the sums of tables of acceptance by pool and place: see `SpeculationRecord.acceptance`."""
+    whole = joined(tables)
+    keys, row = np.unique(np.stack([whole["pool"], whole["place"]]), axis=1, return_inverse=True)
+    columns = {"pool": keys[0], "place": keys[1]}
+    for name in ("drafted", "accepted"):
+        columns[name] = np.zeros(keys.shape[1], np.int64)
+        np.add.at(columns[name], row, whole[name])
+    return Table(columns)

@@ -16,12 +16,12 @@ from functools import partial
 from statistics import NormalDist
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from policies.prediction.draws import uniform
 from sim.metrics.client_view import ClientsFigure, ClientView, PublishLatencies
 from sim.metrics.distributions import Kept
+from sim.records.table import AnyTable, column
 from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
 from sim.workload.distributions import Distribution, Fixed
@@ -57,20 +57,18 @@ class WithClients(OfWorkload):
         """Creates the traffic of the workload."""
         return self.of.source(seed=seed, max_model_len=max_model_len)
 
-    def hidden_tokens(
-        self, requests: pd.DataFrame, seed: int, number: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def hidden_tokens(self, requests: AnyTable, seed: int, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draws the hidden tokens of each request, less than its output tokens.
 
         They depend on the request id, or on the session and the number of the request in it, because ids of
         later requests depend on the engine. number: these numbers, see `SessionNumbers`.
         """
-        sessions = requests["session_id"].tolist()
+        sessions = column(requests, "session_id").tolist()
         names = (f"hidden/{one}" if one >= 0 else "hidden" for one in sessions)
         drawn = [uniform(seed, name, i) for name, i in zip(names, number.tolist(), strict=True)]
         scores = np.array([NORMAL.inv_cdf(p) for p in drawn])
         share = np.clip(self.hidden_share.from_normal(scores), 0.0, 1.0)
-        tokens = requests["output_tokens"].to_numpy(np.int64)
+        tokens = column(requests, "output_tokens", np.int64)
         hidden: NDArray[np.int64] = np.minimum(
             np.rint(share * tokens).astype(np.int64), np.maximum(tokens - 1, 0)
         )
@@ -95,7 +93,7 @@ class WithClients(OfWorkload):
         """Returns whether the hidden tokens of a request depend on its number."""
         return not isinstance(self.hidden_share, Fixed)
 
-    def _view_of(self, seed: int, requests: pd.DataFrame, number: NDArray[np.int64]) -> ClientView:
+    def _view_of(self, seed: int, requests: AnyTable, number: NDArray[np.int64]) -> ClientView:
         return ClientView(
             hidden_tokens=self.hidden_tokens(requests, seed, number),
             streams=self.streams,

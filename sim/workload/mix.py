@@ -14,6 +14,7 @@ from policies.core.request import Prompt, Request, Segment
 from sim.metrics.distributions import Kept
 from sim.metrics.mixed import MixFigure, MixLatencies, PartFigures, PartLatencies
 from sim.metrics.workload_records import WorkloadRecords
+from sim.records.table import column
 from sim.workload.answers import Answers
 from sim.workload.base import (
     Arrival,
@@ -106,9 +107,8 @@ class Mix:
         return seed * len(self.parts) + index
 
     def _rows_of(self, name: str, records: WorkloadRecords) -> NDArray[np.bool_]:
-        tenant = records.requests["tenant"]
-        rows: NDArray[np.bool_] = ((tenant == name) | tenant.str.startswith(f"{name}/")).to_numpy(np.bool_)
-        return rows
+        tenants, start = column(records.requests, "tenant").tolist(), f"{name}/"
+        return np.array([one == name or one.startswith(start) for one in tenants], np.bool_)
 
 
 class _InFlight(NamedTuple):

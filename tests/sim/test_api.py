@@ -185,10 +185,10 @@ def test_a_plain_config_is_a_mapping():
         simulate_config(RunConfig(nodes=[]))
 
 
-def test_the_package_is_imported_without_hydra_and_plotly():
+def test_the_package_is_imported_without_hydra_plotly_and_pandas():
     """Workers and policies import parts of it: these should not wait for what only a notebook needs."""
     loaded = "import sys, sim, sim.records.run"
-    code = f"{loaded}; assert not {{'hydra', 'plotly'}} & set(sys.modules), sys.modules.keys()"
+    code = f"{loaded}; assert not {{'hydra', 'plotly', 'pandas'}} & set(sys.modules), sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(ImportError, match="nothing"):
         from sim import nothing  # noqa: F401, PLC0415

@@ -1,18 +1,18 @@
 """`sim.simulate(stream_to=folder)`: the same figures, with tables in a folder."""
 
-import pandas as pd
 import pytest
 
 from sim import ConfigError, simulate
+from tests.tables import assert_equal_tables
 
 SETTINGS = {"model": "llama3_1_8b", "workload": "poisson", "workload__num_requests": 80, "replicas": 2}
 
 
 def test_figures_and_rows_are_those_of_simulate(tmp_path):
     streamed, whole = simulate(stream_to=tmp_path, **SETTINGS), simulate(**SETTINGS)
-    pd.testing.assert_frame_equal(streamed.requests, whole.requests)
-    pd.testing.assert_frame_equal(streamed.replicas, whole.replicas)
-    pd.testing.assert_frame_equal(streamed.latencies, whole.latencies, rtol=1e-3)
+    assert_equal_tables(streamed.requests, whole.requests)
+    assert_equal_tables(streamed.replicas, whole.replicas)
+    assert_equal_tables(streamed.latencies, whole.latencies, rtol=1e-3)
     assert streamed.series["arrivals"].sum() == 80
     assert str(streamed).startswith("SLO chat attained")
     assert (tmp_path / "summary.json").exists()
@@ -30,7 +30,7 @@ def test_iterations_are_streamed_if_they_are_asked_for(tmp_path):
     streamed, whole = simulate(stream_to=tmp_path, iterations=True, **SETTINGS), simulate(**SETTINGS)
     keys = ["replica", "iteration"]
     found = streamed.iterations.sort_values(keys, ignore_index=True)
-    pd.testing.assert_frame_equal(found, whole.iterations.sort_values(keys, ignore_index=True))
+    assert_equal_tables(found, whole.iterations.sort_values(keys, ignore_index=True))
     with pytest.raises(ConfigError, match=r"iterations=True: is about the tables of stream_to"):
         simulate(iterations=True, **SETTINGS)
     with pytest.raises(ConfigError, match=r"attach, stream_to: a run with processes of your own"):

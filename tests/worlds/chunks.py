@@ -7,8 +7,10 @@ from math import inf
 
 import numpy as np
 
+from sim.metrics.token_times import decode_ends_s
 from sim.records.chunk import GROUP_ROWS, RecordChunk, without_rows
 from sim.records.run import RunRecords
+from sim.records.table import column
 
 
 def chunks_of(
@@ -16,12 +18,12 @@ def chunks_of(
 ) -> list[RecordChunk]:
     """Returns the records cut at ascending simulated times, in seconds, and at the end of the run."""
     iterations, bursts = records.iterations, records.bursts
-    end_s = (iterations["start_s"] + iterations["duration_s"]).to_numpy()
+    end_s = decode_ends_s(iterations)
     request_cut = _cut_of_requests(records, cuts_s, group_rows)
     iteration_cut = _cut_of(end_s, cuts_s)
     gap_cut = _cut_of(records.gap_end_s, cuts_s)
-    own_gap_cut = _cut_of(records.own_gaps["end_s"].to_numpy(), cuts_s)
-    event_cut = _cut_of(records.events["time_s"].to_numpy(), cuts_s)
+    own_gap_cut = _cut_of(column(records.own_gaps, "end_s"), cuts_s)
+    event_cut = _cut_of(column(records.events, "time_s"), cuts_s)
     ends_s = {
         (replica, iteration): time_s
         for replica, iteration, time_s in zip(
@@ -40,18 +42,18 @@ def chunks_of(
         of_gaps = gap_cut == index
         chunks.append(
             RecordChunk(
-                requests=records.requests[request_cut == index].reset_index(drop=True),
-                iterations=iterations[iteration_cut == index].reset_index(drop=True),
+                requests=records.requests[request_cut == index],
+                iterations=iterations[iteration_cut == index],
                 gap_s=records.gap_s[of_gaps],
                 gap_count=records.gap_count[of_gaps],
                 gap_end_s=records.gap_end_s[of_gaps],
-                own_gaps=records.own_gaps[own_gap_cut == index].reset_index(drop=True),
-                events=records.events[event_cut == index].reset_index(drop=True),
-                bursts=None if bursts is None else bursts[burst_cut == index].reset_index(drop=True),
+                own_gaps=records.own_gaps[own_gap_cut == index],
+                events=records.events[event_cut == index],
+                bursts=None if bursts is None else bursts[burst_cut == index],
                 unfilled=None if records.unfilled is None else records.unfilled[unfilled_cut == index],
                 pool_by_replica=records.pool_by_replica,
                 until_s=until_s,
-                iterations_since_s=iterations["start_s"][iteration_cut > index].min(),
+                iterations_since_s=column(iterations, "start_s")[iteration_cut > index].min(initial=inf),
                 end=without_rows(records) if index == len(cuts_s) else None,
             )
         )
@@ -65,8 +67,9 @@ def _cut_of(times_s: np.ndarray, cuts_s: Sequence[float]) -> np.ndarray:
 
 def _cut_of_requests(records: RunRecords, cuts_s: Sequence[float], group_rows: int) -> np.ndarray:
     """Returns the cut at which the group of each request, and all earlier groups, have ended."""
-    ended_s = records.requests["finished_s"].fillna(inf).to_numpy()
-    group = records.requests["request_id"].to_numpy() // group_rows
+    ended_s = column(records.requests, "finished_s")
+    ended_s = np.where(np.isnan(ended_s), inf, ended_s)
+    group = column(records.requests, "request_id") // group_rows
     groups, at = np.unique(group, return_inverse=True)
     complete_s = np.zeros(len(groups))
     np.maximum.at(complete_s, at, ended_s)

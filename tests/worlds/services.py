@@ -81,7 +81,7 @@ class Service(Cluster):
     def simulate(self, leap: bool = True, report: Callable[[float, int], None] | None = None) -> WorldRun:
         """Runs to the end; unless that was cut, all engines must be empty then."""
         simulation, cores, source = self.simulation(leap)
-        records = simulation.run(report)
+        records = simulation.run(report).in_pandas()
         if self.until_s is None:
             for replica in simulation.replicas:
                 replica.core.check_integrity()

@@ -7,6 +7,7 @@ import numpy as np
 from experiments.reproduce.claims.built import device, model
 from experiments.reproduce.claims.shipped import result, summary
 from sim.metrics.result import RunResult
+from sim.records.table import to_pandas
 
 SYSTEMS = "static_against_continuous_systems"
 NUM_TOKENS = 958
@@ -49,7 +50,8 @@ def copy_seconds(run: RunResult) -> float:
     KV is padded to the longest sequence of an iteration, and attention reads the padding. Every decode copies
     all of it, to append a token, and so does every iteration that a sequence joins or leaves.
     """
-    iterations, requests = run.records.iterations, run.requests.sort_values("first_token_s")
+    iterations = to_pandas(run.records.iterations)
+    requests = to_pandas(run.requests).sort_values("first_token_s")
     starts, decoding = iterations["start_s"].to_numpy(), iterations["decode_seqs"].to_numpy()
     first, finished = requests["first_token_s"].to_numpy(), requests["finished_s"].to_numpy()
     # The sequence that has run longest is the first that has not finished; all prompts have the same length.

@@ -179,8 +179,8 @@ class ServingRecorder:
         end_s = self._engine.clock.now() - start_s if self.full_s is None else self.full_s
         self._note_ends(start_s + end_s)
         gaps, requests = self._gaps(), log.table()
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s"):
-            requests[name] -= start_s
+        moments = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")
+        requests = requests.assign(**{name: requests[name] - start_s for name in moments})
         pool = self._core.block_pool
         return RunRecords(
             requests=requests,

@@ -240,7 +240,7 @@ class Recorder:
         steps = pd.DataFrame(self._steps, columns=list(Step._fields))
         num_read = min(len(self._read_s), len(steps))
         steps.loc[: num_read - 1, "read_s"] = self._read_s[:num_read]
-        requests = self._requests.table()
+        requests = self._requests.table().to_pandas()
         requests["known_s"] = [self._known_s[request_id] for request_id in requests["request_id"]]
         events = sorted(self._events, key=lambda event: event.step)  # acceptances may be known late
         return Recording(engine, steps, requests, events, self._times_s)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from policies.core.request import Request
+from sim.records.table import to_pandas
 from sim.setup.scenario import Scenario
 from sim.workload.base import Arrival, Source, Workload
 
@@ -72,7 +73,7 @@ def at_load(scenario: Scenario, load: float) -> Scenario:
             f"load={load:g}: the workload's requests arrive all at once, or as soon as others have ended, so "
             "they cannot be paced; set load=null"
         )
-    shortest_s = float(records.requests["last_token_s"].max())
+    shortest_s = float(to_pandas(records.requests)["last_token_s"].max())
     if math.isnan(shortest_s):
         raise ValueError(f"load={load:g}: the simulated engine finishes none of the requests")
     return replace(scenario, workload=replace(paced, stretch=shortest_s / load / own_s))

@@ -10,6 +10,7 @@ import pandas as pd
 from sim.metrics.measured import request_metrics
 from sim.records.gaps import Gaps
 from sim.records.run import RunRecords
+from sim.records.table import to_pandas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,9 +86,9 @@ def of_records(records: RunRecords, name: str = "simulated") -> Measured:
     """Converts records in the simulator's schema, simulated or real."""
     return Measured(
         name=name,
-        requests=records.requests.sort_values(["arrival_s", "request_id"], ignore_index=True),
+        requests=to_pandas(records.requests).sort_values(["arrival_s", "request_id"], ignore_index=True),
         gaps=Gaps(records.gap_s, records.gap_count, records.gap_end_s),
-        iterations=records.iterations,
+        iterations=to_pandas(records.iterations),
         num_kv_blocks=records.pools[0].num_kv_blocks,
         num_replicas=records.num_replicas,
         block_size=records.pools[0].block_size,

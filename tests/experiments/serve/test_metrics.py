@@ -67,9 +67,8 @@ def run(overrides, num_requests=80, scrape_every=inf):
         simulation.add(arrival)
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
-    return Scrape(metrics.serving.text().decode()), job.scenario.result(
-        simulation.close(), WorkloadNotes()
-    ).records
+    result = job.scenario.result(simulation.close(), WorkloadNotes()).in_pandas()
+    return Scrape(metrics.serving.text().decode()), result.records
 
 
 @cache

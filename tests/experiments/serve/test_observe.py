@@ -40,14 +40,14 @@ async def observed(scenario):
         settings = ObserveSettings(url=str(server.make_url("")), workload=scenario.workload, progress=False)
         seen = await observe(settings)
         fleet.driver.stop()
-    return records_of(seen.load.replies, seen.load.end_s), fleet.simulation.close()
+    return records_of(seen.load.replies, seen.load.end_s), fleet.simulation.close().in_pandas()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_observed_latencies_are_those_of_the_simulation(world):
     scenario = scenario_of(*WORKLOAD, *WORLDS[world])
-    simulated = scenario.simulate(scenario.source()).requests
+    simulated = scenario.simulate(scenario.source()).in_pandas().requests
     seen, of_server = run_jumping(observed(scenario))
     of_server = of_server.requests.tail(len(simulated))  # before them, the client asks what the server takes
     found = seen.requests.sort_values("request_id")

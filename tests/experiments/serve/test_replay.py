@@ -86,8 +86,10 @@ OPTIONS = {"adapters": {"lora": "sql"}, "priorities": {"priorities": True}}
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_replay_has_the_tables_of_the_session(world, tmp_path):
     overrides = WORLDS[world]
-    live = asyncio.run(session(overrides, tmp_path, **OPTIONS.get(world, {})))
-    replayed = scenario_of(*overrides, "workload=recording", f"workload.path={tmp_path}").run().records
+    live = asyncio.run(session(overrides, tmp_path, **OPTIONS.get(world, {}))).in_pandas()
+    replayed = (
+        scenario_of(*overrides, "workload=recording", f"workload.path={tmp_path}").run().in_pandas().records
+    )
     assert "finished" in set(live.requests["status"])
     pd.testing.assert_frame_equal(replayed.requests, live.requests, rtol=0, atol=1e-9)
     columns = ["replica", "iteration", "start_s", "duration_s", "decode_seqs", "kv_blocks_used"]
@@ -131,7 +133,11 @@ def test_the_folder_of_a_session_is_explained_drawn_and_replayed(server, back_en
         assert f"Request {request_id}" in capsys.readouterr().out
     report.main([f"run={folder}"])
     assert (folder / "report.html").stat().st_size > 10_000
-    replayed = scenario_of(LLAMA, "caching=prefix", "workload=recording", f"workload.path={folder}").run()
+    replayed = (
+        scenario_of(LLAMA, "caching=prefix", "workload=recording", f"workload.path={folder}")
+        .run()
+        .in_pandas()
+    )
     pd.testing.assert_series_equal(replayed.requests["prompt_tokens"], requests["prompt_tokens"])
     assert list(replayed.requests["output_tokens"][:3]) == [4, 4, 4]
     assert replayed.requests["cached_tokens"].iloc[2] > 0, "the recording keeps what prompts share"

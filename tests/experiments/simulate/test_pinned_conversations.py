@@ -22,8 +22,8 @@ SETTINGS = (
 def test_leap_equals_step_with_pins_that_expire():
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(list(SETTINGS))
     scenario, source = build_run(cfg)
-    leapt = scenario.run(source)
-    stepped = replace(scenario, sim=SimSettings(leap=False)).run()
+    leapt = scenario.run(source).in_pandas()
+    stepped = replace(scenario, sim=SimSettings(leap=False)).run().in_pandas()
     assert leapt.requests.equals(stepped.requests)
     assert leapt.records.iterations.equals(stepped.records.iterations)
     assert leapt.records.pinned_token_s == stepped.records.pinned_token_s > 0

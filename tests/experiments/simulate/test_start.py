@@ -50,6 +50,8 @@ OF_OTHER_RUNS = (
     "policies.batching.prefill_delayer",
     "scipy",
     "torch",
+    # frames of tables, for which the run is not asked
+    "pandas",
 )
 
 

@@ -36,7 +36,7 @@ def test_first_tokens_come_in_the_order_of_the_engine_and_as_many_run(run):
     row = measured_runs()[run]
     measured = row["requests"].reset_index(drop=True)
     scenario = scenario_of(row, TableLevel(path=RUNS))
-    records = scenario.simulate(scenario.source())
+    records = scenario.simulate(scenario.source()).in_pandas()
     assert (records.requests["status"] == "finished").all()
     tau = kendalltau(records.requests["first_token_s"], measured["first_token_s"])[0]
     assert tau >= 0.97

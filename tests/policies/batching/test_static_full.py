@@ -61,7 +61,11 @@ def run(*overrides):
         "batching.waits_until_full=true",
         *overrides,
     ]
-    return build_scenario(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(words)).run()
+    return (
+        build_scenario(ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(words))
+        .run()
+        .in_pandas()
+    )
 
 
 @pytest.mark.parametrize("leap", ["true", "false"])

@@ -18,6 +18,7 @@ from sim.records.chunk import without_rows
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import EMPTY_ROW
 from tests.examples import examples
+from tests.tables import assert_equal_tables
 from tests.worlds import services
 from tests.worlds.branching import draw_branching_worlds
 from tests.worlds.clusters import draw_clusters, draw_crashes
@@ -78,9 +79,7 @@ def assert_same(world, leap, every, group_rows):
     run, chunks = streamed(world, leap, every, group_rows)
     assert [chunk.end is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     requests = pd.concat([chunk.requests for chunk in chunks], ignore_index=True)
-    pd.testing.assert_frame_equal(
-        requests, plain.requests, check_exact=True, check_dtype=not plain.requests.empty
-    )
+    assert_equal_tables(requests, plain.requests, check_exact=True, check_dtype=not plain.requests.empty)
     for chunk in chunks[:-1]:
         assert len(np.unique(chunk.requests["request_id"] // group_rows)) * group_rows == len(chunk.requests)
     for name, keys in (
@@ -94,7 +93,7 @@ def assert_same(world, leap, every, group_rows):
             assert not parts
             continue
         joined = pd.concat(parts).sort_values(keys, kind="stable", ignore_index=True)
-        pd.testing.assert_frame_equal(joined, getattr(plain, name), check_exact=True)
+        assert_equal_tables(joined, getattr(plain, name), check_exact=True)
         if name == "iterations":
             assert all(part[keys].equals(part[keys].sort_values(keys)) for part in parts)
     gaps = np.concatenate([gaps_of(chunk) for chunk in chunks])
@@ -104,7 +103,7 @@ def assert_same(world, leap, every, group_rows):
         assert sorted(unfilled.tolist()) == sorted(plain.unfilled.tolist())
     rest, expected = run.records, without_rows(plain)
     if expected.speculation is not None:
-        pd.testing.assert_frame_equal(rest.speculation.acceptance, expected.speculation.acceptance)
+        assert_equal_tables(rest.speculation.acceptance, expected.speculation.acceptance)
     counts = [
         [[getattr(each, name) for name in each.__slots__] for each in records.adapters]
         for records in (rest, expected)

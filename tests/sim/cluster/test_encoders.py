@@ -18,7 +18,7 @@ SMALL = (
 
 def run(*overrides):
     scenario, source = build_run(SOURCE.compose([*SMALL, *overrides]))
-    return scenario.run(source)
+    return scenario.run(source).in_pandas()
 
 
 class At:

@@ -4,7 +4,6 @@ from itertools import islice
 from math import inf
 from random import Random
 
-import pandas as pd
 import pytest
 
 from experiments.app.settings.compose import ConfigSource
@@ -17,6 +16,7 @@ from sim.workload.base import WorkloadNotes
 from sim.workload.listed import ListedSource
 from sim.workload.recording import Recording
 from sim.workload.traffic_log import FILE
+from tests.tables import assert_equal_tables
 
 MANY = 1 << 40
 
@@ -82,17 +82,17 @@ def compose(*overrides):
 def test_tables_are_those_of_a_run_that_knows_its_traffic(overrides):
     scenario = compose(*overrides, "sim.leap=false")
     arrivals = list(islice(scenario.source().arrivals(), 80))
-    known = scenario.simulate(ListedSource(arrivals, notes=WorkloadNotes()))
+    known = scenario.simulate(ListedSource(arrivals, notes=WorkloadNotes())).in_pandas()
     simulation, heard = live(scenario)
     for arrival in arrivals:
         simulation.advance(arrival.at_s, MANY)
         simulation.add(arrival)
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
-    found = simulation.close()
-    pd.testing.assert_frame_equal(found.requests, known.requests)
+    found = simulation.close().in_pandas()
+    assert_equal_tables(found.requests, known.requests)
     columns = list(known.iterations)
-    pd.testing.assert_frame_equal(
+    assert_equal_tables(
         found.iterations[columns].sort_values(["replica", "start_s"], ignore_index=True),
         known.iterations.sort_values(["replica", "start_s"], ignore_index=True),
     )
@@ -150,15 +150,15 @@ def test_a_run_of_its_recording_has_the_tables_of_a_session_with_late_news_and_c
             simulation.abort(leaving, arrival.at_s + random.choice([-1.0, 0.0, 0.3]))
     while simulation.next_event_s < inf:
         simulation.advance(simulation.next_event_s, MANY)
-    found = simulation.close()
+    found = simulation.close().in_pandas()
     write_table(simulation.traffic.table({}), tmp_path / FILE)
     source = Recording(path=tmp_path).source(seed=0, max_model_len=1 << 20)
-    known = scenario.simulate(source)
+    known = scenario.simulate(source).in_pandas()
     assert {"finished", "aborted"} <= set(found.requests["status"])
-    pd.testing.assert_frame_equal(found.requests, known.requests, rtol=0, atol=0)
+    assert_equal_tables(found.requests, known.requests, rtol=0, atol=0)
     order = ["replica", "start_s"]
     columns = list(known.iterations)
-    pd.testing.assert_frame_equal(
+    assert_equal_tables(
         found.iterations[columns].sort_values(order, ignore_index=True),
         known.iterations.sort_values(order, ignore_index=True),
         rtol=0,
@@ -182,7 +182,7 @@ def test_records_that_end_early_are_those_of_a_run_that_ends_then(overrides):
     _, whole = served(scenario, 60, inf)
     times_s = sorted(time_s for tokens in whole.tokens.values() for time_s, _ in tokens)
     early, _ = served(scenario, 60, times_s[len(times_s) // 2])
-    expected = early.close()
+    expected = early.close().in_pandas()
     cut, heard = served(scenario, 60, expected.end_s, LiveSimulation.end_records)
     cut.advance(times_s[len(times_s) * 3 // 4], MANY)
     num_bytes = cut.num_record_bytes
@@ -190,10 +190,10 @@ def test_records_that_end_early_are_those_of_a_run_that_ends_then(overrides):
     assert cut.num_record_bytes < num_bytes
     cut.advance(inf, MANY)
     assert (heard.tokens, heard.ends) == (whole.tokens, whole.ends)
-    found = cut.close()
+    found = cut.close().in_pandas()
     assert found.end_s == expected.end_s
     for name in ("requests", "iterations", "events", "own_gaps"):
-        pd.testing.assert_frame_equal(getattr(found, name), getattr(expected, name))
+        assert_equal_tables(getattr(found, name), getattr(expected, name))
     assert found.replicas == expected.replicas
     assert found.num_crash_tokens == expected.num_crash_tokens
     assert (expected.requests["status"] == "unfinished").any()

@@ -24,7 +24,7 @@ def compose(*overrides):
 
 def run(*overrides):
     scenario, source = build_run(compose(*overrides))
-    return scenario, scenario.run(source)
+    return scenario, scenario.run(source).in_pandas()
 
 
 @pytest.fixture(scope="module")

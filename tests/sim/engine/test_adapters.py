@@ -53,7 +53,7 @@ def test_the_first_request_of_an_adapter_waits_for_it_the_next_does_not(make_wor
     assert ticks(run.records.requests.finished_s) == [18, 32]
     waits = run.records.requests.wait_load_s
     assert ticks(waits) == [16, 0]
-    events = events_table(run.records)
+    events = events_table(run.records).to_pandas()
     mine = events[events.request_id == 0].event.tolist()
     assert mine == ["arrive", "load", "loaded", "admit", "first_token", "end"]
 

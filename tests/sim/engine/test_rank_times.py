@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
 from experiments.app.settings.compose import ConfigSource
@@ -21,6 +20,7 @@ from sim import simulate
 from sim.engine.iteration_times import seconds_of, shape_of, shapes_of_ranks
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
+from tests.tables import assert_equal_tables
 
 MOE = (
     "model=deepseek_v2_lite", "hardware=h100_sxm", "attention_data_parallel_size=4", "expert_parallel_size=4",
@@ -99,7 +99,7 @@ def test_the_slowest_rank_decides_and_equal_ranks_cost_what_a_mean_does():
 )
 def test_a_leap_is_many_steps(overrides):
     frames = [simulate(*MOE, *TRAFFIC, *overrides, f"sim.leap={leap}").requests for leap in ("true", "false")]
-    pd.testing.assert_frame_equal(*frames)
+    assert_equal_tables(*frames)
 
 
 def test_more_prompts_than_ranks_take_more_iterations():

@@ -12,7 +12,7 @@ NUM_PARTS = 7
 
 @pytest.fixture(scope="module")
 def run():
-    return simulate(workload="azure_conv_like", workload__num_requests=400, replicas=2).run
+    return simulate(workload="azure_conv_like", workload__num_requests=400, replicas=2).run.in_pandas()
 
 
 def times_of(run, max_sample, *parts):

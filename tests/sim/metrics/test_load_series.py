@@ -1,11 +1,11 @@
 """Time series: sums by interval, whatever the parts in which the rows come."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from sim import simulate
 from sim.metrics.load_series import MAX_INTERVALS, LoadSeries
+from tests.tables import assert_equal_tables
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +36,10 @@ def test_parts_give_the_sums_of_the_whole(result):
     requests, iterations = result.requests, result.iterations
     whole = series_of((requests, iterations)).table()
     parts = series_of((requests[50:], iterations[:100]), (requests[:50], iterations[100:])).table()
-    pd.testing.assert_frame_equal(parts, whole, check_exact=True)
+    assert_equal_tables(parts, whole, check_exact=True)
     merged = series_of((requests[50:], iterations[:100]))
     merged.merge(series_of((requests[:50], iterations[100:])))
-    pd.testing.assert_frame_equal(merged.table(), whole, check_exact=True)
+    assert_equal_tables(merged.table(), whole, check_exact=True)
 
 
 def test_large_sums_are_exact_in_any_order(result):
@@ -52,7 +52,7 @@ def test_large_sums_are_exact_in_any_order(result):
     steps = np.rint(iterations["kv_tokens_used"] * iterations["duration_s"] * 2**20)
     assert sum(map(int, steps)) > 2**53
     for table in tables:
-        pd.testing.assert_frame_equal(table, tables[0], check_exact=True)
+        assert_equal_tables(table, tables[0], check_exact=True)
         assert table["kv_tokens"][0] == sum(map(int, steps)) / 2**20
 
 

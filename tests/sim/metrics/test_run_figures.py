@@ -182,7 +182,7 @@ def test_all_sections_with_prices_and_energy(run):
 
 def test_more_classes_than_are_kept_are_named(run):
     records = run.run.records
-    tenants = np.arange(len(records.requests)).astype(str).tolist()
+    tenants = np.arange(len(records.requests)).astype(str).astype(object)
     many = replace(records, requests=records.requests.assign(tenant=tenants))
     setting = setting_of(many)
     chunks = chunks_of(many, [many.end_s / 2], group_rows=200)

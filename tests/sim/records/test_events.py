@@ -30,7 +30,7 @@ def waits_of(records, request_id):
 
 def story_of(records, request_id):
     """Returns the events of a request as (tick, event)."""
-    events = events_table(records)
+    events = events_table(records).to_pandas()
     mine = events[events["request_id"] == request_id]
     return list(zip((mine["time_s"] / TICK_S).tolist(), mine["event"].tolist(), strict=True))
 
@@ -61,7 +61,7 @@ def test_waits_for_budget_and_memory_on_paper(run_world, make_world, ask):
         *[(0, "arrive"), (2, "admit"), (3, "first_token"), (4, "preempt"), (7, "resume")],
         *[(9, "prefilled"), (9, "end")],
     ]
-    events = events_table(records).set_index(["request_id", "event"])
+    events = events_table(records).to_pandas().set_index(["request_id", "event"])
     assert events.loc[(2, "preempt"), "by"].item() == 0
     assert events.loc[(2, "preempt"), "tokens"].item() == 4
     assert events.loc[(2, "resume"), "recomputed_tokens"].item() == 4
@@ -144,7 +144,7 @@ def test_a_swapped_sequence_waits_for_memory_and_then_for_its_kv(run_world, make
     ]
     assert waits_of(records, 1) == {"memory": 5, "load": 2}
     assert records.pools[0].kv_bytes_per_token == 1.0
-    resumed = events_table(records).set_index("event").loc["resume_swapped"]
+    resumed = events_table(records).to_pandas().set_index("event").loc["resume_swapped"]
     assert (resumed["tokens"], resumed["of_tokens"], resumed["recomputed_tokens"]) == (4, 5, 0)
 
 
@@ -178,14 +178,14 @@ def test_an_admission_says_how_much_the_cache_held(run_world, make_world, ask):
             caching=PrefixCaching(block_size=4),
         )
     )
-    admitted = events_table(records).query("event == 'admit'")
+    admitted = events_table(records).to_pandas().query("event == 'admit'")
     assert admitted[["tokens", "of_tokens"]].to_numpy().tolist() == [[0, 13], [12, 13]]
 
 
 @given(data=st.data())
 def test_leaping_and_stepping_leave_the_same_events(data, worlds):
     world = data.draw(worlds)
-    leapt, stepped = (events_table(world.simulate(leap=leap).records) for leap in (True, False))
+    leapt, stepped = (events_table(world.simulate(leap=leap).records).to_pandas() for leap in (True, False))
     assert leapt.equals(stepped)
 
 
@@ -226,7 +226,7 @@ def test_waits_are_what_a_count_of_plan_after_plan_gives(data, worlds):
 def test_the_causes_add_up_to_the_time_without_work(data, worlds):
     """A first wait ends with the first work, or with the request; later ones begin with a preemption."""
     records = data.draw(worlds).simulate().records
-    events = events_table(records)
+    events = events_table(records).to_pandas()
     waited_s = records.requests.set_index("request_id")[list(WAIT_COLUMNS)].sum(axis=1)
     for request_id, rows in events[events["request_id"] >= 0].groupby("request_id"):
         total_s, since_s = 0.0, None

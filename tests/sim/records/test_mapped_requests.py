@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from policies.core.request import Prompt, Request
 from sim.records import mapped_requests
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import RequestLog
+from sim.records.table import joined
+from tests.tables import assert_equal_tables
 
 PAGE_ROWS = 4096
 
@@ -33,7 +34,7 @@ def test_groups_that_are_taken_one_by_one_are_the_table():
     fill(log, [3 * PAGE_ROWS + 5])
     parts.append(log.take())
     plain = fill(RequestLog(), [*range(3 * PAGE_ROWS), 3 * PAGE_ROWS + 5]).table()
-    pd.testing.assert_frame_equal(pd.concat(parts, ignore_index=True), plain)
+    assert_equal_tables(joined(parts), plain)
 
 
 def resident_bytes():

@@ -1,6 +1,5 @@
 """Intervals of iterations and gaps do not depend on the moments at which a run was cut."""
 
-import pandas as pd
 import pytest
 
 from experiments.app.settings.compose import ConfigSource
@@ -10,6 +9,7 @@ from sim.records.chunk import RecordChunk
 from sim.records.timed_rows import TimedRows, interval_s
 from sim.settings.scenario import build_run
 from sim.setup.streaming import stream
+from tests.tables import assert_equal_tables
 
 SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 WIDTH_S = 1.0
@@ -56,7 +56,7 @@ def test_intervals_are_those_of_the_whole_run(world, monkeypatch):
     assert len(found) == len(tables.found)
     assert found.keys() == {(one.name, one.number) for one in expected}
     for one in expected:
-        pd.testing.assert_frame_equal(found[one.name, one.number], one.rows, check_exact=True)
+        assert_equal_tables(found[one.name, one.number], one.rows, check_exact=True)
     num_rows = sum(len(one.rows) for one in expected if one.name == "iterations")
     assert num_rows == len(records.iterations)
 

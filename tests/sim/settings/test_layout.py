@@ -108,7 +108,7 @@ def test_a_pipeline_leaps_exactly():
     for leap in ("true", "false"):
         few = ("workload.num_requests=60", "workload.arrivals.rate_per_s=20", f"sim.leap={leap}")
         built, source = build_run(SOURCE.compose(["workload=poisson", "pipeline_parallel_size=4", *few]))
-        tables.append(built.run(source).requests)
+        tables.append(built.run(source).in_pandas().requests)
     assert tables[0].equals(tables[1])
 
 

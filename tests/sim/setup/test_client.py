@@ -27,12 +27,12 @@ def build(*overrides):
 
 def ttft_s(*overrides):
     scenario, source = build(*overrides)
-    return float(scenario.run(source).requests["ttft_s"].mean())
+    return float(scenario.run(source).in_pandas().requests["ttft_s"].mean())
 
 
 def mean_ttft_s(*overrides):
     scenario, source = build_run(SOURCE.compose([*overrides, "slo=none"]))
-    return float(scenario.run(source).requests["ttft_s"].mean())
+    return float(scenario.run(source).in_pandas().requests["ttft_s"].mean())
 
 
 def test_the_client_of_a_measurement_adds_its_time_for_the_engine_that_shows_it():

@@ -1,6 +1,5 @@
 """Replicas that no request reaches change nothing, except what they cost."""
 
-import pandas as pd
 import pytest
 
 import sim.setup.scenario as scenario_module
@@ -10,6 +9,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.study.figures import figures
 from sim.settings.scenario import build_run
 from sim.setup.pool import num_reached
+from tests.tables import assert_equal_tables
 
 SMALL = ("model=smollm2_135m", "hardware=l4", "workload=poisson", "workload.num_requests=7")
 
@@ -24,9 +24,9 @@ def test_a_fleet_with_idle_replicas_is_simulated_as_if_all_had_engines(more, mon
     monkeypatch.setattr(scenario_module, "num_reached", lambda *settings: 40)
     whole = simulate(*words, *more, "replicas=40")
     assert figures(short.summary) == pytest.approx(figures(whole.summary), nan_ok=True)
-    pd.testing.assert_frame_equal(short.requests, whole.requests)
-    pd.testing.assert_frame_equal(short.replicas, whole.replicas)
-    pd.testing.assert_frame_equal(short.iterations, whole.iterations)
+    assert_equal_tables(short.requests, whole.requests)
+    assert_equal_tables(short.replicas, whole.replicas)
+    assert_equal_tables(short.iterations, whole.iterations)
 
 
 def test_a_hundred_thousand_replicas_with_a_few_requests_have_a_result():

@@ -79,7 +79,7 @@ def test_nothing_simulated_beats_a_bound(world, seed, load, limits_ms, target):
     found = bounds(scenario, demand, slo, load)
     least = max(found.replicas.values())
     for replicas in {1, 3}:
-        table = replace(scenario, replicas=replicas).run().requests
+        table = replace(scenario, replicas=replicas).run().in_pandas().requests
         table = table.sort_values("request_id")
         for term in ("ttft", "tpot", "e2e"):
             simulated, idle = table[f"{term}_s"].to_numpy(), getattr(found.idle, f"{term}_s")

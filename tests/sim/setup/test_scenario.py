@@ -249,7 +249,7 @@ def test_the_replica_that_sends_the_first_token_is_the_engines_unless_set(overri
 def test_a_disaggregated_run_tells_what_its_kv_cost():
     """Each answer but those of one token passes from the first pool to the second."""
     scenario, source = build("pools=disaggregated", "kv_transfer.first_token_at=decode")
-    result = scenario.run(source)
+    result = scenario.run(source).in_pandas()
     use = result.summary["kv_transfer"]
     moved = result.requests[result.requests.prefill_replica >= 0]
     assert use["requests"] == len(moved) > 0

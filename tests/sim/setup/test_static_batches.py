@@ -31,7 +31,7 @@ def build(*overrides):
 
 def run(*overrides):
     scenario, source = build(*overrides)
-    return scenario.run(source)
+    return scenario.run(source).in_pandas()
 
 
 def test_a_batch_finishes_at_one_time_with_its_first_tokens_where_they_were():

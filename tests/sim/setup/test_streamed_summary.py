@@ -13,6 +13,7 @@ from sim.settings.scenario import build_run
 from sim.setup.streaming import stream
 from tests.sim.metrics.test_run_figures import compare
 from tests.sim.workload.test_configs import GENERATED, TRACES
+from tests.tables import assert_equal_tables
 
 SOURCE = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 GROUP_ROWS = 64
@@ -210,9 +211,7 @@ def test_latencies_of_the_workload_are_those_of_whole_tables(name, monkeypatch):
     assert list(compare(result.summary, summary)) == []
     assert 0.05 < summary["goodput"]["share"] < 0.995
     assert tables.num_chunks > 1
-    pd.testing.assert_frame_equal(
-        pd.concat(tables.rows, ignore_index=True), result.requests, check_exact=True
-    )
+    assert_equal_tables(pd.concat(tables.rows, ignore_index=True), result.requests, check_exact=True)
     firsts = [rows["request_id"].iloc[0] for rows in tables.rows if len(rows)]
     assert len(firsts) > 1
     assert all(first % GROUP_ROWS == 0 for first in firsts)

@@ -4,7 +4,6 @@ import random
 from collections import Counter
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from sim.workload.chunks import ROWS
 from sim.workload.listed import ListedSource
 from sim.workload.thinned import ThinnedSource
 from tests.examples import examples
+from tests.tables import assert_equal_tables
 
 FLEET = ("replicas=64", "workload=poisson", "workload.num_requests=640", "workload.arrivals.rate_per_s=320")
 
@@ -146,7 +146,7 @@ def test_a_thinned_run_in_shards_is_that_of_one_process(workload):
     )
     whole, divided = simulate(*world), simulate(*world, "sim.shards=3")
     assert divided.summary == whole.summary
-    pd.testing.assert_frame_equal(divided.requests, whole.requests)
+    assert_equal_tables(divided.requests, whole.requests)
 
 
 def test_no_interval_of_a_share_goes_beyond_all_or_nothing():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import sim.shards.request_rows
 from sim.shards.request_rows import merged_groups, rows_bytes
 from sim.shards.shard_file import ShardMember
+from tests.tables import assert_equal_tables, joined_frame
 
 GROUP = 4
 
@@ -39,8 +40,8 @@ def test_merged_groups_are_the_requests_by_id(owners, max_open):
         patch.setattr(sim.shards.open_files, "MAX_OPEN", max_open)
         groups = list(merged_groups(files, GROUP))
     for group in groups:
-        assert group["request_id"].iloc[0] // GROUP == group["request_id"].iloc[-1] // GROUP
+        assert group["request_id"][0] // GROUP == group["request_id"][-1] // GROUP
     if groups:
-        pd.testing.assert_frame_equal(pd.concat(groups, ignore_index=True), whole, check_exact=True)
+        assert_equal_tables(joined_frame(groups), whole, check_exact=True)
     else:
         assert whole.empty

@@ -6,7 +6,6 @@ from functools import cache
 from io import BytesIO
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from sim.shards.shard_file import DamagedShardError, ShardFile, shard_bytes
 from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 from tests.examples import examples
+from tests.tables import assert_equal_tables
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4")
@@ -84,18 +84,16 @@ def scenario_of(*overrides):
 def assert_equal(one, other):
     """Asserts that two results have the same tables and summary to the last bit."""
     for name in ("requests", "iterations", "own_gaps", "events"):
-        pd.testing.assert_frame_equal(
-            getattr(one.records, name), getattr(other.records, name), check_exact=True
-        )
+        assert_equal_tables(getattr(one.records, name), getattr(other.records, name), check_exact=True)
     for name in ("gap_s", "gap_count", "gap_end_s"):
         np.testing.assert_array_equal(getattr(one.records, name), getattr(other.records, name))
-    pd.testing.assert_frame_equal(one.requests, other.requests, check_exact=True)
-    pd.testing.assert_frame_equal(one.replicas, other.replicas, check_exact=True)
-    pd.testing.assert_frame_equal(events_table(one.records), events_table(other.records), check_exact=True)
+    assert_equal_tables(one.requests, other.requests, check_exact=True)
+    assert_equal_tables(one.replicas, other.replicas, check_exact=True)
+    assert_equal_tables(events_table(one.records), events_table(other.records), check_exact=True)
     if one.records.bursts is not None:
-        pd.testing.assert_frame_equal(one.records.bursts, other.records.bursts, check_exact=True)
+        assert_equal_tables(one.records.bursts, other.records.bursts, check_exact=True)
         one_acceptance, acceptance = one.records.speculation.acceptance, other.records.speculation.acceptance
-        pd.testing.assert_frame_equal(one_acceptance, acceptance, check_exact=True)
+        assert_equal_tables(one_acceptance, acceptance, check_exact=True)
     assert one.records.replicas == other.records.replicas
     assert json.dumps(one.summary) == json.dumps(other.summary)
 

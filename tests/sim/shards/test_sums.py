@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from io import BytesIO
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from sim.shards.traffic import ShardTraffic
 from sim.shards.whole_run import run_shard, shard_bounds
 from tests.sim.metrics.test_run_figures import compare
 from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
+from tests.tables import assert_equal_tables, joined_frame
 
 WIDTH_S = 16.0
 
@@ -60,7 +60,7 @@ def assert_same_plots(found, whole):
     assert (found.drafts is None) == (whole.drafts is None)
     if whole.drafts is not None:
         drafts = found.drafts, whole.drafts
-        pd.testing.assert_frame_equal(*(one.by_batch() for one in drafts), check_exact=True)
+        assert_equal_tables(*(one.by_batch() for one in drafts), check_exact=True)
         for name in OVER_TIME:
             one, other = (of.by_time.of(name, 1024) for of in drafts)
             assert (one == other).all()
@@ -73,7 +73,7 @@ def assert_same_intervals(found, records):
     for name, shards in found.intervals.items():
         expected = [one.rows for one in whole if one.name == name]
         for mine, theirs in zip(merged_intervals(name, shards), expected, strict=True):
-            pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
+            assert_equal_tables(mine, theirs, check_exact=True)
 
 
 @settings(max_examples=12)
@@ -99,10 +99,10 @@ def assert_sums_are_those_of_one_process(scenario, found, result):
     whole.add(RecordChunk.of(records, ends=False))
     assert summary_of(found.sums.figures, found.end) == summary_of(whole.figures, end)
     assert_same_plots(found.sums.figures.plots(found.end), whole.figures.plots(end))
-    pd.testing.assert_frame_equal(found.sums.replicas.table(found.end), result.replicas, check_exact=True)
-    pd.testing.assert_frame_equal(found.sums.series.table(), whole.series.table(), check_exact=True)
-    rows = pd.concat(merged_groups(found.rows, 16), ignore_index=True)
-    pd.testing.assert_frame_equal(rows, result.requests, check_exact=True)
+    assert_equal_tables(found.sums.replicas.table(found.end), result.replicas, check_exact=True)
+    assert_equal_tables(found.sums.series.table(), whole.series.table(), check_exact=True)
+    rows = joined_frame(merged_groups(found.rows, 16))
+    assert_equal_tables(rows, result.requests, check_exact=True)
 
 
 PUBLISHING = {

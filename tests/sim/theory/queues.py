@@ -185,7 +185,7 @@ def simulate(queue: Queue, num_requests: int, seed: int) -> tuple[RunRecords, Wa
         pools=[ReplicaPool(core=core, model=server.model, replicas=queue.num_replicas)],
         cluster=ClusterSettings(routing=watched, signal_age_s=0.0),
     )
-    return simulation.run(), watched
+    return simulation.run().in_pandas(), watched
 
 
 def simulate_queue(queue: Queue, num_requests: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:

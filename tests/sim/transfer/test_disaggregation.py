@@ -233,7 +233,7 @@ def test_roles_follow_the_load(ask):
 
 
 def test_events_tell_the_whole_way(ask):
-    events = events_table(run_world(ask(TICK_S, 8, 4), kv_transfer=AT_END))
+    events = events_table(run_world(ask(TICK_S, 8, 4), kv_transfer=AT_END)).to_pandas()
     rows = [(row.event, row.replica, row.time_s / TICK_S, row.tokens) for row in events.itertuples()]
     assert rows == [
         ("arrive", 1, 1, 8),

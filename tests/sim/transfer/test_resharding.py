@@ -79,7 +79,7 @@ def run(*overrides):
             ]
         )
     )
-    return scenario.run(source)
+    return scenario.run(source).in_pandas()
 
 
 def seconds(*overrides):

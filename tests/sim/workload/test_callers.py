@@ -17,7 +17,7 @@ TWO = [*CALLERS, "pools=two_models", MODELS, "++workload.tenants={a: 1}"]
 
 def run(*overrides):
     scenario, source = build_run(SOURCE.compose(list(overrides)))
-    return scenario.run(source)
+    return scenario.run(source).in_pandas()
 
 
 def test_tenants_get_their_shares():

@@ -130,7 +130,7 @@ def test_every_request_of_any_traffic_fits_the_context(prompt, output):
 def test_a_later_turn_quotes_an_answer_as_long_as_it_was():
     overrides = [*SMALL, "workload=conversation", "workload.num_conversations=6", "caching=prefix"]
     plain, scaled = (
-        run(*build_run(SOURCE.compose([*overrides, *more])))
+        run(*build_run(SOURCE.compose([*overrides, *more]))).in_pandas()
         for more in ([], ["prompt_scale=2", "output_scale=3"])
     )
     for result, prompts, answers in ((plain, 1, 1), (scaled, 2, 3)):
@@ -168,6 +168,6 @@ def test_a_scale_that_makes_no_length_is_refused(key, value):
 
 def test_scales_of_one_change_nothing():
     overrides = [*SMALL, "workload=synthetic", "workload.num_requests=50"]
-    plain = run(*build_run(SOURCE.compose(overrides)))
-    same = run(*build_run(SOURCE.compose([*overrides, "prompt_scale=1.0"])))
+    plain = run(*build_run(SOURCE.compose(overrides))).in_pandas()
+    same = run(*build_run(SOURCE.compose([*overrides, "prompt_scale=1.0"]))).in_pandas()
     assert plain.summary["e2e"] == same.summary["e2e"]

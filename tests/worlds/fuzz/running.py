@@ -91,9 +91,9 @@ def run(scenario: Scenario, *, leap: bool = True, records_decisions: bool = Fals
     with patch.object(setup_scenario, "Simulation", simulation), _limited():
         if records_decisions:
             with patch.object(setup_pool, "EngineCore", core):
-                result = scenario.run(source, _Reports())
+                result = scenario.run(source, _Reports()).in_pandas()
         else:
-            result = scenario.run(source, _Reports())
+            result = scenario.run(source, _Reports()).in_pandas()
     return Run(result, source, made[-1], cores)
 
 

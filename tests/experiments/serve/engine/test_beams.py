@@ -119,7 +119,7 @@ def test_the_records_of_a_search_are_complete(engine_served):
     recorder = engine_served(test)
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     result = result_of(build_scenario(source.compose(["model=random_8m"])), recorder, is_known_machine=False)
-    (row,) = result.records.requests.to_dict("records")
+    (row,) = result.in_pandas().requests.to_dict("records")
     assert (row["samples"], row["output_tokens"], row["longest_tokens"]) == (3, 24, 8)
     assert recorder.traffic_table()["output_tokens"].tolist() == [8]
 

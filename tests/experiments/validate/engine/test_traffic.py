@@ -151,7 +151,7 @@ def test_both_worlds_serve_the_same_requests():
     """Ids and lengths are equal, and, at so low a load that no request queues, arrival times."""
     scenario = at_load(scenario_of(workload=drawn("workload.priority_shares=[0.5,0.5]")), 1e-4)
     real = run_engine(scenario, scenario.source()).requests
-    simulated = scenario.simulate(scenario.source()).requests
+    simulated = scenario.simulate(scenario.source()).in_pandas().requests
     columns = ["request_id", "prompt_tokens", "output_tokens", "priority", "status", "samples"]
     assert real[columns].equals(simulated[columns])
     since_first = real["arrival_s"] - real["arrival_s"].iloc[0]

@@ -33,7 +33,7 @@ def test_the_smaller_adapter_makes_room() -> None:
             served=tuple(Adapter(name=name, rank=rank) for name, rank in ranks.items()),
             links=partial(Links, bytes_per_token=1.0, host_bytes_per_s=64.0, disk_bytes_per_s=64.0),
         )
-        return float(world.simulate().records.requests.wait_load_s.iloc[-1])
+        return float(world.simulate().records.requests["wait_load_s"].iloc[-1])
 
     assert waited_s(num_spared=0) == 0
     assert waited_s(num_spared=1) == 8 / 64

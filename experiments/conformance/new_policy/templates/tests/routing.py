@@ -23,4 +23,4 @@ def test_requests_without_a_session_go_to_the_least_loaded_replica() -> None:
         routing=MyPolicy(),
         num_replicas=2,
     )
-    assert world.simulate().records.requests.replica.tolist() == [0, 1, 0, 1]
+    assert world.simulate().records.requests["replica"].tolist() == [0, 1, 0, 1]
