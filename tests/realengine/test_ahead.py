@@ -14,7 +14,7 @@ import torch
 from kernels.launch import compiling_for
 from realengine.ahead import launches as ahead
 from realengine.ahead import zeros
-from realengine.ahead.setups import DRAFTERS, SETUPS, Setup
+from realengine.ahead.setups import DRAFTERS, MODELS, SETUPS, Setup
 from realengine.model.architecture import Architecture
 from realengine.model.quantization import LINEAR_QUANTIZATIONS
 from realengine.speculation.settings import PROPOSERS
@@ -77,16 +77,19 @@ def test_what_one_step_has_compiled_serves_all_others_of_its_shape():
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(slow=2)  # all launches of a target take ten minutes
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
-def test_every_launch_keeps_its_limits(target):
-    done, rows = run_ahead("--target", target, timeout=7200)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_launch_keeps_its_limits(model, target):
+    done, rows = run_ahead("--target", target, "--model", model, timeout=7200)
     assert done.returncode == 0, [row for row in rows if row.get("broken")] or done.stderr
     refused = {row["module"] for row in rows if row.get("unsupported")}
     without_fp8 = {
         *("llama-3.1-8b fp8", "llama-3.1-8b fp8 draft_model", "llama-3.1-8b kv-fp8"),
         *("llama-3.1-8b kv-fp8 eagle_tree", "qwen2.5-7b fp8"),
     }
-    assert refused == (without_fp8 if target == "sm_80" else set())
+    of_model = {name for name in without_fp8 if name.partition(" ")[0] == model}
+    assert refused == (of_model if target == "sm_80" else set())
 
 
 @pytest.mark.parametrize(
