@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from sim.records.table import to_pandas
+from sim.records.table import joined, to_pandas
 
 
 def assert_equal_tables(one, other, **options):
@@ -12,4 +12,4 @@ def assert_equal_tables(one, other, **options):
 
 def joined_frame(tables):
     """Returns the rows of all tables, one after the other, as a frame."""
-    return pd.concat([to_pandas(table) for table in tables], ignore_index=True)
+    return to_pandas(joined(tables))

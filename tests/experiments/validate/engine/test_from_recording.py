@@ -43,7 +43,9 @@ def step(start_s, end_s, read_s=None, *, num_left=1, num_iterations=1, **shape):
 def recording(steps, events=(), requests=None):
     table = pd.DataFrame([row._replace(step=i) for i, row in enumerate(steps)], columns=list(Step._fields))
     about = {"start_s": START_S, "num_kv_blocks": 100, "block_size": 16}
-    return Recording(about, table, RequestLog().table() if requests is None else requests, list(events))
+    return Recording(
+        about, table, RequestLog().table().to_pandas() if requests is None else requests, list(events)
+    )
 
 
 def enter(step, now_s, request_id=0):
