@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster import simulation
+from sim.records.table import joined
 from sim.settings.scenario import build_run
 from sim.setup.streaming import stream
 from tests.sim.metrics.test_run_figures import compare
@@ -211,7 +211,7 @@ def test_latencies_of_the_workload_are_those_of_whole_tables(name, monkeypatch):
     assert list(compare(result.summary, summary)) == []
     assert 0.05 < summary["goodput"]["share"] < 0.995
     assert tables.num_chunks > 1
-    assert_equal_tables(pd.concat(tables.rows, ignore_index=True), result.requests, check_exact=True)
-    firsts = [rows["request_id"].iloc[0] for rows in tables.rows if len(rows)]
+    assert_equal_tables(joined(tables.rows), result.requests, check_exact=True)
+    firsts = [rows["request_id"][0] for rows in tables.rows if len(rows)]
     assert len(firsts) > 1
     assert all(first % GROUP_ROWS == 0 for first in firsts)
