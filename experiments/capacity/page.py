@@ -33,9 +33,9 @@ from sim.report.numbers import seconds
 from sim.report.plain_page import drawn, folded, listed, table, write_page
 
 LEGEND = (
-    f"±: half the width of the {LEVEL} over the seeds. Good requests are those that meet the SLO. A low MFU "
-    "beside a GPU that is always busy is no contradiction: decodes read all weights to compute one token per "
-    "sequence, so memory bandwidth (MBU) limits them."
+    f"±: half the width of the {LEVEL} over the seeds. Good requests are those that meet the SLO. High "
+    "utilisation with low MFU is normal for decode, which reads all weights to compute one token per "
+    "sequence: memory bandwidth (MBU) limits it."
 )
 HEIGHT_PX = 480
 PARETO = (

@@ -110,8 +110,8 @@ def verdict_sentence(found: Verdict, name: str) -> str:
         "on one GPU and engine, where most errors are common" if found.is_common else "with other errors each"
     )
     error = (
-        f"their ratio, {shared}, is expected within {found.median_percent:.2g} % (half of the cases) and "
-        f"{found.p90_percent:.2g} % (nine in ten)"
+        f"their ratio, {shared}, is expected within {found.median_percent:.2g} % (median) and "
+        f"{found.p90_percent:.2g} % (p90)"
     )
     more_text = f"{found.more_percent:,.0f}" if found.more_percent >= 99.5 else f"{found.more_percent:.2g}"
     cost = f"{more_text} % more" if found.more_percent > 1e-7 else "as much"

@@ -50,8 +50,8 @@ GLOSSARY = {
     "hit rate": "share of prompt tokens with KV in the prefix cache or another tier when the request started",
     "goodput": "requests per second that finished within all limits of the SLO",
     "GPU busy": "share of the time in which an iteration runs, however few units it uses; nvidia-smi calls "
-    "it utilisation. 90 % busy and 30 % MFU is no contradiction: decodes read all weights and KV to compute "
-    "one token per sequence, so memory bandwidth (MBU) limits them, not FLOP/s",
+    "it utilisation. High utilisation with low MFU is normal for decode, which reads all weights and KV to "
+    "compute one token per sequence: memory bandwidth (MBU) limits it, not FLOP/s",
     "MFU": "model FLOPs utilisation: FLOPs of the model / (time × peak dense FLOP/s of the data type)",
     "MBU": "memory bandwidth utilisation: bytes of weights and KV read / (time × peak memory bandwidth)",
     "KV mean / peak": "share of the KV cache's blocks that are in use: mean over time, and maximum",

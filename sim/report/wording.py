@@ -300,13 +300,13 @@ def busy_line(summary: dict[str, Any]) -> str:
     if None in (busy, mfu, mbu) or not (busy >= LEAST_BUSY and mfu < LOW_MFU * busy):
         return ""
     why = (
-        f"it mostly reads weights and KV (MBU {percent(mbu)})"
+        f"reads of weights and KV limit decode (MBU {percent(mbu)})"
         if mbu > mfu
-        else f"kernels, launches, the host and communication leave units idle (MBU {percent(mbu)})"
+        else f"launches, the host and communication leave units idle (MBU {percent(mbu)})"
     )
     return (
-        f"GPU busy {percent(busy)} beside MFU {percent(mfu)} is no contradiction: an iteration runs in that "
-        f"share of the time, but {why} and uses few of the peak FLOP/s."
+        f"High utilisation with low MFU is normal: iterations run {percent(busy)} of the time, but {why}, "
+        f"so they use few of the peak FLOP/s (MFU {percent(mfu)})."
     )
 
 

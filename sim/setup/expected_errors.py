@@ -119,7 +119,7 @@ def expected_error_note(pool: PoolSettings, workload: Workload, held_back_share:
     lacks = never_compared(pool)
     more = f" Never compared: {', '.join(lacks)}." if lacks else ""
     tail = _tail_note(pool, {name: row for rows in errors for name, row in rows.items()}, held_back_share)
-    return f"{PREFIX} (half of the cases / nine in ten are within): {'; '.join(texts)}.{tail}{more}"
+    return f"{PREFIX} (median / p90): {'; '.join(texts)}.{tail}{more}"
 
 
 def expected_errors_json(

@@ -89,12 +89,11 @@ def test_verdicts_in_words():
     one, two = fleet("h100_sxm"), fleet("h100_sxm", "tensor_parallel_size=2")
     assert verdict_sentence(decide(40.0, one, two), "B") == (
         "The winner is decided within the expected error: B costs 40 % more, and their ratio, on one GPU "
-        "and engine, where most errors are common, is expected within 3 % (half of the cases) and 10 % "
-        "(nine in ten)."
+        "and engine, where most errors are common, is expected within 3 % (median) and 10 % (p90)."
     )
     assert verdict_sentence(decide(2.0, one, fleet("h200_sxm")), "B") == (
         "The winner is not decided within the expected error: B costs 2 % more, and their ratio, with "
-        "other errors each, is expected within 5 % (half of the cases) and 20 % (nine in ten)."
+        "other errors each, is expected within 5 % (median) and 20 % (p90)."
     )
     assert verdict_sentence(decide(5.0, one, two), "B").startswith("The winner is probable, but not decided")
     assert ": B costs as much, and their ratio, on" in verdict_sentence(decide(0.0, one, two), "B")

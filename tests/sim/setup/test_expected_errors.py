@@ -56,13 +56,13 @@ def note(*overrides, held_back_share=None):
 
 def test_measured_gpu_has_the_figures_of_its_own_kind_of_traffic():
     assert note("workload=poisson") == (
-        "Expected error (half of the cases / nine in ten are within): TTFT 8 / 22 %, ITL 3.5 / 9 % "
+        "Expected error (median / p90): TTFT 8 / 22 %, ITL 3.5 / 9 % "
         "(measured: 93 open-loop runs in 3 groups of dense models with vLLM on H100 SXM); throughput 6 / "
         "16 % (measured: 93 closed-loop runs in 3 groups of dense models with vLLM on H100 SXM)."
     )
     closed = ("workload=closed_loop",)
     assert note(*closed) == (
-        "Expected error (half of the cases / nine in ten are within): TTFT 18 / 55 %, TPOT 5.2 / 14 %, "
+        "Expected error (median / p90): TTFT 18 / 55 %, TPOT 5.2 / 14 %, "
         "throughput 6 / 16 % (measured: 93 closed-loop runs in 3 groups of dense models with vLLM on H100 "
         "SXM)."
     )
@@ -107,7 +107,7 @@ def test_burst_has_the_errors_of_bursts_and_of_closed_loops_if_no_burst_was_comp
     assert "93 closed-loop runs" in note(*words)
     monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *BURST))
     assert note(*words, held_back_share=0.9) == (
-        "Expected error (half of the cases / nine in ten are within): TTFT 30 / 70 %, TPOT 20 / 50 % "
+        "Expected error (median / p90): TTFT 30 / 70 %, TPOT 20 / 50 % "
         "(measured: 93 bursts in 3 groups of dense models with vLLM on H100 SXM)."
     )
     scenario = scenario_of(*words)
@@ -296,7 +296,7 @@ def test_engine_that_was_compared_in_an_open_loop_only_shows_these_figures(monke
 
 def test_summary_of_a_run_has_the_note_and_the_figures():
     summary = scenario_of("model=smollm2_135m", "workload=poisson", "workload.num_requests=5").run().summary
-    assert summary["notes"][1].startswith("Expected error (half of the cases")
+    assert summary["notes"][1].startswith("Expected error (median / p90)")
     assert summary["expected_errors"][0]["figures"]["TTFT"]["median_percent"] == 8.0
 
 
