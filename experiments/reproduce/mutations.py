@@ -280,7 +280,9 @@ def findings_by_mutation(
         ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool,
         ThreadPoolExecutor(max_workers=jobs) as threads,
     ):
-        plain = pool.submit(figures_and_uses, list(rows)).result()
+        # Each in a process of its own: figures that another row has put into a cache are used unnoticed.
+        tasks = [pool.submit(figures_and_uses, [row]) for row in rows]
+        plain = {name: found for task in tasks for name, found in task.result().items()}
 
         def changed(mutation: str, factor: float, some: list[str]) -> dict[str, float]:
             return pool.submit(figures_under, mutation, factor, some).result() if some else {}
