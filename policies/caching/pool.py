@@ -419,7 +419,7 @@ class Caching(Checked):
     """Whether later sequences find the KV of equal prefixes."""
 
     block_size: Annotated[PositiveInt, Unit("token")] = 16
-    """Tokens per block."""
+    """Number of tokens whose KV a block holds."""
 
     @property
     def needs_predictor(self) -> bool:

@@ -332,7 +332,7 @@ class SequenceView(Protocol):
 
     @property
     def num_preemptions(self) -> int:
-        """Number of preemptions."""
+        """Counts the preemptions of the sequence so far."""
         ...
 
     @property

@@ -80,12 +80,12 @@ class LoadSignals(Protocol):
 
     @property
     def num_running(self) -> int:
-        """Running sequences."""
+        """Counts the sequences that hold a slot."""
         ...
 
     @property
     def num_waiting(self) -> int:
-        """Waiting sequences."""
+        """Counts the sequences that wait for a slot."""
         ...
 
     @property
