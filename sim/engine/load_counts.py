@@ -85,7 +85,7 @@ class LoadSignals(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Counts the sequences that wait for a slot."""
+        """Counts the sequences that wait to be scheduled."""
         ...
 
     @property
