@@ -11,5 +11,5 @@ def assert_equal_tables(one, other, **options):
 
 
 def joined_frame(tables):
-    """Returns the rows of all tables, one after the other, as a frame."""
-    return to_pandas(joined(tables))
+    """Returns the rows of all tables, one after the other, as a frame. tables: any iterable."""
+    return to_pandas(joined(list(tables)))
