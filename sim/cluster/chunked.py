@@ -1,4 +1,4 @@
-"""A simulation that hands its records on while it runs, so that its memory holds what is in flight only."""
+"""Records that leave while the run goes on, so that its memory holds only what is in flight."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.cluster.settings import ClusterSettings, SimSettings
-from sim.cluster.simulation import Simulation
-from sim.engine.replica_pool import ReplicaPool
+from sim.cluster.recording import RecordedRun
+from sim.engine.replica import Replica
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.gaps import Gaps
 from sim.records.iteration_tables import own_gaps_table
@@ -22,123 +21,47 @@ from sim.records.pending_waits import PendingWaits
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table
 from sim.speculation.records import SpeculationRecord, added_acceptance, speculation_record
-from sim.workload.base import Source
 
 MAX_ITERATIONS: Final = 1 << 18
 """Iterations after which a chunk is due; their table takes about 25 MB, twice that while it is made."""
 REPORTS_BETWEEN_COUNTS: Final = 4
-EARLY_STOPS: Final = "needs the rows of all requests, which a run with streamed tables does not keep"
-"""Why such a run cannot be stopped early."""
 
 
-class ChunkedSimulation(Simulation):
-    """A simulation whose records go to `take`, in chunks, and from there to tables and sums.
+class ChunkedRecording:
+    """Hands the records of a run to `take`, in chunks, and from there to tables and sums.
 
-    A chunk is due when as many requests have ended as a group has, or after `MAX_ITERATIONS` iterations.
-    `run` returns the records with tables without rows. group_rows: see `sim.records.chunk`; tests have
-    smaller groups. Others as for `Simulation`. Raises ValueError if the run may stop early, which is decided
-    from all rows of requests.
+    A chunk is due when as many requests have ended as a group has, or after `MAX_ITERATIONS` iterations. The
+    last one comes at the end, whose tables have no rows. group_rows: see `sim.records.chunk`; tests have
+    smaller groups.
     """
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        pools: Sequence[ReplicaPool],
-        cluster: ClusterSettings,
-        sim: SimSettings = SimSettings(),
-        take: Callable[[RecordChunk], None],
-        group_rows: int = GROUP_ROWS,
-    ) -> None:
-        for name in ("stop_overloaded", "stop_missed"):
-            if getattr(sim, name):
-                raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
+    def __init__(self, take: Callable[[RecordChunk], None], group_rows: int = GROUP_ROWS) -> None:
         self._take = take
         self._group_rows = group_rows
+        self.requests = MappedRequestLog(group_rows)
         self._waits = PendingWaits()
         self._acceptance: AnyTable | None = None
         self._num_ended_at_flush = 0
         self._num_reports = 0
-        self._is_cut_short = False
-        super().__init__(source=source, pools=pools, cluster=cluster, sim=sim)
 
-    def _new_request_log(self) -> MappedRequestLog:
-        self._rows = MappedRequestLog(self._group_rows)
-        return self._rows
-
-    def run(self, report: Callable[[float, int], None] | None = None) -> RunRecords:
-        """Runs as `Simulation.run` does; returns the records without rows."""
-
-        def report_and_flush(now: float, num_ended: int) -> None:
-            if report is not None:
-                report(now, num_ended)
-            if self._is_due():
-                self.flush()
-
-        return super().run(report_and_flush)
-
-    def stop(self) -> None:
-        """Ends the run before the next event, as Ctrl-C does."""
-        self._is_cut_short = True
-        self._clock.stop()
-
-    def _is_due(self) -> bool:
-        self._num_reports += 1
-        if self.num_ended - self._num_ended_at_flush >= self._group_rows:
-            return True
-        if self._num_reports % REPORTS_BETWEEN_COUNTS:
-            return False
-        logs = (replica.recorder.iterations for replica in self.fleet.replicas)
-        return sum(log.num_iterations for log in logs) >= MAX_ITERATIONS
-
-    def flush(self) -> None:
-        """Hands on all records so far, without the requests of incomplete groups."""
-        self._num_ended_at_flush = self.num_ended
-        end = self._rows.first_row
+    def hand_on(self, run: RecordedRun) -> None:
+        """Hands on all records so far, without the requests of incomplete groups, if a chunk is due."""
+        if not self._is_due(run):
+            return
+        self._num_ended_at_flush = run.num_ended
+        end = self.requests.first_row
         busy = None
-        while self._rows.group_has_arrived(end):
-            busy = busy or {request_id // self._group_rows for request_id in self.gateway.attempts}
+        while self.requests.group_has_arrived(end):
+            busy = busy or {request_id // self._group_rows for request_id in run.gateway.attempts}
             if end // self._group_rows in busy:
                 break
             end += self._group_rows
-        self._take(self._chunk(end, self._last_end_s, self._taken_unfilled()))
+        self._take(self._chunk(run, end, run.last_end_s, _taken_unfilled(run)))
 
-    def _pool_by_replica(self) -> list[int]:
-        """Returns the index of the pool of every replica of the run so far."""
-        return [member.pool_index for member in self.fleet.members]
-
-    def _chunk(
-        self,
-        end_row: int | None,
-        until_s: float,
-        unfilled: NDArray[np.int64] | None,
-    ) -> RecordChunk:
-        """Takes all logs, and the rows of requests up to end_row - 1 (None: all)."""
-        own_gaps, speculation, iterations, gaps = self._taken_iterations()
-        events = joined_events([replica.recorder.events.cut() for replica in self.fleet.replicas])
-        self._waits.add(events)
-        requests = self._rows.take(end_row)
-        waits = self._waits.take(requests["request_id"], self._rows.first_row)
-        return RecordChunk(
-            requests=requests.assign(**waits),
-            iterations=iterations,
-            **gaps._asdict(),
-            own_gaps=own_gaps,
-            events=events,
-            bursts=None if speculation is None else speculation.bursts,
-            unfilled=unfilled,
-            unfilled_since=None if unfilled is None else self._unfilled_since(),
-            later_since_s=min(until_s, self._rows.earliest_arrival_s()),
-            iterations_since_s=min(
-                [self._clock.now, *(replica.running_since_s for replica in self.fleet.replicas)]
-            ),
-            pool_by_replica=np.array(self._pool_by_replica(), np.int64),
-            until_s=until_s,
-        )
-
-    def _records(self, end_s: float, interrupted: bool) -> RunRecords:
-        figures = self._figures(end_s)
-        last = self._chunk(None, end_s, figures.pop("unfilled"))
+    def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
+        """Hands on the last chunk; returns the records without rows."""
+        figures = run.figures(end_s)
+        last = self._chunk(run, None, end_s, figures.pop("unfilled"))
         speculation = None
         if last.bursts is not None and self._acceptance is not None:
             speculation = SpeculationRecord(acceptance=self._acceptance, bursts=last.bursts[:0])
@@ -148,7 +71,7 @@ class ChunkedSimulation(Simulation):
             gap_s=last.gap_s[:0],
             gap_count=last.gap_count[:0],
             gap_end_s=last.gap_end_s[:0],
-            interrupted=interrupted or self._is_cut_short,
+            interrupted=interrupted,
             events=last.events[:0],
             own_gaps=last.own_gaps[:0],
             unfilled=None if last.unfilled is None else last.unfilled[:0],
@@ -158,11 +81,52 @@ class ChunkedSimulation(Simulation):
         self._take(replace(last, end=end))
         return end
 
-    def _taken_iterations(self) -> tuple[Table, SpeculationRecord | None, Table, Gaps]:
+    def _is_due(self, run: RecordedRun) -> bool:
+        self._num_reports += 1
+        if run.num_ended - self._num_ended_at_flush >= self._group_rows:
+            return True
+        if self._num_reports % REPORTS_BETWEEN_COUNTS:
+            return False
+        logs = (replica.recorder.iterations for replica in run.fleet.replicas)
+        return sum(log.num_iterations for log in logs) >= MAX_ITERATIONS
+
+    def _chunk(
+        self,
+        run: RecordedRun,
+        end_row: int | None,
+        until_s: float,
+        unfilled: NDArray[np.int64] | None,
+    ) -> RecordChunk:
+        """Takes all logs, and the rows of requests up to end_row - 1 (None: all)."""
+        replicas = run.fleet.replicas
+        pool_by_replica = [member.pool_index for member in run.fleet.members]
+        own_gaps, speculation, iterations, gaps = self._taken_iterations(replicas, pool_by_replica)
+        events = joined_events([replica.recorder.events.cut() for replica in replicas])
+        self._waits.add(events)
+        requests = self.requests.take(end_row)
+        waits = self._waits.take(requests["request_id"], self.requests.first_row)
+        return RecordChunk(
+            requests=requests.assign(**waits),
+            iterations=iterations,
+            **gaps._asdict(),
+            own_gaps=own_gaps,
+            events=events,
+            bursts=None if speculation is None else speculation.bursts,
+            unfilled=unfilled,
+            unfilled_since=None if unfilled is None else _unfilled_since(run),
+            later_since_s=min(until_s, self.requests.earliest_arrival_s()),
+            iterations_since_s=min([run.clock.now, *(replica.running_since_s for replica in replicas)]),
+            pool_by_replica=np.array(pool_by_replica, np.int64),
+            until_s=until_s,
+        )
+
+    def _taken_iterations(
+        self, replicas: Sequence[Replica], pool_by_replica: list[int]
+    ) -> tuple[Table, SpeculationRecord | None, Table, Gaps]:
         """Takes the iterations since the last chunk: own gaps, drafts, iterations and all gaps."""
-        logs: list[IterationLog] = [replica.recorder.iterations.cut() for replica in self.fleet.replicas]
+        logs: list[IterationLog] = [replica.recorder.iterations.cut() for replica in replicas]
         own_gaps = own_gaps_table(logs)
-        speculation = speculation_record(logs, self._pool_by_replica())
+        speculation = speculation_record(logs, pool_by_replica)
         if speculation is not None:
             self._count(speculation.acceptance)
         columns, gaps = joined_iterations(logs)
@@ -173,22 +137,24 @@ class ChunkedSimulation(Simulation):
         parts = [acceptance] if self._acceptance is None else [self._acceptance, acceptance]
         self._acceptance = added_acceptance(parts)
 
-    def _taken_unfilled(self) -> NDArray[np.int64] | None:
-        """Takes the rows of `RunRecords.unfilled` since the last chunk; None if no KV is reserved ahead."""
-        found = []
-        for replica in self.fleet.replicas:
-            pool, lost = replica.core.block_pool, replica.recorder.lost_engines
-            own = [engine.unfilled for engine in lost]
-            if pool.unfilled is not None:
-                own.append(np.array(pool.unfilled, np.int64).reshape(-1, 3))
-                del pool.unfilled[:]
-            lost[:] = [
-                engine if engine.unfilled is None else engine._replace(unfilled=engine.unfilled[:0])
-                for engine in lost
-            ]
-            found += [np.insert(rows, 0, replica.index, axis=1) for rows in own if rows is not None]
-        return np.concatenate(found) if found else None
 
-    def _unfilled_since(self) -> NDArray[np.int64]:
-        """Returns `RecordChunk.unfilled_since`."""
-        return np.array([replica.core.block_pool.unfilled_since for replica in self.fleet.replicas], np.int64)
+def _taken_unfilled(run: RecordedRun) -> NDArray[np.int64] | None:
+    """Takes the rows of `RunRecords.unfilled` since the last chunk; None if no KV is reserved ahead."""
+    found = []
+    for replica in run.fleet.replicas:
+        pool, lost = replica.core.block_pool, replica.recorder.lost_engines
+        own = [engine.unfilled for engine in lost]
+        if pool.unfilled is not None:
+            own.append(np.array(pool.unfilled, np.int64).reshape(-1, 3))
+            del pool.unfilled[:]
+        lost[:] = [
+            engine if engine.unfilled is None else engine._replace(unfilled=engine.unfilled[:0])
+            for engine in lost
+        ]
+        found += [np.insert(rows, 0, replica.index, axis=1) for rows in own if rows is not None]
+    return np.concatenate(found) if found else None
+
+
+def _unfilled_since(run: RecordedRun) -> NDArray[np.int64]:
+    """Returns `RecordChunk.unfilled_since`."""
+    return np.array([replica.core.block_pool.unfilled_since for replica in run.fleet.replicas], np.int64)

@@ -16,8 +16,9 @@ from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
 from sim.cluster.fleet import State
+from sim.cluster.recording import RecordedRun, tables, whole_records
 from sim.cluster.settings import ClusterSettings, SimSettings
-from sim.cluster.simulation import Simulation, tables
+from sim.cluster.simulation import Simulation
 from sim.cluster.transfer_gateway import KeptPrefills
 from sim.engine.attachment import Attachment
 from sim.engine.interpreter import Interrupt
@@ -73,6 +74,36 @@ class LiveSource:
         return ()
 
 
+class LiveRecording:
+    """Keeps the records of a live run until they are ended, which may be before the run ends."""
+
+    def __init__(self) -> None:
+        self.requests = RequestLog()
+        self._ended: tuple[RequestLog, list[IterationLog], list[EventRows], dict[str, Any]] | None = None
+
+    @property
+    def have_ended(self) -> bool:
+        """True if what happens now is in no record."""
+        return self._ended is not None
+
+    def end_now(self, run: RecordedRun) -> None:
+        """Keeps what has been recorded up to now."""
+        now, requests = run.clock.now, self.requests.copied()
+        cuts = [
+            replica.recorder.cut(requests, replica.intake.entries(), now) for replica in run.fleet.replicas
+        ]
+        self._ended = requests, [log for log, _ in cuts], [rows for _, rows in cuts], run.figures(now)
+
+    def hand_on(self, run: RecordedRun) -> None:
+        """Does nothing: no record leaves before the end."""
+
+    def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
+        """Returns the records up to `end_now`, or to end_s if that was not called."""
+        if self._ended is None:
+            return whole_records(self.requests, run, run.figures(end_s), interrupted=interrupted)
+        return tables(*self._ended, interrupted=interrupted)
+
+
 class LiveSimulation(Simulation):
     """One run of the replicas of all pools, with requests from outside.
 
@@ -95,14 +126,18 @@ class LiveSimulation(Simulation):
         self._is_open = True
         self.traffic = TrafficLog()
         """The requests as they came, until the records end; from them the run can be repeated."""
-        self._ended_records: tuple[RequestLog, list[IterationLog], list[EventRows], dict[str, Any]] | None = (
-            None
-        )
+        self._records = LiveRecording()
         self._never = Interrupt()
         self._keeps_tokens = cluster.recovery.keeps_tokens
         self.kept_prefills: KeptPrefills | None = None
         """The prefills that are kept for clients; None: the run has no prefill pools."""
-        super().__init__(source=LiveSource(), pools=pools, cluster=cluster, sim=SimSettings(leap=False))
+        super().__init__(
+            source=LiveSource(),
+            pools=pools,
+            cluster=cluster,
+            sim=SimSettings(leap=False),
+            recording=self._records,
+        )
         self.kept_prefills = self._assembly.kept_prefills()
         self._assembly.first_tokens.on_notify = self._on_first_token
 
@@ -136,7 +171,7 @@ class LiveSimulation(Simulation):
         self._num_ahead += 1
         self._num_emitted[request_id] = 0
         at_s = arrival.at_s if arrival.at_s > self.now else nextafter(self.now, inf)
-        if self._ended_records is None:
+        if not self._records.have_ended:
             self.traffic.add(arrival.request, arrival.num_output_tokens, at_s)
         self._clock.begin(self._arrive_at(at_s, arrival))
 
@@ -150,7 +185,7 @@ class LiveSimulation(Simulation):
             return
         soonest_s = nextafter(nextafter(self.now, inf), inf)  # after requests that are added now
         time_s = max(at_s, soonest_s)
-        if self._ended_records is None:
+        if not self._records.have_ended:
             time_s = max(time_s, self.traffic.time_s(request_id))
             self.traffic.abort(request_id, time_s)
         self._clock.begin(self._give_up_at(time_s, request_id))
@@ -210,16 +245,7 @@ class LiveSimulation(Simulation):
         Requests in progress are unfinished in the records. From now on, the id of a request that has ended
         may be that of a new one after `RequestLog.clear`.
         """
-        now, requests = self.now, self._requests.copied()
-        cuts = [
-            replica.recorder.cut(requests, replica.intake.entries(), now) for replica in self.fleet.replicas
-        ]
-        self._ended_records = (
-            requests,
-            [log for log, _ in cuts],
-            [rows for _, rows in cuts],
-            self._figures(now),
-        )
+        self._records.end_now(self)
 
     def discard_records(self) -> None:
         """Drops the logs of iterations and events since `end_records`."""
@@ -233,11 +259,6 @@ class LiveSimulation(Simulation):
         """Ends the run now, with unfinished requests as they are; returns the records."""
         self._is_open = False
         return self._end(self._clock.now, interrupted=False)
-
-    def _records(self, end_s: float, interrupted: bool) -> RunRecords:
-        if self._ended_records is None:
-            return super()._records(end_s, interrupted)
-        return tables(*self._ended_records, interrupted=interrupted)
 
     def emitted(self, request_id: int, num_tokens: int) -> None:
         """Reports that a request has num_tokens output tokens, if its client has seen fewer.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf, isinf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from sim.cluster.encoders import Encoders
 from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly
+from sim.cluster.recording import Recording, WholeRecording
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.switching import ModelTurns, RoleSwitching
 from sim.engine.adapter_loads import AdapterLoads
@@ -33,13 +34,8 @@ from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.engine.signals import BusyTime, CacheView, Signals
 from sim.metrics.slo import Slo
-from sim.records.event_rows import EventRows, logged_events, waits_by_request
-from sim.records.iteration_tables import expanded, own_gaps_table
-from sim.records.iterations import IterationLog
-from sim.records.requests import RequestLog, Status
+from sim.records.requests import Status
 from sim.records.run import EngineRecord, RecoveryRecord, RunRecords
-from sim.records.table import Table
-from sim.speculation.records import speculation_record
 from sim.transfer.kv_replication import KvReplicator
 from sim.workload.base import Arrival, Source
 
@@ -58,42 +54,13 @@ def check_fleet(routing: Routing, num_replicas: int) -> None:
         check(num_replicas)
 
 
-def tables(
-    log: RequestLog,
-    logs: list[IterationLog],
-    rows: list[EventRows],
-    figures: Mapping[str, Any],
-    *,
-    interrupted: bool,
-) -> RunRecords:
-    """Returns the records of a run from its logs, which are dropped.
-
-    logs, rows: of the iterations and events of each replica. figures: the fields that are no tables.
-    """
-    own_gaps = own_gaps_table(logs)
-    speculation = speculation_record(logs, [replica.pool for replica in figures["replicas"]])
-    columns, gaps = expanded(logs)
-    events = logged_events(rows)
-    requests = log.table()
-    waits = waits_by_request(events, requests["request_id"])
-    return RunRecords(
-        requests=requests.assign(**waits),
-        iterations=Table(columns),
-        **gaps._asdict(),
-        interrupted=interrupted,
-        events=events,
-        own_gaps=own_gaps,
-        speculation=speculation,
-        **figures,
-    )
-
-
 class Simulation:
     """One run of the replicas of all pools.
 
     cluster: its policies are used without a copy, so their state changes. on_plan is called with every plan
-    before its first iteration. attach: processes of the user's, see `sim.cluster.attached`. Raises ValueError
-    if the settings of the router do not fit the number of replicas.
+    before its first iteration. attach: processes of the user's, see `sim.cluster.attached`. recording: what
+    becomes of the records; None: they are kept whole. Raises ValueError if the settings of the router do not
+    fit the number of replicas.
     """
 
     def __init__(
@@ -105,6 +72,7 @@ class Simulation:
         sim: SimSettings = SimSettings(),
         on_plan: Callable[[StepPlan], None] | None = None,
         attach: Sequence[UserProcess] = (),
+        recording: Recording | None = None,
     ) -> None:
         check_processes(attach)
         num_replicas = sum(pool.replicas for pool in pools)
@@ -117,11 +85,16 @@ class Simulation:
         self._until_s = inf if sim.until_s is None else sim.until_s
         self._arrivals = source.arrivals()
         self._next: Arrival | None = None
-        self._requests = self._new_request_log()
+        self._recording: Recording = WholeRecording() if recording is None else recording
+        self._requests = self._recording.requests
         self._busy_times: dict[int, BusyTime] = {}  # by replica index, if a pool is scaled
         self.num_ended = 0
         self._num_ahead = 0  # requests that will arrive or have not ended
-        self._last_end_s = 0.0  # the clock itself runs on to timers that are no longer valid
+        self._is_cut_short = False
+        self.last_end_s = 0.0
+        """End of the last request that has ended, s; the clock runs on to timers that are no longer valid."""
+        self.is_unfinished = False
+        """Whether requests were in progress or still to arrive when the run ended."""
         self._assembly = assembly = GatewayAssembly(
             pools,
             cluster,
@@ -174,9 +147,6 @@ class Simulation:
         if sim.stop_missed and cluster.slo is not None:
             self._missed_slo_stop = self._make_missed_slo_stop(cluster.slo)
         self._start_autoscalers(pools)
-
-    def _new_request_log(self) -> RequestLog:
-        return RequestLog()
 
     def _attach_function(
         self,
@@ -301,6 +271,7 @@ class Simulation:
                     while clock.run_some(EVENTS_BETWEEN_REPORTS, self._until_s, interrupt):
                         if report:
                             report(clock.now, self.num_ended)
+                        self._recording.hand_on(self)
                     if not self._num_ahead or clock.peek() < inf or not self._end_traffic():
                         break
         except (Exception, SystemExit) as error:
@@ -311,10 +282,15 @@ class Simulation:
             raise
         is_early = interrupt.noted or clock.is_stopped or isinf(self._until_s)
         stopped_s = clock.now if is_early else self._until_s
-        end_s = stopped_s if self._num_ahead else self._last_end_s
+        end_s = stopped_s if self._num_ahead else self.last_end_s
         if report:
             report(end_s, self.num_ended)
-        return self._end(end_s, interrupted=interrupt.noted)
+        return self._end(end_s, interrupted=interrupt.noted or self._is_cut_short)
+
+    def stop(self) -> None:
+        """Ends the run before the next event, as Ctrl-C does."""
+        self._is_cut_short = True
+        self._clock.stop()
 
     def _end_traffic(self) -> bool:
         """Lets replicas serve requests that they hold back, as nothing else will happen; True if any does."""
@@ -325,10 +301,11 @@ class Simulation:
 
     def _end(self, end_s: float, *, interrupted: bool) -> RunRecords:
         """Ends the run at end_s; returns its records."""
+        self.is_unfinished = self._requests_remain()
         for replica in self.fleet.replicas:
             replica.stop(end_s)
         self.gateway.stop(end_s)
-        return self._records(end_s, interrupted)
+        return self._recording.end(self, end_s, interrupted=interrupted)
 
     def _arrive_in_turn(self) -> ProcessGenerator:
         """Lets all open-loop requests arrive; one is read ahead, so that a long trace needs no memory."""
@@ -365,7 +342,7 @@ class Simulation:
         """Counts a request that has ended, and schedules those that follow it, if any."""
         self.num_ended += 1
         self._num_ahead -= 1
-        self._last_end_s = self._clock.now
+        self.last_end_s = self._clock.now
         num_output_tokens = self._requests.output_tokens[request.request_id]
         for arrival in self._source.follow_ups(request, self._clock.now, num_output_tokens):
             self._num_ahead += 1
@@ -387,13 +364,7 @@ class Simulation:
         if not self._num_ahead:
             self._clock.end_users()
 
-    def _records(self, end_s: float, interrupted: bool) -> RunRecords:
-        recorders = [replica.recorder for replica in self.fleet.replicas]
-        logs = [recorder.iterations.cut() for recorder in recorders]
-        rows = [recorder.events.rows for recorder in recorders]
-        return tables(self._requests, logs, rows, self._figures(end_s), interrupted=interrupted)
-
-    def _figures(self, end_s: float) -> dict[str, Any]:
+    def figures(self, end_s: float) -> dict[str, Any]:
         """Returns the fields of `RunRecords` that are no tables, for a run that ends at end_s."""
         pool_records, replica_records = self.fleet.records(end_s)
         engines = [

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sim.cluster.chunked import EARLY_STOPS, ChunkedSimulation
+from sim.cluster.chunked import ChunkedRecording
+from sim.cluster.simulation import Simulation
 from sim.metrics.client_view import APART
 from sim.metrics.figure import FigureSetting
 from sim.metrics.mixed import MixLatencies
@@ -43,7 +44,10 @@ def check_streamed(scenario: Scenario) -> None:
     """Raises ValueError for a scenario that needs the tables of the whole run."""
     for name in ("stop_overloaded", "stop_missed"):
         if getattr(scenario.sim, name):
-            raise ValueError(f"sim.{name}=true: {EARLY_STOPS}")
+            raise ValueError(
+                f"sim.{name}=true: needs the rows of all requests, which a run with streamed tables does not "
+                "keep"
+            )
     setting = scenario.figure_setting([], (), SKETCHED)
     if setting.own_terms and scenario.sim.shards is not None:
         _check_latencies_in_shards(scenario, setting)
@@ -87,6 +91,7 @@ def stream(
             f"sim.shards={scenario.sim.shards}: a run in one process has no shards; set sim.shards=null, "
             "or run windtunnel simulate"
         )
+    check_streamed(scenario)
     error: OSError | None = None
 
     def take(chunk: RecordChunk) -> None:
@@ -103,13 +108,12 @@ def stream(
             simulation.stop()
 
     traffic = OpenSessions(source)
-    simulation = ChunkedSimulation(
+    simulation = Simulation(
         source=traffic if scenario.own_terms else source,
         pools=scenario.replica_pools(),
         cluster=scenario.for_a_run(),
         sim=scenario.sim,
-        take=take,
-        group_rows=group_rows,
+        recording=ChunkedRecording(take, group_rows),
     )
     pools = simulation.fleet.records(0.0)[0]
     setting = scenario.figure_setting(scenario.pool_hardware(), pools, SKETCHED, plots=plots)

@@ -6,10 +6,10 @@ there.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from policies.caching.pins import PinnedTime
 from policies.core.request import Request
 from policies.routing import ReplicaView
 from sim.cluster.fleet import new_replica
+from sim.cluster.recording import RecordedRun, whole_records
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
-from sim.records.requests import RequestLog
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.records.table import column
 from sim.shards.assignment import Assignment
@@ -66,53 +66,59 @@ class AsAssigned:
         return self._positions[self._replica_of[request.request_id]]
 
 
-class ShardSimulation(Simulation):
-    """A simulation of the replicas of a shard with the requests that a static router gives them.
+class ShardRecording:
+    """Keeps the records of a shard until its end, with all replicas of the run by their index.
 
-    source: the traffic of the shard. pools: those of the run.
+    assignment: of the whole run. pools: those of the run. bounds: the replicas of the shard.
     """
 
-    def __init__(
-        self,
-        *,
-        source: ShardSource,
-        assignment: Assignment,
-        pools: Sequence[ReplicaPool],
-        bounds: Bounds,
-        cluster: ClusterSettings,
-        sim: SimSettings,
-    ) -> None:
-        first, end = bounds
-        self._first = first
+    def __init__(self, assignment: Assignment, pools: Sequence[ReplicaPool], bounds: Bounds) -> None:
+        self._first, end = bounds
         self._pool_of = [index for index, pool in enumerate(pools) for _ in range(pool.replicas)]
-        self._has_more = False
-        self._is_own = assignment.of_shard(first, end)
-        cluster = replace(cluster, routing=AsAssigned(assignment.replicas))
-        super().__init__(source=source, pools=_own_pools(pools, first, end), cluster=cluster, sim=sim)
+        self.requests = ShardRequestLog(assignment.of_shard(self._first, end))
 
-    def _new_request_log(self) -> RequestLog:
-        return ShardRequestLog(self._is_own)
+    def hand_on(self, run: RecordedRun) -> None:
+        """Does nothing: no record leaves before the end."""
 
-    def run_shard(self, report: Callable[[float, int], None] | None = None) -> ShardRecords:
-        """Runs the shard; `report`: see `Simulation.run`."""
-        records = self.run(report)
-        replica = column(records.events, "replica") + np.int32(self._first)
-        records = replace(records, events=records.events.assign(replica=replica))
-        return ShardRecords(
-            records=records,
-            last_end_s=self._last_end_s,
-            has_more=self._has_more,
-            pinned=tuple(replica.core.block_pool.pinned_time for replica in self.fleet.replicas),
-        )
-
-    def _end(self, end_s: float, *, interrupted: bool) -> RunRecords:
-        self._has_more = self._requests_remain()
-        return super()._end(end_s, interrupted=interrupted)
-
-    def _figures(self, end_s: float) -> dict[str, Any]:
-        """Returns what `Simulation._figures` does, with all replicas of the run by their index."""
+    def end(self, run: RecordedRun, end_s: float, *, interrupted: bool) -> RunRecords:
+        """Returns the tables of the shard's requests, iterations and events."""
         every = tuple(ReplicaRecord(pool, 0.0, end_s) for pool in self._pool_of)
-        return super()._figures(end_s) | {"replicas": every}
+        figures = run.figures(end_s) | {"replicas": every}
+        records = whole_records(self.requests, run, figures, interrupted=interrupted)
+        replica = column(records.events, "replica") + np.int32(self._first)
+        return replace(records, events=records.events.assign(replica=replica))
+
+
+def run_shard(
+    source: ShardSource,
+    assignment: Assignment,
+    pools: Sequence[ReplicaPool],
+    bounds: Bounds,
+    cluster: ClusterSettings,
+    sim: SimSettings,
+    report: Callable[[float, int], None] | None = None,
+) -> ShardRecords:
+    """Simulates the replicas bounds[0] to bounds[1] - 1 with the requests that a static router gives them.
+
+    source: the traffic of the shard. pools: those of the run. report: see `Simulation.run`.
+    """
+    # The objects of the last shard refer to each other, and the collector, paused in runs, comes too rarely.
+    # They are young, so those of the process that have survived a full collection need not be walked.
+    gc.collect(1)
+    simulation = Simulation(
+        source=source,
+        pools=_own_pools(pools, *bounds),
+        cluster=replace(cluster.for_a_run(), routing=AsAssigned(assignment.replicas)),
+        sim=sim,
+        recording=ShardRecording(assignment, pools, bounds),
+    )
+    records = simulation.run(report)
+    return ShardRecords(
+        records=records,
+        last_end_s=simulation.last_end_s,
+        has_more=simulation.is_unfinished,
+        pinned=tuple(replica.core.block_pool.pinned_time for replica in simulation.fleet.replicas),
+    )
 
 
 def _own_pools(pools: Sequence[ReplicaPool], first: int, end: int) -> list[ReplicaPool]:

@@ -6,7 +6,6 @@ whole run, and with hundreds of replicas less time as well.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -14,10 +13,10 @@ from math import ceil
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.run import RunRecords
-from sim.shards.assignment import Assignment, assign
+from sim.shards.assignment import assign
 from sim.shards.merge import merged
-from sim.shards.shard import ShardRecords, ShardSimulation
-from sim.shards.traffic import Bounds, ShardSource, ShardTraffic
+from sim.shards.shard import ShardRecords, run_shard
+from sim.shards.traffic import Bounds, ShardTraffic
 from sim.workload.base import Source, is_open_loop
 
 REQUESTS_PER_SHARD = 50_000
@@ -46,30 +45,6 @@ def check_traffic(source: Source, sim: SimSettings) -> None:
             f"sim.shards={sim.shards}: the requests of this workload follow the ends of others; choose "
             f"open-loop arrivals or a trace, or set sim.shards=null"
         )
-
-
-def run_shard(
-    source: ShardSource,
-    assignment: Assignment,
-    pools: Sequence[ReplicaPool],
-    bounds: Bounds,
-    cluster: ClusterSettings,
-    sim: SimSettings,
-    report: Callable[[float, int], None] | None = None,
-) -> ShardRecords:
-    """Simulates the replicas bounds[0] to bounds[1] - 1. source: the traffic of the shard."""
-    # The objects of the last shard refer to each other, and the collector, paused in runs, comes too rarely.
-    # They are young, so those of the process that have survived a full collection need not be walked.
-    gc.collect(1)
-    simulation = ShardSimulation(
-        source=source,
-        assignment=assignment,
-        pools=pools,
-        bounds=bounds,
-        cluster=cluster.for_a_run(),
-        sim=sim,
-    )
-    return simulation.run_shard(report)
 
 
 def run_all(

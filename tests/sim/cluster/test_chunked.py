@@ -11,8 +11,8 @@ from experiments.conformance import worlds
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
 from sim.cluster import simulation
-from sim.cluster.chunked import ChunkedSimulation
-from sim.cluster.settings import SimSettings
+from sim.cluster.chunked import ChunkedRecording
+from sim.cluster.simulation import Simulation
 from sim.records.chunk import without_rows
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import EMPTY_ROW
@@ -44,14 +44,14 @@ class SpoiltLog(MappedRequestLog):
                 column[request_id] = 1 if name == "has_arrived" else 77
 
 
-class OftenCut(ChunkedSimulation):
-    """A streamed run that is cut after any number of events."""
+class OftenCut(ChunkedRecording):
+    """The recording of a streamed run that is cut after any number of events."""
 
-    def _new_request_log(self):
-        self._rows = SpoiltLog(self._group_rows)
-        return self._rows
+    def __init__(self, take, group_rows):
+        super().__init__(take, group_rows)
+        self.requests = SpoiltLog(group_rows)
 
-    def _is_due(self):
+    def _is_due(self, run):
         return True
 
 
@@ -60,7 +60,7 @@ def streamed(world, leap, every, group_rows):
     chunks = []
 
     def simulation_of(**settings):
-        return OftenCut(take=chunks.append, group_rows=group_rows, **settings)
+        return Simulation(recording=OftenCut(chunks.append, group_rows), **settings)
 
     with (
         patch.object(worlds, "Simulation", simulation_of),
@@ -140,10 +140,3 @@ def test_rows_of_disaggregated_pools_are_those_of_a_plain_run(world, leap, every
 @examples(6, 1000)
 def test_rows_of_branches_drafts_and_adapters_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
-
-
-def test_rejects_a_run_that_may_stop_early():
-    with pytest.raises(ValueError, match=r"sim.stop_overloaded=true: needs the rows of all requests"):
-        ChunkedSimulation(
-            source=None, pools=[], cluster=None, take=print, sim=SimSettings(stop_overloaded=True)
-        )

@@ -9,7 +9,8 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.sequence import Sequence
-from sim.cluster.chunked import ChunkedSimulation
+from sim.cluster.chunked import ChunkedRecording
+from sim.cluster.simulation import Simulation
 from sim.settings.scenario import build_run
 from sim.transfer.network import Flow
 
@@ -18,14 +19,14 @@ def counts_of_objects():
     return [sum(type(each) is kind for each in gc.get_objects()) for kind in (Sequence, Flow)]
 
 
-class Watched(ChunkedSimulation):
-    """A streamed run that counts, before its end, the objects of a type that the process holds."""
+class Watched(ChunkedRecording):
+    """The recording of a streamed run; it counts, before the end, the objects that the process holds."""
 
     counts = None
 
-    def _records(self, end_s, interrupted):
+    def end(self, run, end_s, *, interrupted):
         self.counts = counts_of_objects()
-        return super()._records(end_s, interrupted)
+        return super().end(run, end_s, interrupted=interrupted)
 
 
 @pytest.mark.sampled(fast=1, slow=2)
@@ -43,23 +44,24 @@ def test_ended_requests_are_forgotten(overrides):
     source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
     scenario, traffic = build_run(source.compose(usual + overrides))
     gc.collect()
-    run = Watched(
+    watched = Watched(lambda chunk: None, group_rows=64)
+    run = Simulation(
         source=traffic,
         pools=scenario.replica_pools(),
         cluster=scenario.for_a_run(),
-        take=lambda chunk: None,
-        group_rows=64,
+        recording=watched,
     )
     before = counts_of_objects()  # other tests of this process may hold some
     run.run()
-    grown = [count - earlier for count, earlier in zip(run.counts, before, strict=True)]
+    grown = [count - earlier for count, earlier in zip(watched.counts, before, strict=True)]
     assert all(count < 200 for count in grown), grown
 
 
 PROGRAM = """
 import sys
 from experiments.bench.memory import peak_mib
-from sim.cluster.chunked import ChunkedSimulation
+from sim.cluster.chunked import ChunkedRecording
+from sim.cluster.simulation import Simulation
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.scenario import build_run
@@ -68,8 +70,11 @@ rate = f"workload.arrivals.rate_per_s={8 * num_replicas}"
 settings = ["workload=poisson", f"workload.num_requests={num_requests}", f"replicas={num_replicas}", rate]
 source = ConfigSource(config_name="scenario", dirs=(CONFIG_DIR,))
 scenario, traffic = build_run(source.compose(settings))
-ChunkedSimulation(
-    source=traffic, pools=scenario.replica_pools(), cluster=scenario.for_a_run(), take=lambda chunk: None
+Simulation(
+    source=traffic,
+    pools=scenario.replica_pools(),
+    cluster=scenario.for_a_run(),
+    recording=ChunkedRecording(lambda chunk: None),
 ).run()
 print(peak_mib())
 """

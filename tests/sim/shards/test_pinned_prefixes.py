@@ -11,9 +11,10 @@ from policies.routing.random import Random
 from sim.cluster.settings import SimSettings
 from sim.shards.assignment import assign
 from sim.shards.merge import merged
+from sim.shards.shard import run_shard
 from sim.shards.shard_file import ShardFile, shard_bytes
 from sim.shards.traffic import ShardTraffic
-from sim.shards.whole_run import run_shard, shard_bounds
+from sim.shards.whole_run import shard_bounds
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.listed import ListedSource
 from tests.sim.shards.test_shards import assert_equal, scenario_of

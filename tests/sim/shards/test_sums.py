@@ -21,10 +21,11 @@ from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.assignment import assign
 from sim.shards.intervals import merged_intervals
 from sim.shards.request_rows import merged_groups
+from sim.shards.shard import run_shard
 from sim.shards.shard_file import DamagedShardError, ShardFile
 from sim.shards.sums import merged_sums, sums_bytes
 from sim.shards.traffic import ShardTraffic
-from sim.shards.whole_run import run_shard, shard_bounds
+from sim.shards.whole_run import shard_bounds
 from tests.sim.metrics.test_run_figures import compare
 from tests.sim.shards.test_shards import ROUTERS, WORLDS, scenario_of
 from tests.tables import assert_equal_tables, joined_frame
