@@ -110,25 +110,16 @@ def _arguments(
     settings: its keywords; None of model, hardware and workload means the default.
     """
     given = {
-        name.replace("__", "."): value
+        name: value
         for name, value in settings.items()
         if value is not None or name not in ("model", "hardware", "workload")
     }
     if policy is not None:
         given = _of_policy(policy) | given
     dirs = config_dirs(None if config_dir is None else Path(config_dir))
-    texts, objects = with_new_names(overrides, dirs), {}
-    groups = {group: [choice.name for choice in found] for group, found in find_groups(dirs).items()}
-    _check_engine(policy, groups)
-    for key, value in zip(with_new_names(given, dirs), given.values(), strict=True):
-        if value is None and "none" in groups.get(key, ()):
-            texts.append(f"{key}=none")
-        elif not _is_plain(value):
-            objects[key] = value
-        elif isinstance(value, Mapping) and key in groups:
-            texts += [_override(f"{key}.{name}", item) for name, item in value.items()]
-        else:
-            texts.append(_override(key, value))
+    _check_engine(policy, dirs)
+    own, objects = texts_and_objects(given, dirs)
+    texts = [*with_new_names(overrides, dirs), *own]
     for text in (*texts, *objects):
         if Override.parse(text).root == "output":
             raise ConfigError(
@@ -136,6 +127,31 @@ def _arguments(
                 "result.write(folder, timeline=True, vllm_bench=True)"
             )
     return ConfigSource(config_name="simulate", dirs=dirs), texts, objects
+
+
+def texts_and_objects(settings: Mapping[str, Any], dirs: Sequence[Path]) -> tuple[list[str], dict[str, Any]]:
+    """Returns settings as overrides, and those that no override can be: objects, by their key.
+
+    settings: keys with dots or double underscores -> choices, values, mappings of settings below a group, or
+    objects. dirs: the folders of configs.
+    """
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    groups = _choices(dirs)
+    texts, objects = [], {}
+    for key, value in zip(with_new_names(given, dirs), given.values(), strict=True):
+        if value is None and "none" in groups.get(key, ()):
+            texts.append(f"{key}=none")
+        elif not _is_plain(value):
+            objects[key] = value
+        elif isinstance(value, Mapping) and key in groups:
+            texts += [override_text(f"{key}.{name}", item) for name, item in value.items()]
+        else:
+            texts.append(override_text(key, value))
+    return texts, objects
+
+
+def _choices(dirs: Sequence[Path]) -> dict[str, list[str]]:
+    return {group: [choice.name for choice in found] for group, found in find_groups(dirs).items()}
 
 
 def _of_policy(policy: Any) -> dict[str, Any]:
@@ -146,8 +162,9 @@ def _of_policy(policy: Any) -> dict[str, Any]:
     return {"batching": policy}
 
 
-def _check_engine(policy: Any, groups: Mapping[str, list[str]]) -> None:
+def _check_engine(policy: Any, dirs: Sequence[Path]) -> None:
     """Raises ConfigError if `policy` is the name of a batching policy, where an engine's name is expected."""
+    groups = _choices(dirs)
     if isinstance(policy, str) and policy not in groups["engine"] and policy in groups["batching"]:
         raise ConfigError(
             f"policy={policy}: must be the name of an engine; for the batching policy write "
@@ -163,7 +180,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, Real | str | Path)
 
 
-def _override(key: str, value: Any) -> str:
+def override_text(key: str, value: Any) -> str:
+    """Returns the override of Hydra's command line that sets a plain value."""
     return f"{key}={''.join(_text(value))}"
 
 

@@ -7,10 +7,11 @@ ones. Each process that Hydra starts then prepares its own point.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
@@ -59,8 +60,7 @@ def run_command(
     if multirun or MULTIRUN in overrides:
         _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module, overwrite)
         return
-    cfg = composed(source, [*overrides, "hydra.mode=RUN"], with_hydra=True)
-    job = _prepared(_point(source, cfg, ""), module)
+    cfg, job = prepared_run(source, overrides, module)
     begin_collection()
     folder = _claimed(cfg, "run.dir", overwrite, continues=getattr(job, "continues", False))
     if cfg.hydra.callbacks:
@@ -68,6 +68,21 @@ def run_command(
         source.command_line(own, HydraTask(source, module))
     else:
         _run(source, cfg, job)
+
+
+def prepared_run(
+    source: ConfigSource,
+    overrides: Sequence[str],
+    module: str,
+    objects: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> tuple[DictConfig, Job]:
+    """Composes the config of a single run; returns it and the job. Raises ConfigError for a wrong setting.
+
+    module: of the command. objects: see `Composition`.
+    """
+    cfg = composed(source, [*overrides, "hydra.mode=RUN"], with_hydra=True)
+    point = _point(source, cfg, "")
+    return cfg, _prepared(point._replace(composition=point.composition._replace(objects=objects)), module)
 
 
 def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from experiments.capacity.tables import (
 )
 from experiments.study.pages import COLOURS
 from experiments.study.pareto import pareto
+from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.ops import decode_shape, largest_batch
 from sim.metrics.paired import Interval, mean_interval
 from sim.report.look import GREY, SERIES, styled
 from sim.report.numbers import seconds
-from sim.report.plain_page import drawn, folded, listed, table, write_page
+from sim.report.plain_page import Content, folded, listed, table
 
 LEGEND = (
     f"±: half the width of the {LEVEL} over the seeds. Good requests are those that meet the SLO. High "
@@ -47,33 +47,32 @@ PARETO = (
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 
 
-def write_capacity(path: Path, found: Answer, config: Mapping[str, Any]) -> None:
-    """Writes the page, which opens offline."""
+def page_of(found: Answer, config: Mapping[str, Any]) -> Page:
+    """Returns the page. config: of the command."""
     seeds = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else "one seed"
-    sections = {"Answer": listed([*sentences(found), *caveats(found)])}
+    sections: dict[str, Content] = {"Answer": listed([*sentences(found), *caveats(found)])}
     if found.ranked:
         sections["Cheapest"] = f"<p>{LEGEND}</p>{table(turned(found.ranked))}"
-        sections["Pareto front: speed per user against throughput per GPU"] = (
-            f"<p>{PARETO}</p>{drawn(pareto_figure(found))}"
-        )
-        sections["Cost"] = drawn(cost_figure(found))
+        sections["Pareto front: speed per user against throughput per GPU"] = [
+            f"<p>{PARETO}</p>",
+            pareto_figure(found),
+        ]
+        sections["Cost"] = [cost_figure(found)]
     if len(found.stages) > 1:
         sections["Forecast"] = table(stage_rows(found))
     for title, (command, notes) in launches(found).items():
         sections[title] = f"<pre>{html.escape(command)}</pre>{listed(notes)}"
     out = excluded(found.question, found.search)
     lines = [f"{one.name}: {one.reason}. {one.detail}" for one in out]
-    sections["Excluded candidates"] = listed(exclusion_lines(out) or ["None."])
-    if lines:
-        sections["Excluded candidates"] += folded("All of them", "\n".join(lines))
+    every = folded("All of them", "\n".join(lines)) if lines else ""
+    sections["Excluded candidates"] = listed(exclusion_lines(out) or ["None."]) + every
     sections["Assumptions and notes"] = listed(
         found.notes or ["None, because no run was simulated to its end."]
     )
     sections["Configuration"] = folded(
         "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     )
-    write_page(
-        path,
+    return Page(
         "Capacity",
         f"The lowest cost that meets the SLO for {found.requests:,} requests in "
         f"{seconds(found.lasts_s)}, with {seeds}. All candidates serve the same requests.",

@@ -6,7 +6,9 @@ the swept value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import find_groups
@@ -22,11 +24,24 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 
 
-def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
-    """Composes and builds every arm at every swept value. Raises ConfigError, which names the arm."""
+def points(
+    settings: CompareSettings,
+    source: ConfigSource,
+    objects: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[Point]:
+    """Composes and builds every arm at every swept value. Raises ConfigError, which names the arm.
+
+    objects: see `Composition`.
+    """
     experiment, found = settings.experiment, []
     _check_choices("experiment.base", experiment.base, source)
     _check_choices("also", settings.also, source)
+    for arm, own in objects.items():
+        if "workload" in own:
+            raise ConfigError(
+                f"arm {arm}: workload={type(own['workload']).__name__}: must not be an object, because the "
+                "arms are compared on one traffic; write a config for it, and choose that for all"
+            )
     variants = Variants(source, [*experiment.base, *settings.also])
     for arm, own in experiment.arms.items():
         for i, value in enumerate(experiment.swept):
@@ -36,13 +51,13 @@ def points(settings: CompareSettings, source: ConfigSource) -> list[Point]:
             except ConfigError as error:
                 raise ConfigError(f"arm {arm}: {error}") from error
             try:
-                scenario, _ = build_run(resolved(config))
+                scenario, _ = build_run(resolved(config), objects.get(arm, {}))
                 if i == 0:
                     check_metrics(scenario, experiment.metrics, "experiment.metrics")
             except ConfigError as error:
                 where = f"arm {arm} at {at}" if at else f"arm {arm}"
                 raise ConfigError(f"{where}: {error}") from error
-            found.append(Point(arm=arm, swept=value, config=config))
+            found.append(Point(arm=arm, swept=value, config=config, objects=objects.get(arm, {})))
     _check_traffic(found, settings)
     return found
 

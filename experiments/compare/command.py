@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from experiments.app.application import Application, launch, parser_of
 from experiments.app.list_choices import choices_table
-from experiments.app.run_folder import print_folder, write_study
 from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.config_groups import find_groups
-from experiments.app.terminal import terminal_console
 from experiments.compare.arms import points
-from experiments.compare.page import write_comparison
-from experiments.compare.results import Results, evaluate
-from experiments.compare.sentences import verdicts
+from experiments.compare.page import page_of
+from experiments.compare.results import evaluate
+from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.settings import CompareSettings, build_settings
 from experiments.compare.tables import print_results
-from experiments.study.runs import Point, Runs, run_all
-from experiments.study.workers import progress_of
-from sim.report.files import write_table
+from experiments.study.runs import Point, run_all
+from experiments.study.study import Findings, StudyJob
+from experiments.study.workers import Report
 
 APPLICATION = Application(
     name="compare",
@@ -39,6 +37,12 @@ OWN_ARMS = Application(
     config_name="compare_own",
 )
 
+
+def application_of(words: Sequence[str]) -> Application:
+    """Returns the application that composes these words: of an experiment, or of arms of one's own."""
+    return OWN_ARMS if any(word.startswith("compare.") for word in words) else APPLICATION
+
+
 USAGE = """\
 usage: windtunnel compare experiment=NAME [key=value ...]
        windtunnel compare "compare.arms=['NAME: key=value ...','NAME: key=value ...']" [key=value ...]
@@ -53,8 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs a comparison; without a setting, prints the experiments. Raises what `launch` raises."""
     options = parser_of(APPLICATION).parse_intermixed_args(arguments)
     if any(value for name, value in vars(options).items() if name != "config_dir"):
-        own = any(word.startswith("compare.") for word in arguments)
-        launch(OWN_ARMS if own else APPLICATION, arguments)
+        launch(application_of(arguments), arguments)
         return
     console = Console(stderr=True, highlight=False)
     console.print(USAGE, soft_wrap=True, markup=False)
@@ -64,40 +67,45 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompareJob:
+class Comparing:
     """Comparison whose arms have been composed and built."""
 
     cfg: dict[str, Any]
     settings: CompareSettings
     points: Sequence[Point]
+    parts: str = "runs"
 
-    def run(self, folder: Path) -> None:
-        """Runs all arms, compares them, writes the results and prints them.
+    @property
+    def shows_progress(self) -> bool:
+        return self.settings.progress
 
-        Raises KeyboardInterrupt after Ctrl-C, once the results so far are written.
-        """
-        console, experiment = terminal_console(), self.settings.experiment
-        with progress_of(console, enabled=self.settings.progress) as report:
-            runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
+    @property
+    def writes_page(self) -> bool:
+        return self.settings.report
+
+    def find(self, report: Report) -> Findings | None:
+        """Runs all arms and compares them; see `Study`."""
+        experiment = self.settings.experiment
+        runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
         if runs.table.empty:
-            raise KeyboardInterrupt  # no run has ended yet
+            return None
         found = evaluate(experiment, runs.table, interrupted=runs.interrupted, traced=runs.traced)
-        print_results(found, console)
-        self._write(folder, found, runs)
-        print_folder(folder, console)
-        if runs.interrupted:
-            raise KeyboardInterrupt  # the partial results are written
+        sentences = verdicts(found)
+        return Findings(
+            name="compare",
+            config=self.cfg,
+            tables={"runs": runs.table},
+            verdicts=sentences,
+            caveats=caveats(found),
+            record={**found.to_json(sentences), "notes": runs.notes},
+            show=partial(print_results, found),
+            draw=partial(page_of, found, self.points, self.cfg, runs.notes),
+            is_whole=not runs.interrupted,
+        )
 
-    def _write(self, folder: Path, found: Results, runs: Runs) -> None:
-        config = self.cfg
-        write_table(runs.table, folder / "runs.parquet")
-        write_study(folder, config, {**found.to_json(verdicts(found)), "notes": runs.notes})
-        if self.settings.report:
-            write_comparison(folder / "compare.html", found, self.points, config, runs.notes)
 
-
-def prepare(cfg: dict[str, Any], composition: Composition) -> CompareJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings = build_settings(cfg)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
-    return CompareJob(cfg=cfg, settings=settings, points=points(settings, simulate))
+    return StudyJob(study=Comparing(cfg=cfg, settings=settings, points=points(settings, simulate)))

@@ -11,12 +11,13 @@ from experiments.app.settings.override import Override, not_about
 from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
-from experiments.compare.command import CompareJob
+from experiments.compare.command import Comparing
 from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
 from experiments.compare.settings import CompareSettings, Experiment
 from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
 from experiments.study.override_lines import by_name, check_lines
+from experiments.study.study import StudyJob
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
@@ -54,7 +55,7 @@ class OwnSettings:
         check_lines("arms", self.arms, RESERVED)
 
 
-def prepare(cfg: dict[str, Any], composition: Composition) -> CompareJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     node = dict(cfg[NODE])
     if isinstance(node.get("metrics"), list):
@@ -82,7 +83,8 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> CompareJob:
     except ValueError as error:
         raise ConfigError(f"{NODE}.{error}") from error
     settings = CompareSettings(experiment=experiment, jobs=own.jobs, report=own.report, progress=own.progress)
-    return CompareJob(cfg=cfg, settings=settings, points=points(settings, simulate))
+    found = points(settings, simulate, composition.objects)
+    return StudyJob(study=Comparing(cfg=cfg, settings=settings, points=found))
 
 
 def _usual_metrics(source: ConfigSource, words: Sequence[str], seeds: Sequence[int]) -> tuple[Metric, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,23 +18,23 @@ from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.notes import merged_notes
 from experiments.study.pages import line_style
 from experiments.study.runs import Point, settings_that_differ
+from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from sim.report.look import styled
-from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
+from sim.report.plain_page import folded, line_with_band, listed, table
 from sim.settings.convert import shown
 
 COLUMNS = 2
 ROW_PX = 340
 
 
-def write_comparison(
-    path: Path,
+def page_of(
     found: Results,
     points: Sequence[Point],
     config: Mapping[str, Any],
     notes: Mapping[str, Sequence[str]],
-) -> None:
-    """Writes the page, which opens offline. config: of the comparison; notes: of each arm's runs."""
+) -> Page:
+    """Returns the page. config: of the comparison; notes: of each arm's runs."""
     experiment = found.experiment
     source = f" Source: {experiment.source}." if experiment.source else ""
     seeds = f"with each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "with one seed"
@@ -50,13 +49,12 @@ def write_comparison(
         f"<h3>{html.escape(titled(metric))}</h3>{table(metric_rows(found, metric))}"
         for metric in experiment.metrics
     )
-    write_page(
-        path,
+    return Page(
         experiment.title,
         introduction,
         {
             "Verdicts": listed([*caveats(found), *verdicts(found)]),
-            "Figures": f"<p>{means}, each with its {LEVEL}. Axes start at 0.</p>{drawn(figure(found))}",
+            "Figures": [f"<p>{means}, each with its {LEVEL}. Axes start at 0.</p>", figure(found)],
             "Comparisons": tables,
             "Settings that differ between the arms": _differences(found, points),
             "Assumptions and notes": listed(merged_notes(notes)),

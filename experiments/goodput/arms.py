@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.override import Override, not_about
 from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
@@ -19,33 +19,33 @@ from sim.workload.base import BeginsByRate, Source
 NODE = "goodput"
 
 
-def build_arms(
-    cfg: dict[str, Any], source: ConfigSource, overrides: Sequence[str]
-) -> tuple[GoodputSettings, list[Arm]]:
-    """Builds the settings and the arms. overrides: all overrides of the command line.
+def build_arms(cfg: dict[str, Any], composition: Composition) -> tuple[GoodputSettings, list[Arm]]:
+    """Builds the settings and the arms.
 
     Raises ConfigError for a wrong setting, and for a workload without a request rate.
     """
     settings: GoodputSettings = build_as(GoodputSettings, cfg[NODE], NODE)
-    base = not_about(overrides, NODE)
+    base = not_about(composition.overrides, NODE)
     for override in map(Override.parse, base):
         if override.root in RESERVED:
             raise ConfigError(f"{override.text}: must not be set here; {RESERVED[override.root]}")
-    variants = Variants(ConfigSource(config_name="simulate", dirs=source.dirs), base)
+    variants = Variants(ConfigSource(config_name="simulate", dirs=composition.source.dirs), base)
     arms = []
     for i, (name, own) in enumerate(settings.overrides_by_arm.items()):
         try:
-            arms.append(_arm(name, variants, own, settings))
+            arms.append(_arm(name, variants, own, settings, composition.objects.get(name, {})))
         except ConfigError as error:
             raise ConfigError(f"{NODE}.arms[{i}]: {error}" if settings.arms else str(error)) from error
     return settings, arms
 
 
-def _arm(name: str, variants: Variants, own: Sequence[str], settings: GoodputSettings) -> Arm:
+def _arm(
+    name: str, variants: Variants, own: Sequence[str], settings: GoodputSettings, objects: Mapping[str, Any]
+) -> Arm:
     config = variants.config(own, seed=settings.seeds[0])
     config["sim"]["stop_overloaded"] = True
     first = resolved(config)
-    scenario, traffic = build_run(first)
+    scenario, traffic = build_run(first, objects)
     if scenario.slo is None:
         raise ConfigError("slo=none: goodput counts requests that meet an SLO; choose one, such as slo=chat")
     base_rate = rate_of(traffic)
@@ -54,7 +54,9 @@ def _arm(name: str, variants: Variants, own: Sequence[str], settings: GoodputSet
             "workload: has no request rate that could be varied (a closed loop, or all requests at once); "
             "choose an open loop, such as workload=poisson"
         )
-    scenarios = {seed: build_scenario(resolved({**config, "seed": seed})) for seed in settings.seeds[1:]}
+    scenarios = {
+        seed: build_scenario(resolved({**config, "seed": seed}), objects) for seed in settings.seeds[1:]
+    }
     is_trimmed = bool(scenario.metrics.warmup_s or scenario.metrics.cooldown_s)
     return Arm(
         name=name,

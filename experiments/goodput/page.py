@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,33 +16,33 @@ from experiments.goodput.results import curve, goodput_curve, scale_curve
 from experiments.goodput.tables import caveats, rows, sentences
 from experiments.study.notes import merged_notes
 from experiments.study.pages import COLOURS
+from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from sim.report.look import GREY, LIMIT, styled
-from sim.report.plain_page import drawn, folded, line_with_band, listed, table, write_page
+from sim.report.plain_page import folded, line_with_band, listed, table
 
 HEIGHT_PX = 420
 SHARES = [0, 1.03]
 """Range of an axis of shares; bands may exceed 1, which means nothing."""
 
 
-def write_goodput(
-    path: Path, outcome: Outcome, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
-) -> None:
-    """Writes the page, which opens offline."""
+def page_of(outcome: Outcome, config: Mapping[str, Any]) -> Page:
+    """Returns the page. config: of the command."""
     settings = outcome.settings
     seeds = f"{len(settings.seeds)} seeds" if len(settings.seeds) > 1 else "one seed"
-    write_page(
-        path,
+    return Page(
         "Goodput",
         f"SLO attainment and goodput (requests/s that meet the SLO) over the request rate, with {seeds}. "
         f"Bands are the {LEVEL} of the mean. Each seed has the same requests at every rate.",
         {
             "Verdicts": listed([*sentences(outcome.highest), *caveats(outcome)]),
-            "SLO attainment and goodput over the request rate": "<p>Open circles: the "
-            f"service was overloaded, and the run was stopped early.</p>{drawn(rate_figure(outcome))}",
-            "SLO attainment with tighter and looser limits": drawn(scale_figure(outcome)),
+            "SLO attainment and goodput over the request rate": [
+                "<p>Open circles: the service was overloaded, and the run was stopped early.</p>",
+                rate_figure(outcome),
+            ],
+            "SLO attainment with tighter and looser limits": [scale_figure(outcome)],
             "Highest rates": table(rows(outcome.highest)),
-            "Assumptions and notes": listed(merged_notes(notes)),
+            "Assumptions and notes": listed(merged_notes(outcome.notes)),
             "Configuration": folded(
                 "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
             ),

@@ -30,9 +30,16 @@ class Point:
     swept: Any
     config: dict[str, Any]
     """Config of `simulate`, with unresolved interpolations."""
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    """Objects that replace nodes of the config, by their root key."""
 
     def with_seed(self, seed: int) -> dict[str, Any]:
         return {**self.config, "seed": seed}
+
+    @property
+    def shown_config(self) -> dict[str, Any]:
+        """The config of all runs, with the name of its class in place of an object."""
+        return resolved(self.config) | {key: type(one).__name__ for key, one in self.objects.items()}
 
 
 class Task(NamedTuple):
@@ -108,18 +115,19 @@ def run_all(
 
 def settings_that_differ(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
     """Returns dotted key -> arm -> value of settings that differ between arms, at one swept value."""
-    of_arms = {point.arm: dict(leaves(resolved(point.config))) for point in points}
+    of_arms = {point.arm: dict(leaves(point.shown_config)) for point in points}
     keys = dict.fromkeys(key for of_arm in of_arms.values() for key in of_arm)
     rows = {key: {arm: of_arm.get(key, "–") for arm, of_arm in of_arms.items()} for key in keys}
     return {key: row for key, row in rows.items() if len({as_text(value) for value in row.values()}) > 1}
 
 
 def _scenario(point: Point, seed: int) -> Scenario:
-    return build_scenario(resolved(point.with_seed(seed)))
+    return build_scenario(resolved(point.with_seed(seed)), point.objects)
 
 
 def _summary(
     summarise: Callable[[RunResult], dict[str, Any]], is_one_run: bool, task: Task
 ) -> tuple[dict[str, Any], TraceRun | None]:
-    result = simulate_config(task.point.with_seed(task.seed))
+    point = task.point
+    result = simulate_config(point.with_seed(task.seed), point.objects)
     return summarise(result), TraceRun.of(result) if is_one_run else None

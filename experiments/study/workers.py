@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, cast
 
 from rich.console import Console
@@ -63,9 +64,12 @@ def as_asked(
         outcomes.close()
 
 
-def simulate_config(config: dict[str, Any]) -> RunResult:
-    """Simulates a composed config. Raises ConfigError, and KeyboardInterrupt after Ctrl-C."""
-    return run(*build_run(resolved(config)))
+def simulate_config(config: dict[str, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> RunResult:
+    """Simulates a composed config. Raises ConfigError, and KeyboardInterrupt after Ctrl-C.
+
+    objects: replace nodes of the config, by their root key.
+    """
+    return run(*build_run(resolved(config), objects))
 
 
 def whole(result: RunResult) -> RunResult:

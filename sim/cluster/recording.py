@@ -1,4 +1,4 @@
-"""What becomes of a run's records: kept whole until the end, or handed on in chunks."""
+"""Receivers of a run's records, which keep them until the end or hand them on in chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sim.speculation.records import speculation_record
 
 
 class RecordedRun(Protocol):
-    """What a recording reads of its run, a `Simulation`."""
+    """The part of a `Simulation` that a recording reads."""
 
     @property
     def clock(self) -> Clock: ...
@@ -72,7 +72,7 @@ class WholeRecording:
 def whole_records(
     requests: RequestLog, run: RecordedRun, figures: Mapping[str, Any], *, interrupted: bool
 ) -> RunRecords:
-    """Returns the records of a run whose logs nobody has cut; they are cut now. figures: see `tables`."""
+    """Returns the records of a run whose logs have not been cut yet; they are cut now. figures: see `tables`."""
     recorders = [replica.recorder for replica in run.fleet.replicas]
     logs = [recorder.iterations.cut() for recorder in recorders]
     rows = [recorder.events.rows for recorder in recorders]

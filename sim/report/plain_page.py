@@ -48,9 +48,15 @@ $sections
 )
 
 
-def write_page(path: Path, title: str, introduction: str, sections: Mapping[str, str]) -> None:
-    """Writes one HTML file that opens offline. sections: heading -> HTML."""
-    body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
+Content = str | Sequence[str | go.Figure]
+"""Of a section: HTML, or pieces of HTML and figures in their order."""
+
+
+def write_page(path: Path, title: str, introduction: str, sections: Mapping[str, Content]) -> None:
+    """Writes one HTML file that opens offline. sections: by their headings."""
+    body = "".join(
+        f"<h2>{html.escape(heading)}</h2>{_html(content)}" for heading, content in sections.items()
+    )
     page = _PAGE.substitute(
         title=html.escape(title),
         introduction=html.escape(introduction),
@@ -58,6 +64,11 @@ def write_page(path: Path, title: str, introduction: str, sections: Mapping[str,
         plotly=page_js().decode(),
     )
     write_whole(path, page)
+
+
+def _html(content: Content) -> str:
+    pieces = [content] if isinstance(content, str) else content
+    return "".join(piece if isinstance(piece, str) else drawn(piece) for piece in pieces)
 
 
 def drawn(figure: go.Figure) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from experiments.app.api import _override
+from experiments.app.api import override_text
 from experiments.app.cli import main
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
@@ -160,7 +160,7 @@ PLAIN = st.recursive(
 @pytest.mark.slow
 @given(PLAIN)
 def test_any_plain_value_reaches_the_config_as_it_is(value):
-    cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([f"+{_override('new', value)}"])
+    cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose([f"+{override_text('new', value)}"])
     assert (OmegaConf.to_container(cfg)["new"]) == value
 
 
@@ -168,7 +168,7 @@ def test_texts_and_numbers_reach_the_config_as_they_are():
     values = {
         "path": "a b/c's \\'d\\", "number": "12", "none": "null", "list": [1, 2.5, "x,y"], "dict": {"a": None}
     }  # fmt: skip
-    overrides = [f"+{_override(f'own_{name}', value)}" for name, value in values.items()]
+    overrides = [f"+{override_text(f'own_{name}', value)}" for name, value in values.items()]
     cfg = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR]).compose(overrides)
     assert {name: OmegaConf.to_container(cfg)[f"own_{name}"] for name in values} == values
 

@@ -9,12 +9,13 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import hydra
@@ -57,6 +58,8 @@ class Composition(NamedTuple):
     source: "ConfigSource"
     overrides: Sequence[str]
     """Overrides of settings; overrides of Hydra itself are left out."""
+    objects: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Arm of a study -> objects of the caller that replace nodes of its config, by their root key."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -26,10 +25,11 @@ from experiments.compare.whatif.tables import LEGEND, tables
 from experiments.study.figures import label_of
 from experiments.study.notes import merged_notes
 from experiments.study.runs import settings_that_differ
+from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from sim.metrics.paired import Outcome
 from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, log_axis, styled
-from sim.report.plain_page import drawn, folded, listed, table, write_page
+from sim.report.plain_page import Content, folded, listed, table
 from sim.settings.convert import shown
 
 COLOURS = {Outcome.BETTER: GREEN, Outcome.WORSE: RED}
@@ -38,19 +38,20 @@ PANEL_PX, ROW_PX = 90, 26
 """Height of a panel without its rows, and of each row, in pixels."""
 
 
-def write_answers(
-    path: Path, answers: Answers, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]
-) -> None:
-    """Writes the page, which opens offline. config: of the command; notes: of each arm's runs."""
+def page_of(answers: Answers, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]) -> Page:
+    """Returns the page. config: of the command; notes: of each arm's runs."""
     changes = {
         arm: " ".join(words) for arm, words in answers.questions.experiment.arms.items() if arm != BASELINE
     }
-    sections = {
+    sections: dict[str, Content] = {
         "Verdicts": listed(caveats(answers)) + _verdicts(answers),
         "Compared with the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
-        "Figures": "<p>Ratio to the baseline (shares: difference in percentage points), with its "
-        f"{LEVEL}. Green: better; red: worse; grey: within noise.</p>{drawn(delta_figure(answers))}",
-        "Time of the requests by resource": drawn(limit_figure(answers)),
+        "Figures": [
+            "<p>Ratio to the baseline (shares: difference in percentage points), with its "
+            f"{LEVEL}. Green: better; red: worse; grey: within noise.</p>",
+            delta_figure(answers),
+        ],
+        "Time of the requests by resource": [limit_figure(answers)],
         "The changes": table([["change", "overrides"], *([arm, text] for arm, text in changes.items())])
         + _differences(answers),
     }
@@ -60,7 +61,7 @@ def write_answers(
     sections["Configuration"] = folded(
         "Settings of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
     )
-    write_page(path, "What if", introduction(answers), sections)
+    return Page("What if", introduction(answers), sections)
 
 
 def _verdicts(answers: Answers) -> str:

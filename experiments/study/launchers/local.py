@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections import deque
@@ -11,12 +12,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Annotated
 
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
 from experiments.study.launchers.parent import end_with_parent
 from fieldlimits import Checked, PositiveInt
 from sim.engine.interpreter import Interrupt
+from sim.settings.errors import ConfigError
 
 GRACE_S = 1.5
 """How long running tasks may go on after Ctrl-C, in seconds, before their processes are killed."""
@@ -149,9 +152,16 @@ class _Worker:
         other.close()  # so that the pipe reports the end of the process
 
     def hand(self, index: int, task: T) -> bool:
-        """Sends a task; returns whether the process took it."""
+        """Sends a task; returns whether the process took it. Raises ConfigError if it cannot be pickled."""
         try:
-            self.pipe.send(task)
+            content = ForkingPickler.dumps(task)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"{task.name}: cannot be sent to another process ({error}); define its classes and functions "
+                "in a module, or set jobs=1"
+            ) from error
+        try:
+            self.pipe.send_bytes(content)
         except OSError:
             return False
         self.index = index

@@ -158,7 +158,7 @@ def test_where_every_request_is_rejected_there_is_no_verdict(folder, capsys):
     assert "not decided (no ratio can be formed)" in printed
 
 
-def die(config):
+def die(config, objects):
     os._exit(1)
 
 

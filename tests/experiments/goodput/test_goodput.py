@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.app.cli import main
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.goodput import search
 from experiments.goodput.answer import Outcome
@@ -39,7 +39,7 @@ SLO = Slo(name="toy", ttft_ms=500, tpot_ms=50)
 
 def arms_of(*overrides):
     given_all = [*SMALL, *overrides] if AGENTS[0] not in overrides else [*SMALL[:2], *overrides]
-    return build_arms(SOURCE.compose(given_all), SOURCE, given_all)
+    return build_arms(SOURCE.compose(given_all), Composition(SOURCE, given_all))
 
 
 def arm(name, num_devices=1):
@@ -391,7 +391,7 @@ def test_seeds_that_give_the_same_run_are_run_once_and_have_an_interval_from_its
 def test_rates_are_those_of_the_requests_that_were_flown():
     """The first requests of a day have another rate than its mean: the rate of arrivals is reported."""
     overrides = ["model=smollm2_135m", "hardware=l4", "workload=synthetic", "workload/arrivals=diurnal"]
-    _, (one,) = build_arms(SOURCE.compose(overrides), SOURCE, overrides)
+    _, (one,) = build_arms(SOURCE.compose(overrides), Composition(SOURCE, overrides))
     assert rate_of(one.scenarios[0].source()) == pytest.approx(one.base_rate)
     runs = []
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from experiments.app.cli import main
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.goodput.arms import build_arms
 from experiments.study.figures import figures
@@ -97,7 +97,7 @@ def test_goodput_counts_what_the_metrics_trim():
 
     def share(*overrides):
         given = [*SMALL, "workload.num_requests=60", "slo.ttft_ms=100", *overrides]
-        _, (arm,) = build_arms(source.compose(given), source, given)
+        _, (arm,) = build_arms(source.compose(given), Composition(source, given))
         return arm.warmup_share, arm.measure(0, 4.0, 60).share
 
     assert share()[0] == 0.1
