@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,7 +82,10 @@ def whole(result: RunResult) -> RunResult:
 
 @contextmanager
 def progress_of(console: Console, *, enabled: bool, what: str = "runs") -> Iterator[Report]:
-    """Yields a progress callback: a bar on a terminal, nothing elsewhere."""
+    """Yields a progress callback: a bar on a terminal and in a notebook, nothing elsewhere."""
+    if enabled and console.is_jupyter:
+        yield _notebook_bar(what)
+        return
     if not (enabled and console.is_terminal):
         yield lambda done, total: None
         return
@@ -89,3 +93,16 @@ def progress_of(console: Console, *, enabled: bool, what: str = "runs") -> Itera
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def _notebook_bar(what: str) -> Report:
+    """Returns the callback that draws a bar below the cell of a notebook; rich's would need ipywidgets."""
+    notebook: Any = importlib.import_module("IPython.display")
+
+    def bar(done: int, total: int) -> Any:
+        return notebook.HTML(
+            f"<progress value={done} max={max(total, 1)}></progress> {done} of {total} {what}"
+        )
+
+    shown = notebook.display(bar(0, 1), display_id=True)
+    return lambda done, total: shown.update(bar(done, total))
