@@ -38,7 +38,7 @@ def study(
     config_dir: str | Path | None = None,
     **settings: Any,
 ) -> Findings:
-    """Runs a study and returns what it has found; in a notebook it shows verdicts and figures.
+    """Runs a study and returns what it has found; a notebook shows it as the page of the command.
 
     name: of its command: compare, whatif, goodput or capacity. overrides: its settings as on the command
     line, `"workload.num_requests=500"`. settings: the same as keywords; two underscores stand for a dot,

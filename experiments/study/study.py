@@ -5,6 +5,7 @@ A command of this kind is a `Study`: its settings are checked and its runs are b
 
 from __future__ import annotations
 
+import html
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The findings of a study. In a notebook they show their verdicts, caveats and figures."""
+    """The findings of a study. A notebook shows them with the content of their page."""
 
     name: str
     """Name of the command; its page is NAME.html."""
@@ -103,12 +104,11 @@ class Findings:
         return f"<Findings of {self.name}: {self.verdicts[0] if self.verdicts else 'no verdict'}>"
 
     def _ipython_display_(self) -> None:
-        from sim.report.plain_page import listed  # noqa: PLC0415 (plotly: not for every study)
-
         notebook: Any = importlib.import_module("IPython.display")
-        notebook.display(notebook.HTML(listed([*self.verdicts, *self.caveats])))
-        for figure in self.figures.values():
-            notebook.display(figure)
+        for heading, content in self.page.sections.items():
+            notebook.display(notebook.HTML(f"<h3>{html.escape(heading)}</h3>"))
+            for piece in [content] if isinstance(content, str) else content:
+                notebook.display(notebook.HTML(piece) if isinstance(piece, str) else piece)
 
 
 class Study(Protocol):
