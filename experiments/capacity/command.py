@@ -23,15 +23,6 @@ class Planning:
 
     cfg: dict[str, Any]
     question: Question
-    parts: str = "candidates"
-
-    @property
-    def shows_progress(self) -> bool:
-        return self.question.settings.progress
-
-    @property
-    def writes_page(self) -> bool:
-        return self.question.settings.report
 
     def find(self, report: Report) -> Findings | None:
         """Searches the cheapest candidates that meet the SLO; see `Study`."""
@@ -57,4 +48,10 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     question = build_question(cfg, composition.source, composition.overrides)
     if question.settings.search == "optuna":
         load_optuna()
-    return StudyJob(study=Planning(cfg=cfg, question=question), page_note="Page with the Pareto front: ")
+    return StudyJob(
+        study=Planning(cfg=cfg, question=question),
+        parts="candidates",
+        progress=question.settings.progress,
+        page=question.settings.report,
+        page_note="Page with the Pareto front: ",
+    )

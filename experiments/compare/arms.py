@@ -36,10 +36,10 @@ def points(
     experiment, found = settings.experiment, []
     _check_choices("experiment.base", experiment.base, source)
     _check_choices("also", settings.also, source)
-    for arm, own in objects.items():
-        if "workload" in own:
+    for arm, given in objects.items():
+        if "workload" in given:
             raise ConfigError(
-                f"arm {arm}: workload={type(own['workload']).__name__}: must not be an object, because the "
+                f"arm {arm}: workload={type(given['workload']).__name__}: must not be an object, because the "
                 "arms are compared on one traffic; write a config for it, and choose that for all"
             )
     variants = Variants(source, [*experiment.base, *settings.also])

@@ -73,15 +73,6 @@ class Comparing:
     cfg: dict[str, Any]
     settings: CompareSettings
     points: Sequence[Point]
-    parts: str = "runs"
-
-    @property
-    def shows_progress(self) -> bool:
-        return self.settings.progress
-
-    @property
-    def writes_page(self) -> bool:
-        return self.settings.report
 
     def find(self, report: Report) -> Findings | None:
         """Runs all arms and compares them; see `Study`."""
@@ -108,4 +99,10 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings = build_settings(cfg)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
-    return StudyJob(study=Comparing(cfg=cfg, settings=settings, points=points(settings, simulate)))
+    return comparison(cfg, settings, points(settings, simulate))
+
+
+def comparison(cfg: dict[str, Any], settings: CompareSettings, points: Sequence[Point]) -> StudyJob:
+    """Returns the job of a comparison whose points have been composed and built."""
+    study = Comparing(cfg=cfg, settings=settings, points=points)
+    return StudyJob(study=study, progress=settings.progress, page=settings.report)

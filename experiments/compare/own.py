@@ -11,7 +11,7 @@ from experiments.app.settings.override import Override, not_about
 from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
-from experiments.compare.command import Comparing
+from experiments.compare.command import comparison
 from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
 from experiments.compare.settings import CompareSettings, Experiment
 from experiments.compare.whatif.arms import METRICS
@@ -83,8 +83,7 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     except ValueError as error:
         raise ConfigError(f"{NODE}.{error}") from error
     settings = CompareSettings(experiment=experiment, jobs=own.jobs, report=own.report, progress=own.progress)
-    found = points(settings, simulate, composition.objects)
-    return StudyJob(study=Comparing(cfg=cfg, settings=settings, points=found))
+    return comparison(cfg, settings, points(settings, simulate, composition.objects))
 
 
 def _usual_metrics(source: ConfigSource, words: Sequence[str], seeds: Sequence[int]) -> tuple[Metric, ...]:

@@ -26,15 +26,6 @@ class Searching:
     cfg: dict[str, Any]
     settings: GoodputSettings
     arms: Sequence[Arm]
-    parts: str = "searches"
-
-    @property
-    def shows_progress(self) -> bool:
-        return self.settings.progress
-
-    @property
-    def writes_page(self) -> bool:
-        return self.settings.report
 
     def find(self, report: Report) -> Findings | None:
         """Searches the highest rate of every arm; see `Study`."""
@@ -67,4 +58,5 @@ class Searching:
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings, arms = build_arms(cfg, composition)
-    return StudyJob(study=Searching(cfg=cfg, settings=settings, arms=arms))
+    study = Searching(cfg=cfg, settings=settings, arms=arms)
+    return StudyJob(study=study, parts="searches", progress=settings.progress, page=settings.report)

@@ -19,7 +19,6 @@ from experiments.app.settings.override import Override, check_chosen_once
 from experiments.app.settings.renamed import with_new_names
 from experiments.study.override_lines import split
 from experiments.study.study import Findings, StudyJob
-from experiments.study.workers import progress_of
 from sim.settings.errors import ConfigError, suggest
 
 ARMS = {"compare": "compare.arms", "goodput": "goodput.arms", "whatif": "whatif.changes"}
@@ -115,12 +114,7 @@ def _found(
     with explained(source, overrides, USER_ERRORS):
         _, job = prepared_run(source, overrides, application.module, objects)
     assert isinstance(job, StudyJob)
-    console = Console(stderr=True)
-    with progress_of(console, enabled=job.study.shows_progress, what=job.study.parts) as report:
-        found = job.study.find(report)
-    if found is None:
-        raise KeyboardInterrupt
-    return found
+    return job.find(Console(stderr=True))
 
 
 def _application(name: str, overrides: Sequence[str]) -> Application:

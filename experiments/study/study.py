@@ -114,18 +114,6 @@ class Findings:
 class Study(Protocol):
     """A question about many runs, with checked settings."""
 
-    @property
-    def shows_progress(self) -> bool:
-        """True if the progress is shown."""
-
-    @property
-    def writes_page(self) -> bool:
-        """True if the page is written."""
-
-    @property
-    def parts(self) -> str:
-        """The parts that the progress counts, in the plural: runs."""
-
     def find(self, report: Report) -> Findings | None:
         """Makes the runs; report is called with the number of finished parts and of all.
 
@@ -136,10 +124,24 @@ class Study(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyJob:
-    """A study as the job of a command. page_note: words before the path of the page; "": none is printed."""
+    """A study as the job of a command."""
 
     study: Study
+    parts: str = "runs"
+    """What the progress counts."""
+    progress: bool = True
+    page: bool = True
+    """Whether the page is written."""
     page_note: str = ""
+    """Words before the path of the page; "": it is not printed."""
+
+    def find(self, console: Console) -> Findings:
+        """Makes the runs with their progress. Raises KeyboardInterrupt if Ctrl-C leaves nothing to show."""
+        with progress_of(console, enabled=self.progress, what=self.parts) as report:
+            found = self.study.find(report)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
 
     def run(self, folder: Path) -> None:
         """Makes the runs, prints the findings and writes them.
@@ -147,15 +149,12 @@ class StudyJob:
         Raises KeyboardInterrupt after Ctrl-C, once the findings so far are written, and UnsuccessfulError if
         they are no success.
         """
-        console, study = terminal_console(), self.study
-        with progress_of(console, enabled=study.shows_progress, what=study.parts) as report:
-            found = study.find(report)
-        if found is None:
-            raise KeyboardInterrupt  # there is nothing to write yet
+        console = terminal_console()
+        found = self.find(console)
         found.show(console)
-        found.write(folder, page=study.writes_page)
+        found.write(folder, page=self.page)
         print_folder(folder, console)
-        if self.page_note and study.writes_page:
+        if self.page_note and self.page:
             print_path(f"{self.page_note}{seen_from_here(folder / f'{found.name}.html')}", console)
         if not found.is_whole:
             raise KeyboardInterrupt

@@ -81,6 +81,31 @@ StateDtype = Annotated[str, OneOf(("fp32", "bf16", "fp16"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HeadedLayer(RecurrentLayer):
+    """A recurrent layer of equal heads, which ranks of tensor parallelism divide."""
+
+    layers: ClassVar[str] = "linear attention"
+    """Name of these layers in messages."""
+
+    num_heads: PositiveInt
+    head_dim: PositiveInt
+
+    @property
+    def num_query_heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def cutting_rule(self) -> str:
+        return f"divide the {self.num_heads} heads of the {self.layers}"
+
+    def heads_per_rank(self, tensor_parallel_size: int = 1) -> int:
+        return share_of(self.num_heads, tensor_parallel_size)
+
+    def value_width(self, tensor_parallel_size: int = 1) -> int:
+        return self.heads_per_rank(tensor_parallel_size) * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LinearAttention(RecurrentLayer):
     """Gated delta net: a matrix of constant size per head instead of KV (Yang et al., 2024; Qwen3-Next)."""
 
@@ -169,11 +194,11 @@ VECTOR_SLOWDOWN = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2(RecurrentLayer):
+class Mamba2(HeadedLayer):
     """Mamba-2: one projection to x, z, B, C and dt, a convolution over x, B and C, a gated norm."""
 
-    num_heads: PositiveInt
-    head_dim: PositiveInt
+    layers: ClassVar[str] = "state-space layers"
+
     state_size: PositiveInt
     num_groups: PositiveInt = 1
     """Groups of heads with a common B and C."""
@@ -191,23 +216,9 @@ class Mamba2(RecurrentLayer):
         if self.num_heads % self.num_groups:
             raise ValueError(f"num_groups={self.num_groups}: must divide num_heads={self.num_heads}")
 
-    @property
-    def num_query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def cutting_rule(self) -> str:
-        return f"divide the {self.num_heads} heads of the state-space layers"
-
-    def heads_per_rank(self, tensor_parallel_size: int = 1) -> int:
-        return share_of(self.num_heads, tensor_parallel_size)
-
     def groups_per_rank(self, tensor_parallel_size: int = 1) -> int:
         """Returns the groups of a rank; they are replicated if there are fewer than ranks."""
         return max(1, self.num_groups // tensor_parallel_size)
-
-    def value_width(self, tensor_parallel_size: int = 1) -> int:
-        return self.heads_per_rank(tensor_parallel_size) * self.head_dim
 
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         groups = self.groups_per_rank(tensor_parallel_size)
@@ -298,27 +309,14 @@ class Mamba1(RecurrentLayer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KimiDeltaAttention(RecurrentLayer):
+class KimiDeltaAttention(HeadedLayer):
     """Kimi delta attention: a gated delta net whose decay differs by channel; queries, keys, values alike."""
 
-    num_heads: PositiveInt
-    head_dim: PositiveInt
     conv_kernel: PositiveInt = 4
     full_rank_gate: bool = False
     """Whether the output gate is one matrix (Kimi-K3); else it goes through head_dim numbers."""
 
     scan_name: ClassVar[str] = "delta_rule"
-
-    @property
-    def num_query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def cutting_rule(self) -> str:
-        return f"divide the {self.num_heads} heads of the linear attention"
-
-    def value_width(self, tensor_parallel_size: int = 1) -> int:
-        return share_of(self.num_heads, tensor_parallel_size) * self.head_dim
 
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         return 3 * self.value_width(tensor_parallel_size)
@@ -326,7 +324,7 @@ class KimiDeltaAttention(RecurrentLayer):
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns one rank's matrices: Q, K, V; write gate; decay's two, output gate's one or two; output."""
         width, rank = self.value_width(tensor_parallel_size), self.head_dim
-        heads = share_of(self.num_heads, tensor_parallel_size)
+        heads = self.heads_per_rank(tensor_parallel_size)
         gate = (
             (Matrix("gate_proj", hidden_size, width),)
             if self.full_rank_gate
@@ -360,27 +358,14 @@ class KimiDeltaAttention(RecurrentLayer):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LightningAttention(RecurrentLayer):
+class LightningAttention(HeadedLayer):
     """Lightning attention: a matrix per head that decays at a fixed rate, with a gate on the output."""
 
-    num_heads: PositiveInt
-    head_dim: PositiveInt
     state_dtype: StateDtype = "bf16"
     """dtype of the state; vLLM keeps it in the model's."""
 
     scan_name: ClassVar[str] = "linear_scan"
     conv_kernel = 1
-
-    @property
-    def num_query_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def cutting_rule(self) -> str:
-        return f"divide the {self.num_heads} heads of the linear attention"
-
-    def value_width(self, tensor_parallel_size: int = 1) -> int:
-        return share_of(self.num_heads, tensor_parallel_size) * self.head_dim
 
     def conv_width(self, tensor_parallel_size: int = 1) -> int:
         return 0

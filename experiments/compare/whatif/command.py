@@ -30,15 +30,6 @@ class Asking:
 
     cfg: dict[str, Any]
     questions: Questions
-    parts: str = "runs"
-
-    @property
-    def shows_progress(self) -> bool:
-        return self.questions.settings.progress
-
-    @property
-    def writes_page(self) -> bool:
-        return self.questions.settings.report
 
     def find(self, report: Report) -> Findings | None:
         """Runs the baseline and the changes, and compares them; see `Study`."""
@@ -83,4 +74,6 @@ class Asking:
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds the baseline and every change. Raises ConfigError for a wrong setting."""
     questions = build_questions(cfg, composition.source, composition.overrides)
-    return StudyJob(study=Asking(cfg=cfg, questions=questions))
+    settings = questions.settings
+    study = Asking(cfg=cfg, questions=questions)
+    return StudyJob(study=study, progress=settings.progress, page=settings.report)
