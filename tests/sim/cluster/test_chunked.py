@@ -118,25 +118,25 @@ CUTS = {"leap": st.booleans(), "every": st.integers(1, 12), "group_rows": st.int
 
 
 @given(world=draw_worlds(), **CUTS)
-@examples(6, 1000)
+@examples(6, 100)
 def test_rows_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
 
 
 @pytest.mark.slow
 @given(world=draw_clusters() | draw_crashes(), **CUTS)
-@examples(6, 1000)
+@examples(6, 100)
 def test_rows_of_retries_and_crashes_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
 
 
 @given(world=draw_services() | draw_failing_services(), **CUTS)
-@examples(6, 1000)
+@examples(6, 100)
 def test_rows_of_disaggregated_pools_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
 
 
 @given(world=draw_branching_worlds() | draw_speculating(draw_worlds()) | draw_adapter_worlds(), **CUTS)
-@examples(6, 1000)
+@examples(6, 100)
 def test_rows_of_branches_drafts_and_adapters_are_those_of_a_plain_run(world, leap, every, group_rows):
     assert_same(world, leap, every, group_rows)
