@@ -102,9 +102,9 @@ _OLD_KEY = re.compile(
     rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)|(?P<alias>{'|'.join(ALIASES)})(?==|$)"
 )
 _MODEL = re.compile(
-    r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<quote>[\"']?)(?P<ids>[\w./,-]*[/.-][\w./,-]*)(?P=quote)"
+    r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<quote>[\"']?)(?P<ids>[\w./,-]+)(?P=quote)"
 )
-"""Matches a choice of models of which one has a slash, a dash or a dot, as Hugging Face ids have."""
+"""Matches a choice of models."""
 
 
 _DEVICE = re.compile(
@@ -186,7 +186,8 @@ def _named_models(key: str, names: Sequence[str], dirs: Sequence[Path], beside: 
     """
     choices, further = [], []
     for name in names:
-        found = model_named(name, dirs)
+        is_choice = any((folder / "model" / f"{name}.yaml").is_file() for folder in dirs)
+        found = None if is_choice else model_named(name, dirs)
         choices.append(name if found is None else found.choice)
         if found is None or found.choice == name:
             continue
@@ -403,8 +404,14 @@ def _reduced(words: Sequence[str], leaves_out: Set[str]) -> str:
     """Returns the name of the model itself without punctuation. leaves_out: words, and "dates"."""
     dates = "dates" in leaves_out
     kept = [word for word in words if word not in leaves_out and not (dates and _DATE.fullmatch(word))]
-    model = "-".join(kept).removeprefix("meta-")
-    return _joined(EQUAL.get(model, model))
+    model = _joined("-".join(kept).removeprefix("meta-"))
+    return _equal().get(model, model)
+
+
+@cache
+def _equal() -> dict[str, str]:
+    """Returns `EQUAL` with joined names: llama3_3_70b is Llama-3.3-70B."""
+    return {_joined(one): _joined(other) for one, other in EQUAL.items()}
 
 
 def _joined(name: str) -> str:

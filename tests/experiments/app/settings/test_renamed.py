@@ -73,6 +73,23 @@ def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
 
 
 @pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("deepseek_v3", ["model=deepseek_r1"]),
+        ("llama3_3_70b", ["model=llama3_1_70b"]),
+        ("llama_3_1_8b", ["model=llama3_1_8b"]),
+        ("qwen2_5_coder_7b", ["model=qwen2_5_7b"]),
+        ("qwen3_8b_fp8", ["model=qwen3_8b", "model.weights=fp8"]),
+        ("qwen3_8b,deepseek_v3_1", ["model=qwen3_8b,deepseek_r1"]),
+        ("opt_13b", ["model=opt_13b"]),
+        ("nothing_7b", ["model=nothing_7b"]),
+    ],
+)
+def test_a_model_may_be_named_as_its_choice_would_be(given, read):
+    assert with_new_names([f"model={given}"]) == read
+
+
+@pytest.mark.parametrize(
     ("given", "choice"),
     [
         ("H20", "h20"),
