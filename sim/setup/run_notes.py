@@ -41,6 +41,11 @@ def pool_notes(
         yield note
     if pool.data_parallel is not None:
         yield ranks_note(pool.data_parallel, pool.engine, pool.batching)
+        if pool.adapters is not None:
+            yield (
+                f"The {pool.data_parallel.size} ranks of data-parallel attention share the adapters in GPU "
+                "memory; in vLLM each rank has slots of its own, so that fewer requests wait for an adapter."
+            )
     yield from precision_notes(pool.model, pool.hardware)
     if pool.speculation is not None:
         yield from speculation_notes(pool.speculation, pool.acceptance, pool.engine.host)

@@ -4,6 +4,7 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
+from sim import simulate
 from sim.report.wording import pressure_lines
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
@@ -278,3 +279,16 @@ def test_a_context_that_does_not_fit_is_refused_in_vllms_words_if_it_was_set():
     with pytest.raises(ConfigError, match=message):
         build_run(SOURCE.compose([*asked, "engine.max_model_len=131072"]))
     build_run(SOURCE.compose([*asked, f"engine.max_model_len={longest}"]))
+
+
+def test_adapters_that_ranks_share_are_named():
+    ranks = ["attention_data_parallel_size=4", "expert_parallel_size=4", "model=deepseek_v2_lite"]
+    words = [*ranks, "hardware=h200_sxm", "workload=lora", "workload.of.num_requests=4"]
+    told = [
+        any("ranks of data-parallel attention share the adapters" in note for note in run.summary["notes"])
+        for run in (
+            simulate(*words, "adapters=fixed_slots"),
+            simulate(*ranks, "workload=poisson", "workload.num_requests=4"),
+        )
+    ]
+    assert told == [True, False]
