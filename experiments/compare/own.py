@@ -13,7 +13,7 @@ from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
 from experiments.compare.command import comparison
 from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
-from experiments.compare.settings import CompareSettings, Experiment
+from experiments.compare.settings import CompareSettings, Experiment, Sweep
 from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
 from experiments.study.override_lines import by_name, check_lines
@@ -40,6 +40,8 @@ class OwnSettings:
     """Arm that the others are compared with; None: the first."""
     metrics: tuple[Metric, ...] = ()
     """Figures to compare; (): `METRICS`, as far as the scenario has them."""
+    sweep: Sweep | None = None
+    """Setting that takes several values in every arm; None: none."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     jobs: int | None = None
     """Number of processes; None: one per core."""
@@ -62,6 +64,8 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
         node["metrics"] = [
             build_as(Metric, part, f"{NODE}.metrics[{i}]") for i, part in enumerate(node["metrics"])
         ]
+    if node.get("sweep") is not None:
+        node["sweep"] = build_as(Sweep, node["sweep"], f"{NODE}.sweep")
     own: OwnSettings = build_as(OwnSettings, node, NODE)
     base = not_about(composition.overrides, NODE)
     for override in map(Override.parse, base):
@@ -78,6 +82,7 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
             baseline=own.baseline or next(iter(arms)),
             base=tuple(scenario_words),
             metrics=own.metrics or _usual_metrics(simulate, scenario_words, own.seeds),
+            sweep=own.sweep,
             seeds=own.seeds,
         )
     except ValueError as error:

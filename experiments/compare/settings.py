@@ -17,7 +17,7 @@ from sim.settings.errors import suggest
 MAX_RUNS = 10_000
 
 RESERVED = {
-    "seed": "experiment.seeds sets the seeds",
+    "seed": "the list of seeds sets them",
     "output": "a comparison writes its own files",
     "hydra": "it applies to single runs only",
 }

@@ -56,6 +56,16 @@ def test_baseline_and_metrics_can_be_chosen(tmp_path):
     ]
 
 
+def test_a_setting_may_be_swept_in_every_arm(tmp_path, capsys):
+    words = [ARMS, "compare.sweep={key: load, values: [0.5, 4]}", "compare.report=false", "compare.jobs=1"]
+    assert compare(tmp_path / "out", *words) == 0
+    table = pd.read_parquet(tmp_path / "out/runs.parquet")
+    assert table.groupby(["arm", "swept"]).size().to_dict() == {
+        (arm, load): 2 for arm in ("chunked", "static") for load in (0.5, 4.0)
+    }
+    assert "static against chunked over load: TTFT p50 worse at" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -70,6 +80,9 @@ def test_baseline_and_metrics_can_be_chosen(tmp_path):
             ["compare.arms=['a: batching=statik','b: batching=static']"],
             "arm a: batching=statik: no such choice",
         ),
+        ([ARMS, "compare.sweep={key: seed, values: [1]}"], "compare.sweep.key=seed: must not be set here"),
+        ([ARMS, "compare.sweep={key: lod, values: [1]}"], "arm chunked: lod: no such group or setting"),
+        ([ARMS, "compare.sweep=load"], "compare.sweep=load: must be a mapping of settings"),
         (["compare.arms=['a: load=2','b: load=1']"], "because arms are compared on the same traffic"),
     ],
 )

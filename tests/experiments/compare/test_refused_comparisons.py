@@ -43,7 +43,7 @@ def test_without_a_setting_the_experiments_are_listed(folder, capsys, own):
         ),
         (['experiment.arms.mine=["+batchin.x=1"]'], "arm mine: batchin.x: no such"),
         (['experiment.arms.mine=["batching"]'], "experiment.arms.mine=batching: must be key=value"),
-        (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* experiment.seeds sets the seeds"),
+        (['experiment.arms.mine=["seed=3"]'], "arms.mine=seed: .* the list of seeds sets them"),
         (['also=["batching=typo"]'], "also: batching=typo: no such choice; .*windtunnel list batching"),
         (['experiment.base=["batching=typo"]'], "experiment.base: batching=typo: no such choice"),
         (['also=["output.report=true"]'], "also=output.report: must not be set here"),
