@@ -20,10 +20,11 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
 from sim.shards.assignment import Assignment, assign
+from sim.shards.shard import run_shard
 from sim.shards.shard_file import shard_bytes
 from sim.shards.sums import sums_bytes
 from sim.shards.traffic import Bounds, ShardTraffic
-from sim.shards.whole_run import run_shard, shard_bounds
+from sim.shards.whole_run import shard_bounds
 from sim.workload.trace_source import adopt
 
 WORKERS = ("experiments/simulate", "experiments/study/launchers")

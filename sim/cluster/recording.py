@@ -72,7 +72,7 @@ class WholeRecording:
 def whole_records(
     requests: RequestLog, run: RecordedRun, figures: Mapping[str, Any], *, interrupted: bool
 ) -> RunRecords:
-    """Returns the records of a run whose logs have not been cut yet; they are cut now. figures: see `tables`."""
+    """Returns the records of a run whose logs have not been cut yet. figures: see `tables`."""
     recorders = [replica.recorder for replica in run.fleet.replicas]
     logs = [recorder.iterations.cut() for recorder in recorders]
     rows = [recorder.events.rows for recorder in recorders]

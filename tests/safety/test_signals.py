@@ -133,9 +133,7 @@ def test_a_study_ends_at_the_first_signal_and_uses_no_run_that_was_cut(name):
     assert (code, error.splitlines()[-1]) == (143, "windtunnel: terminated"), error
     # A computed row of the gallery ends first, and then the gallery is drawn.
     assert seconds < ENDS_WITHIN_S + 50 * (name == "reproduce")
-    if (
-        name == "reproduce"
-    ):  # rows that were whole have their figures, perhaps of fewer seeds
+    if name == "reproduce":  # rows that were whole have their figures, perhaps of fewer seeds
         rows = json.loads(Path("out/summary.json").read_text())["rows"]
         means = {row["row"]: row["ours"] and row["ours"]["mean"] for row in rows if row["row"] in known()}
         found = {row: mean for row, mean in means.items() if mean is not None}
