@@ -41,6 +41,7 @@ def test_an_arm_may_have_an_object(jobs):
     assert "<th>batching</th><td>" in found.page.sections["Settings that differ between the arms"]
 
 
+@pytest.mark.slow
 def test_goodput_takes_objects_too(tmp_path):
     settings = {"goodput__seeds": [0], "goodput__num_rates": 2, "goodput__jobs": 1, "goodput__requests": 100}
     found = study("goodput", *FEW, arms={"usual": "", "mine": {"batching": Mine()}}, **settings)
