@@ -282,7 +282,7 @@ def _tile_for(
     if (
         chip == "sm_90"
         and tile.block_n > 64
-        and (divides or options.alibi_slopes_H is not None or options.softcap is not None)
+        and (divides or has_window or options.alibi_slopes_H is not None or options.softcap is not None)
     ):
         tile = tile._replace(block_n=64)
     if tile.block_m == 64 and chip == "sm_90" and divides and is_wide:
