@@ -23,7 +23,12 @@ from sim.settings.errors import ConfigError, suggest
 
 ARMS = {"compare": "compare.arms", "goodput": "goodput.arms", "whatif": "whatif.changes"}
 """Name of a study -> its setting with arms of one's own."""
-STUDIES = (*ARMS, "capacity")
+OTHERS = {
+    "capacity": "has candidates in place of arms; set capacity.engines or others",
+    "sweep": "combines values of settings in place of arms; write batching=chunked,static",
+}
+"""Other studies -> what they have in place of arms."""
+STUDIES = (*ARMS, *OTHERS)
 TAKE_OBJECTS = ("compare", "goodput")
 """Studies whose arms may have objects."""
 
@@ -39,9 +44,9 @@ def study(
 ) -> Findings:
     """Runs a study and returns what it has found; a notebook shows it as the page of the command.
 
-    name: of its command: compare, whatif, goodput or capacity. overrides: its settings as on the command
-    line, `"workload.num_requests=500"`. settings: the same as keywords; two underscores stand for a dot,
-    `compare__seeds=[0, 1, 2]`.
+    name: of its command: compare, whatif, goodput, capacity or sweep. overrides: its settings as on the
+    command line, `"workload.num_requests=500"`, and for a sweep `"batching=chunked,static"`. settings: the
+    same as keywords; two underscores stand for a dot, `compare__seeds=[0, 1, 2]`.
     arms: what is compared, by name: overrides as one text, as a list of texts, or as a mapping of settings to
     values. In `compare` and `goodput` such a value may be an object that replaces a whole group, such as a
     policy of your own (`{"mine": {"batching": MyBatching()}}`); it must be possible to pickle it, unless
@@ -76,7 +81,7 @@ def _arms(
 ) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Returns the arms as lines, `NAME: key=value ...`, and their objects by name. Raises ConfigError."""
     if arms and name not in ARMS:
-        raise ConfigError(f"arms: {name} has candidates in place of arms; set capacity.engines or others")
+        raise ConfigError(f"arms: {name} {OTHERS[name]}")
     lines, objects = [], {}
     for arm, own in arms.items():
         if ":" in arm or "=" in arm or not arm.strip():
@@ -111,6 +116,9 @@ def _found(
     application = _application(name, overrides)
     source = application.source(user_dir)
     check_chosen_once(overrides, find_groups(source.dirs))
+    if name == "sweep":
+        sweep: StudyJob = importlib.import_module("experiments.sweep.study").sweep_of(source, overrides)
+        return sweep.find(Console(stderr=True))
     with explained(source, overrides, USER_ERRORS):
         _, job = prepared_run(source, overrides, application.module, objects)
     assert isinstance(job, StudyJob)

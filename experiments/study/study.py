@@ -10,10 +10,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pandas as pd
+from rich.console import Console
 
 from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import print_folder, print_path, seen_from_here, write_study
@@ -23,7 +25,6 @@ from sim.report.files import write_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from rich.console import Console
 
     from sim.report.plain_page import Content
 
@@ -98,7 +99,10 @@ class Findings:
             write_page(path / f"{self.name}.html", *self.page)
 
     def __str__(self) -> str:
-        return "\n".join([*self.verdicts, *(f"  {caveat}" for caveat in self.caveats)])
+        console = Console(file=StringIO(), width=100)
+        with console.capture() as printed:
+            self.show(console)
+        return printed.get().rstrip()
 
     def __repr__(self) -> str:
         return f"<Findings of {self.name}: {self.verdicts[0] if self.verdicts else 'no verdict'}>"

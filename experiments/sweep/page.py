@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 from omegaconf import OmegaConf
@@ -13,13 +15,14 @@ from rich.text import Text
 from experiments.app.terminal import fits, plain_table
 from experiments.study.export import export
 from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.study import Findings, Page
 from experiments.study.verdicts import LEVEL
 from experiments.sweep.figures import heat_map, lines, parallel, pareto_front
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.grid import PARETO, Cell, Grid, grid_of
 from experiments.sweep.settings import ReportSettings
 from sim.report.numbers import with_interval
-from sim.report.plain_page import drawn, folded, listed, table, write_page
+from sim.report.plain_page import Content, folded, listed, table, write_page
 from sim.report.wording import plural
 
 PAGE = "sweep.html"
@@ -36,13 +39,29 @@ def of_folder(folder: SweepFolder, settings: ReportSettings) -> Grid:
 
 def write(grid: Grid, folder: SweepFolder, settings: ReportSettings) -> list[Path]:
     """Writes the page and the requested images. Raises ConfigError if images cannot be made."""
-    figures = drawings(grid)
     written = []
     if "html" in settings.format:
-        _write_page(grid, folder, figures)
+        write_page(folder.path / PAGE, *page_of(grid, folder))
         written.append(folder.path / PAGE)
     images = [name for name in settings.format if name != "html"]
-    return written + export(figures, folder.path / "figures", images)
+    return written + (export(drawings(grid), folder.path / "figures", images) if images else [])
+
+
+def findings_of(folder: SweepFolder, settings: ReportSettings, *, is_whole: bool) -> Findings:
+    """Returns the findings of a sweep, which has no verdict: they show its table and its figures."""
+    grid = of_folder(folder, settings)
+    return Findings(
+        name="sweep",
+        config=_about(folder),
+        tables={"runs": folder.table()},
+        verdicts=(),
+        caveats=grid.caveats,
+        record={"done": folder.num_of(DONE), "failed": folder.num_of(FAILED)},
+        show=partial(print_found, grid),
+        draw=partial(page_of, grid, folder),
+        is_whole=is_whole,
+        failure="" if folder.num_of(FAILED) else None,
+    )
 
 
 def drawings(grid: Grid) -> dict[str, go.Figure]:
@@ -84,37 +103,42 @@ def print_found(grid: Grid, console: Console) -> None:
         console.print(Text(f"  {plural(len(body) - PRINTED_ROWS, 'more row')} in runs.parquet and {PAGE}"))
 
 
-def _write_page(grid: Grid, folder: SweepFolder, figures: dict[str, go.Figure]) -> None:
+def page_of(grid: Grid, folder: SweepFolder) -> Page:
+    """Returns the page of a sweep."""
+    figures = drawings(grid)
     seeds = f"{grid.num_seeds} seeds, bands are {LEVEL}s of the mean" if grid.num_seeds > 1 else "one seed"
     axes = ", ".join(f"{axis.key} ({len(axis.values)})" for axis in grid.axes) or "the seed only"
-    sections = {"Notes": listed(grid.caveats)} if grid.caveats else {}
+    sections: dict[str, Content] = {"Notes": listed(grid.caveats)} if grid.caveats else {}
     for metric in grid.metrics:
         of_metric = [
             figures[f"{kind} {metric.key}"] for kind in ("lines", "map") if f"{kind} {metric.key}" in figures
         ]
         if of_metric:
-            sections[titled(metric)] = "".join(map(drawn, of_metric))
+            sections[titled(metric)] = of_metric
     if PARETO_TITLE in figures:
         caption = "<p>One point per configuration. The line joins those that no other one beats in both.</p>"
-        sections["Throughput of a GPU against speed for a user"] = caption + drawn(figures[PARETO_TITLE])
+        sections["Throughput of a GPU against speed for a user"] = [caption, figures[PARETO_TITLE]]
     if "parallel coordinates" in figures:
         caption = (
             "<p>One line per configuration (mean over its seeds). Drag along an axis to select lines.</p>"
         )
-        sections["Parallel coordinates"] = caption + drawn(figures["parallel coordinates"])
+        sections["Parallel coordinates"] = [caption, figures["parallel coordinates"]]
     sections["All configurations"] = table(rows(grid)[: PAGE_ROWS + 1])
     failures = [row for row in folder.rows.values() if row["status"] != DONE]
     if failures:
         failure_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
         sections["Failed and invalid runs"] = table([["run", "status", "reason"], *failure_rows])
-    about = {key: folder.about[key] for key in ("begun", "code", "overrides")}
-    sections["The sweep"] = folded("Settings of the sweep", OmegaConf.to_yaml(OmegaConf.create(about)))
-    write_page(
-        folder.path / PAGE,
+    about = OmegaConf.to_yaml(OmegaConf.create(_about(folder)))
+    sections["The sweep"] = folded("Settings of the sweep", about)
+    return Page(
         "Sweep",
         f"{folder.num_of(DONE):,} of {plural(folder.plan.num_points, 'run')} over {axes}; {seeds}.",
         sections,
     )
+
+
+def _about(folder: SweepFolder) -> dict[str, Any]:
+    return {key: folder.about[key] for key in ("begun", "code", "overrides")}
 
 
 def _caveats(folder: SweepFolder) -> list[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from rich.console import Console
 
@@ -15,8 +13,8 @@ from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.terminal import terminal_console
-from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Launcher, Outcome
-from experiments.study.progress import lasting_progress
+from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Outcome
+from experiments.study.progress import Report, lasting_progress
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.messages import print_done, print_remaining, print_resumed
 from experiments.sweep.plan import Point
@@ -34,25 +32,16 @@ def run_sweep(folder: SweepFolder, sweep_options: SweepOptions, source: ConfigSo
     """
     console = terminal_console()
     points = folder.missing()
-    tasks = tasks_of(
-        points,
-        source,
-        sweep_options.import_dirs,
-        tables=sweep_options.sweep.tables,
-        recorded=sweep_options.recorded,
-    )
     already = folder.num_of(DONE)
     if already or len(folder.about["code"]) > 1:
         print_resumed(folder, already, len(points), console)
-    for point in points:  # failed points run again
-        folder.rows.pop(point.index, None)
     begun = time.monotonic()
     total = folder.plan.num_points
     progress = lasting_progress(console, total, already, enabled=sweep_options.sweep.progress)
     shown = seen_from_here(folder.path)
     with ctrl_c_noted() as interrupt, progress as report:
         try:
-            collect(folder, sweep_options.launcher, tasks, points, interrupt, sweep_options.code, report)
+            collect(folder, sweep_options, source, interrupt, report)
         except CannotLaunchError as error:
             here = f"{folder.resume_command(shown)} launcher=local"
             raise ConfigError(f"{error}; to run on this machine: {here}") from error
@@ -91,15 +80,27 @@ def _finish(folder: SweepFolder, sweep_options: SweepOptions, interrupt: Interru
 
 def collect(
     folder: SweepFolder,
-    launcher: Launcher,
-    tasks: Sequence[RunTask],
-    points: Sequence[Point],
+    sweep_options: SweepOptions,
+    source: ConfigSource,
     interrupt: Interrupt,
-    code: str,
-    report: Any,
+    report: Report,
 ) -> None:
-    """Keeps results as they arrive, until all runs are done, Ctrl-C is pressed or the disk is full."""
-    outcomes = launcher.outcomes(RunTask.run, tasks, interrupt)
+    """Runs the missing points, and keeps results as they arrive.
+
+    It ends when all runs are done, Ctrl-C is pressed or the disk is full. report: called with the numbers of
+    runs that are done, and that failed or were refused.
+    """
+    points, code = folder.missing(), sweep_options.code
+    tasks = tasks_of(
+        points,
+        source,
+        sweep_options.import_dirs,
+        tables=sweep_options.sweep.tables,
+        recorded=sweep_options.recorded,
+    )
+    for point in points:  # failed points run again
+        folder.rows.pop(point.index, None)
+    outcomes = sweep_options.launcher.outcomes(RunTask.run, tasks, interrupt)
     try:
         for outcome in outcomes:
             if isinstance(outcome.error, CutShortError):  # on another machine; a partial run is no result

@@ -28,7 +28,7 @@ def test_the_findings_are_those_of_the_command(tmp_path):
     assert found.verdicts == record["verdicts"]
     assert list(found.table["arm"]) == ["usual", "static", "small"] * 2
     assert found.is_whole
-    assert str(found).startswith(found.verdicts[0])
+    assert found.verdicts[0] in str(found)  # and all else that the command prints
     assert list(found.figures) == ["Figures"]
 
 
@@ -53,6 +53,20 @@ def test_goodput_takes_objects_too(tmp_path):
     assert names == ["config.yaml", "runs.parquet", "summary.json"]
 
 
+def test_a_sweep_is_a_table_of_all_runs(tmp_path):
+    axes = ["batching=chunked,static", "load=0.5,1", "launcher.jobs=1"]
+    found = study("sweep", *FEW, *axes)
+    assert found.table[["batching", "load", "status"]].values.tolist() == [
+        [batching, load, "done"] for batching in ("chunked", "static") for load in (0.5, 1.0)
+    ]
+    assert "TTFT p99, ms" in found.figures
+    assert "chunked" in str(found)
+    found.write(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *("config.yaml", "runs.parquet", "summary.json", "sweep.html"),
+    }
+
+
 def local():
     class Local(Chunked):
         pass
@@ -65,6 +79,8 @@ def local():
     [
         ("compar", {}, "study=compar: no such study; nearest: compare"),
         ("capacity", {"arms": {"one": "load=1"}}, "arms: capacity has candidates in place of arms"),
+        ("sweep", {"arms": {"one": "load=1"}}, "arms: sweep combines values of settings in place of arms"),
+        ("sweep", {}, "no setting has several values"),
         ("compare", {"batching": Mine(), "arms": {"one": "", "two": ""}}, "an object belongs to an arm"),
         ("whatif", {"arms": {"one": {"batching": Mine()}}}, "batching=Mine: whatif takes no objects"),
         ("compare", {"arms": {"a:b": "", "c": ""}}, "arms='a:b': the name of an arm must be"),

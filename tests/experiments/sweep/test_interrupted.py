@@ -18,7 +18,9 @@ from experiments.study.launchers.outcome import CutShortError, Outcome
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import plan_of
 from experiments.sweep.run import collect
-from experiments.sweep.run_task import RunTask, tasks_of
+from experiments.sweep.run_task import RunTask
+from experiments.sweep.settings import ReportSettings, SweepSettings
+from experiments.sweep.setup import SweepOptions
 from sim.engine.interpreter import Interrupt
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, _noted, runs_of, sweep
 
@@ -109,9 +111,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(capsys, monkeypatch):
 def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
     plan = plan_of([*SMALL, "seed=0,1"], SOURCE)
     folder = SweepFolder.create(tmp_path / "out", plan, {})
-    points = list(plan.points())
-    tasks = tasks_of(points, SOURCE, [], tables=False)
-    collect(folder, _CutShort(), tasks, points, Interrupt(), "code", lambda done, failed: None)
+    options = SweepOptions(SweepSettings(), ReportSettings(), _CutShort(), "code", [])
+    collect(folder, options, SOURCE, Interrupt(), lambda done, failed: None)
     assert folder.rows == {}
     assert len(folder.missing()) == 2
 
