@@ -158,6 +158,8 @@ class InFlight(Checked):
                     step.hold(1)  # the prefix may be evicted from the cache, so that the prompt is split
                 break
             if num_tokens or step.tokens_left < 1:
+                if num_tokens and self._takes_turns:
+                    step.hold(1)  # without memory its share may be 0 in the next step, and the cause another
                 break
             num_skipped += 1
             num_kept += num_blocks or self._num_blocks(seq, view)
