@@ -80,12 +80,20 @@ def _arms(
     name: str, arms: Mapping[str, Arm], dirs: Sequence[Path]
 ) -> tuple[list[str], dict[str, dict[str, Any]]]:
     """Returns the arms as lines, `NAME: key=value ...`, and their objects by name. Raises ConfigError."""
+    if not isinstance(arms, Mapping):
+        raise ConfigError(
+            "arms: must be a mapping of names to overrides, such as {'static': 'batching=static'}"
+        )
     if arms and name not in ARMS:
         raise ConfigError(f"arms: {name} {OTHERS[name]}")
     lines, objects = [], {}
     for arm, own in arms.items():
-        if ":" in arm or "=" in arm or not arm.strip():
-            raise ConfigError(f"arms={arm!r}: the name of an arm must be a text without ':' and '='")
+        if not isinstance(arm, str) or set(arm) & {":", "="} or not arm or arm != " ".join(arm.split()):
+            raise ConfigError(
+                f"arms={arm!r}: the name of an arm must be a text without ':', '=' and spaces around it"
+            )
+        if not isinstance(own, str | Sequence | Mapping):
+            raise ConfigError(f"arms.{arm}={own!r}: must be overrides: a text, a list of texts, or a mapping")
         if isinstance(own, Mapping):
             words, found = texts_and_objects(own, dirs)
             _check_objects(name, arm, found)

@@ -57,15 +57,15 @@ class Findings:
     tables: Mapping[str, pd.DataFrame]
     """Name of a file without its ending -> table; the first has one row per run, or per candidate."""
     verdicts: Sequence[str]
-    """What the study has decided, one sentence each."""
+    """The decisions of the study, in one sentence each."""
     caveats: Sequence[str]
     """Warnings about the verdicts, and the expected errors of the figures."""
     record: Mapping[str, Any]
     """Content of summary.json."""
     show: Callable[[Console], None]
-    """Prints the findings."""
+    """This function prints the findings."""
     draw: Callable[[], Page]
-    """Draws the page."""
+    """This function draws the page."""
     is_whole: bool = True
     """False after Ctrl-C: only some of the runs have ended."""
     failure: str | None = None
@@ -132,7 +132,7 @@ class StudyJob:
 
     study: Study
     parts: str = "runs"
-    """What the progress counts."""
+    """The parts that the progress counts, in the plural."""
     progress: bool = True
     page: bool = True
     """Whether the page is written."""

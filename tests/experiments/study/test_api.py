@@ -84,6 +84,9 @@ def local():
         ("compare", {"batching": Mine(), "arms": {"one": "", "two": ""}}, "an object belongs to an arm"),
         ("whatif", {"arms": {"one": {"batching": Mine()}}}, "batching=Mine: whatif takes no objects"),
         ("compare", {"arms": {"a:b": "", "c": ""}}, "arms='a:b': the name of an arm must be"),
+        ("compare", {"arms": {" a": {"batching": Mine()}, "c": ""}}, "arms=' a': the name of an arm must be"),
+        ("compare", {"arms": {"a": 3, "c": ""}}, "arms.a=3: must be overrides"),
+        ("compare", {"arms": ["a: load=1"]}, "arms: must be a mapping of names to overrides"),
         ("compare", {"arms": {"one": {"a.b": Mine()}, "two": ""}}, "a.b=Mine: an object can only replace"),
         ("compare", {"arms": {"one": {"nothing": Mine()}, "two": ""}}, "arm one: nothing: no such setting"),
         (
