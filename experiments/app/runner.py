@@ -24,8 +24,9 @@ from experiments.app.claim import claim, set_folder
 from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
 from experiments.app.process import begin_collection
 from experiments.app.run_folder import file_errors_reported
-from experiments.app.settings.compose import Composition, ConfigSource, quoted
+from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.hydra_errors import check_edits, composed, explained
+from experiments.app.settings.override import quoted
 from experiments.app.settings.resolve import resolved
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError

@@ -52,7 +52,7 @@ class Candidate:
     scenario: Scenario
     """Scenario with least_up replicas."""
     asked: Mapping[str, str | None]
-    """Number formats that were set: weights, moe_weights, kv_cache_dtype, dtype; None if not set."""
+    """Formats that were set: weights, moe_weights, kv_cache_dtype, dtype, quantization_config; else None."""
     least_up: int = 1
     """Least number of replicas that its router needs; power_of_two compares two."""
 
@@ -229,7 +229,8 @@ def name_of(entries: Mapping[str, Entry], axes: Mapping[str, Sequence[Entry]]) -
 
 
 def _asked_formats(model: Mapping[str, Any]) -> dict[str, str | None]:
-    found = {key: model.get(key) for key in ("weights", "moe_weights", "kv_cache_dtype", "dtype")}
+    keys = ("weights", "moe_weights", "kv_cache_dtype", "dtype", "quantization_config")
+    found = {key: model.get(key) for key in keys}
     return {key: None if value in (None, "auto") else str(value) for key, value in found.items()}
 
 

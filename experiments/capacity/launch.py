@@ -240,6 +240,7 @@ def tensorrt_llm_launch(candidate: Candidate) -> Launch:
         notes.append(
             f"model.weights={weights}: replace the model's name by that of a checkpoint in this format"
         )
+    notes += _of_another_checkpoint(candidate)
     flags.append("--config options.yaml")
     file = yaml.safe_dump(options, sort_keys=False).rstrip("\n")
     command = _joined(["trtllm-serve", _model(scenario)], flags)
@@ -310,6 +311,7 @@ def _quantised(
         notes.append(
             f"model.moe_weights={candidate.asked['moe_weights']}: has no flag; it depends on the checkpoint"
         )
+    notes += _of_another_checkpoint(candidate)
     if (dtype := candidate.asked["dtype"]) is not None:
         flags.append(f"--dtype {DTYPES[dtype]}")
     if kv == "fp8":
@@ -321,6 +323,15 @@ def _quantised(
     elif kv is not None:
         notes.append(f"model.kv_cache_dtype={kv}: has no flag")
     return flags
+
+
+def _of_another_checkpoint(candidate: Candidate) -> list[str]:
+    """Returns a note if the formats are those of a checkpoint that the model's name does not name."""
+    if candidate.asked["quantization_config"] is None or candidate.asked["weights"] is not None:
+        return []
+    return [
+        "model.quantization_config: replace the model's name by that of the checkpoint with these formats"
+    ]
 
 
 def _common_notes(scenario: Scenario) -> list[str]:

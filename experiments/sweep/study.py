@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.app.settings.compose import ConfigSource, quoted
+from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.override import quoted
 from experiments.study.study import Findings, StudyJob
 from experiments.study.workers import Report
 from experiments.sweep.page import findings_of

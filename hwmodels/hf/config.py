@@ -108,6 +108,7 @@ def from_hf_fields(
     kv_cache_dtype: str = "auto",
     transform: Transform | None = None,
     language_model_only: bool = False,
+    quantization_config: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
     """Returns the model that the fields of a Hugging Face config.json describe.
 
@@ -115,11 +116,14 @@ def from_hf_fields(
     moe_weights None, and kv_cache_dtype "auto", mean the formats of the checkpoint's quantization_config, if
     it has one; weights may also be an engine's name for quantised weights, such as awq_marlin (`hf.asked`).
     transform: compression applied to the model before it is served. language_model_only: whether vision and
-    audio towers are not loaded (vLLM: --language-model-only).
+    audio towers are not loaded (vLLM: --language-model-only). quantization_config: that of a checkpoint of
+    this model in other formats, in place of the one in config.
     Raises ValueError for a field that is missing, wrong or not understood where it may change a price, or an
     unknown quantisation method.
     """
     asked = chosen(dtype, weights, moe_weights, kv_cache_dtype)
+    if quantization_config is not None:
+        config = {**config, "quantization_config": quantization_config}
     try:
         read, method = model_settings(config, None, asked, language_model_only=language_model_only)
     except ValueError as error:

@@ -69,6 +69,8 @@ MOST_REPETITIONS = 6
 """Unbounded repetitions in one regular expression; more could take forever on a name that does not match."""
 
 _STRIPPED = re.compile("|".join(re.escape(prefix) for prefix in sorted(PREFIXES, key=len, reverse=True)))
+_REGEX = re.compile(r"^\.\*|[\\^$(|+]")
+"""Finds what only regular expressions have; model.layers.1.* is a wildcard of layer 1, not of layer 10."""
 _NESTED = re.compile(r"\([^()]*[*+{][^()]*\)\s*[*+{]")
 
 
@@ -154,7 +156,7 @@ def modules(where: str, patterns: Iterable[str]) -> Modules:
         if pattern.startswith("re:"):
             regexes.append(regular_expression(where, pattern[3:]))
         elif "*" in pattern or "?" in pattern:
-            if ".*" in pattern and not pattern.startswith("*"):
+            if _REGEX.search(pattern):
                 regexes += readable_as_regex(pattern)
             translated = fnmatch.translate(pattern).removesuffix(r"\Z")
             globs.append(rf"{translated}(?:\..*)?\Z")
@@ -188,7 +190,7 @@ def regular_expression(where: str, text: str) -> re.Pattern[str]:
 
 
 def readable_as_regex(pattern: str) -> list[re.Pattern[str]]:
-    """Returns the expression that a pattern with ".*" may be instead of a wildcard; none if it is none."""
+    """Returns the expression that a pattern with wildcards may be instead; none if it is none."""
     try:
         return [regular_expression("", pattern)]
     except ValueError:

@@ -25,6 +25,7 @@ OTHERS = {
     *("max_tokens", "purpose", "mode"),  # fields of requests to a server
     *("kv_load_failure_policy", "max_waiting_tokens", "waiting_served_ratio"),  # settings of other engines
     *("name", "init"),  # words of the text itself
+    "model.quantization_config",  # an argument of presets that their files do not list
 }
 """Names that pages give in the form of settings, and that are none."""
 OWN = re.compile(r"my_\w+|[A-Z_]+|.*[/{\[$].*|\w+(\.\w+)+|smollm2|null|\.\.\.")

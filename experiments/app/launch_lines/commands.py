@@ -102,12 +102,21 @@ def command_in(given: str) -> Command:
         if path is None and not re.search(r"\s", given.strip()):
             raise ConfigError(f"--from {given}: no such file, and no command; give a file, or {FORMS}")
         raise ConfigError(f"{where}: has no command that starts a server; it must contain {FORMS}")
+    found = [each for each in found if not _is_a_further_node(each)] or found
     if len({(each.engine, each.tokens) for each in found}) > 1:
         shown = "; ".join(f"{each.engine}: {shlex.join(each.tokens)[:80]}" for each in found[:4])
         raise ConfigError(
             f"{where}: has {len(found)} commands that start a server; give one of them ({shown})"
         )
     return replace(found[0], version=version_in(found[0].engine, _without_comments(text)))
+
+
+def _is_a_further_node(command: Command) -> bool:
+    """Returns whether the command adds a node to the server that another command starts."""
+    if "--headless" in command.tokens:
+        return True
+    ranks = re.findall(r"--node[-_]rank[= ](\d+)", " ".join(command.tokens))
+    return any(int(rank) > 0 for rank in ranks)
 
 
 def _without_comments(text: str) -> list[str]:

@@ -175,8 +175,8 @@ def _model(at: Context, own: Translation) -> None:
         )
     if found := model_named(str(name), at.dirs):
         own.put("model", found.choice)
-        if found.weights is not None:
-            own.put("model.weights", found.weights)
+        for setting in found.overrides("model"):
+            own.put(*setting.split("=", 1))
         return
     folder = next((p for p in (Path(name), at.command.folder / name) if (p / "config.json").is_file()), None)
     if folder is not None:

@@ -82,6 +82,8 @@ AS_STORED = (
     "moe_wna16",
 )
 """Methods whose format the checkpoint states."""
+STATED = ("model.weights", "model.moe_weights", "++model.quantization_config")
+"""Settings with which the checkpoint's name has stated its formats."""
 EXPERTS = "auto cutlass* deep_gemm* deepgemm* flashinfer* trtllm* cutedsl* triton* aiter* mega_moe*"
 OTHER_EXPERTS = "prices are those of the engine's fast kernels of experts"
 """Kernels of experts, as patterns, whose prices are those that are simulated; and what holds of others."""
@@ -208,8 +210,9 @@ def set_formats(at: Context, own: Translation) -> None:
     method = at.get("--quantization")
     if method is None or method in ("None", "none", "unquant"):
         return
-    if "model.weights" in own.settings or method in AS_STORED:
-        if "model.weights" not in own.settings and own.settings.get("model") != "hf":
+    stated = any(key.startswith(STATED) for key in own.settings)
+    if stated or method in AS_STORED:
+        if not stated and own.settings.get("model") != "hf":
             raise at.wrong(
                 "--quantization",
                 "the checkpoint states its format, which this model's name does not; give model.weights "
@@ -274,3 +277,5 @@ def set_draft_model(at: Context, own: Translation, name: Any, flag: str) -> None
         best = suggest(str(name).rpartition("/")[2], [c.name for c in find_groups(at.dirs)["model"]][:200])
         raise at.wrong(flag, f"the draft model {name} has no preset ({best.partition(';')[0]})")
     own.put("model@speculation.draft.model", found.choice)
+    for setting in found.overrides("speculation.draft.model"):
+        own.put(*setting.split("=", 1))

@@ -37,7 +37,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from experiments.app.settings import pools
 from experiments.app.settings.bounded_yaml import read_text_and_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
-from experiments.app.settings.override import Override, keys_overlap
+from experiments.app.settings.override import Override, keys_overlap, quoted
 from experiments.app.settings.renamed import with_new_names
 from sim.settings import engine_limits
 from sim.settings.errors import ConfigError
@@ -270,12 +270,6 @@ def _bounded(word: str) -> str:
     if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
         return word  # Hydra says what is wrong with it
     return f"{one.prefix}{one.name}=[{','.join(quoted(address(place)) for place in places)}]"
-
-
-def quoted(text: str) -> str:
-    """Returns a text as a value of an override."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _state_of(dirs: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sim.settings.errors import ConfigError
 
+_WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_]\w*", re.IGNORECASE)
 _INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 
 
@@ -80,6 +81,23 @@ class Override:
 def keys_overlap(one: str, other: str) -> bool:
     """Returns whether two dotted keys are the same or one is below the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def quoted(text: str) -> str:
+    """Returns a text as the value of an override, in quotation marks."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def as_value(plain: Any) -> str:
+    """Returns a plain value of YAML as the value of an override: {a:[1,'b c']}. Keys must be simple words."""
+    if isinstance(plain, Mapping):
+        return "{" + ",".join(f"{key}:{as_value(value)}" for key, value in plain.items()) + "}"
+    if isinstance(plain, list):
+        return "[" + ",".join(map(as_value, plain)) + "]"
+    if isinstance(plain, str):
+        return plain if _WORD.fullmatch(plain) else quoted(plain)
+    return "null" if plain is None else str(plain).lower()
 
 
 def about(overrides: Sequence[str], *roots: str) -> list[str]:

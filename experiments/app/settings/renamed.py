@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
+from experiments.app.settings.override import as_value
 from sim.settings.errors import ConfigError
 
 NEW_NAMES = {"handover": "kv_transfer", "troubles": "failures"}
@@ -192,13 +194,12 @@ def _named_models(key: str, names: Sequence[str], dirs: Sequence[Path], beside: 
         if found is None or found.choice == name:
             continue
         read = f"{key}={name} is read as {key}={found.choice}"
-        if found.weights is not None and not any(text.startswith("model.weights=") for text in beside):
+        if found.formats and not any(text.startswith("model.weights=") for text in beside):
             if key != "model" or len(names) > 1:
-                raise ConfigError(
-                    f"{key}={name}: choose {found.choice} and set weights={found.weights} of it"
-                )
-            further = [f"model.weights={found.weights}"]
-            read = f"{read} {further[0]}"
+                stored = " ".join(f"{setting}={value}" for setting, value in found.formats.items())
+                raise ConfigError(f"{key}={name}: choose {found.choice} and set {stored} of it")
+            further = found.overrides("model", beside)
+            read = " ".join([read, *further])
         note(f"{read}: {found.summary}.")
     return [f"{key}={','.join(choices)}", *further]
 
@@ -218,7 +219,7 @@ def note(text: str) -> None:
     print(f"windtunnel: {text}", file=sys.stderr)
 
 
-TRAINING = {"instruct", "base", "chat", "it", "pt", "hf", "thinking", "bf16"}
+TRAINING = {"instruct", "base", "chat", "it", "pt", "hf", "thinking"}
 """Words for what a model was trained for, or that say what is usual; its architecture is the same."""
 
 EQUAL = {
@@ -290,29 +291,62 @@ QUANTISED = {
     "mxfp4": "mxfp4",
     "mxfp8": "mxfp8",
     "w4a8": "int4_int8",
+    "bf16": "bf16",
 }
 """Words for the format of a checkpoint's weights -> the setting `model.weights`."""
 
 _BESIDE_A_FORMAT = {
-    *("dynamic", "static", "kv", "quantized", "block", "bnb", "autoround", "sym", "marlin", "mtp", "quarot"),
+    *(
+        "dynamic",
+        "static",
+        "kv",
+        "quantized",
+        "block",
+        "bnb",
+        "autoround",
+        "sym",
+        "marlin",
+        "mtp",
+        "quarot",
+        "pertensor",
+    ),
 }
 _AFTER_A_FORMAT = re.compile(r"v\d+|\d+(b|bit|bits|g)")
 """Matches words that say more of a format that stands before them: -NVFP4-v2, -GPTQ-4b-128g."""
-_FP8_BY_BLOCK = {"qwen", "deepseek-ai", "minimaxai", "zai-org"}
+_CHECKPOINTS = Path(__file__).with_name("checkpoints.yaml")
+"""Published checkpoints whose names do not state their formats."""
+_KV_IN_FP8 = {"fp8", "nvfp4"}
+"""Formats of weights beside which NVIDIA's checkpoints have KV in fp8, if `_CHECKPOINTS` has no other."""
+_FP8_BY_BLOCK = {"qwen", "deepseek-ai", "minimaxai", "stepfun-ai", "zai-org"}
 """Organisations whose fp8 checkpoints have a scale for every 128 x 128 weights."""
 
 _SOURCE = re.compile(r"^source: *([^\s#]+)", re.M)
 _DATE = re.compile(r"\d{4}|\d{6}|\d{8}")
 
 
+_NOT_IN_PRESETS = {"quantization_config"}
+"""Settings of a model that the files of presets do not list."""
+
+
 class NamedModel(NamedTuple):
-    """A choice of the group `model`, and what its name says of the weights."""
+    """A choice of the group `model`, and the formats of the checkpoint with this name."""
 
     choice: str
     weights: str | None
     """Format of the weights in the name; None: the choice's own."""
     summary: str
     """First comment of the choice's file: its size and kind."""
+    formats: Mapping[str, str] = {}
+    """Settings below `model.` that give it the checkpoint's formats -> value of an override."""
+
+    def overrides(self, key: str, beside: Sequence[str] = ()) -> list[str]:
+        """Returns the formats as overrides of the model at this key, without those that are given beside."""
+        given = {text.lstrip("+").partition("=")[0] for text in beside}
+        return [
+            f"{'++' if setting in _NOT_IN_PRESETS else ''}{key}.{setting}={value}"
+            for setting, value in self.formats.items()
+            if f"{key}.{setting}" not in given
+        ]
 
 
 class _Choice(NamedTuple):
@@ -339,8 +373,36 @@ def model_named(name: str, dirs: Sequence[Path]) -> NamedModel | None:
             wanted = _reduced(words, leaves_out)
             for file, choice in found.items():
                 if wanted in (_reduced(choice.words, leaves_out), _joined(file.stem)):
-                    return NamedModel(file.stem, weights, first_comment(file))
+                    return _with_formats(file, each, weights)
     return None
+
+
+def _with_formats(file: Path, repository: str, weights: str | None) -> NamedModel:
+    """Returns a choice with the formats of a checkpoint. weights: the format that its name says."""
+    name, summary = repository.lower(), first_comment(file)
+    known = _published().get(re.sub(r"-fp4\b", "-nvfp4", name))
+    if known is not None:
+        formats = {key: as_value(value) for key, value in known.items()}
+        return NamedModel(file.stem, weights, summary, formats)
+    if weights is None or (weights == "bf16" and not _is_quantised(file)):
+        return NamedModel(file.stem, None, summary)
+    formats = {"weights": weights}
+    if weights == "bf16":
+        formats["moe_weights"] = weights
+    elif (name.startswith("nvidia/") and weights in _KV_IN_FP8) or name.endswith("-kv"):
+        formats["kv_cache_dtype"] = "fp8"
+    return NamedModel(file.stem, weights, summary, formats)
+
+
+def _is_quantised(file: Path) -> bool:
+    """Returns whether the weights of a choice have fewer than 16 bits."""
+    return "quantization_config:" in file.read_text(encoding="utf-8", errors="replace")
+
+
+@cache
+def _published() -> Mapping[str, Mapping[str, Any]]:
+    """Returns settings of the model by the name of a checkpoint in lower case."""
+    return read_yaml(_CHECKPOINTS)  # type: ignore[no-any-return]
 
 
 def repository_of(name: str) -> str:
@@ -395,7 +457,8 @@ def _words(name: str) -> tuple[list[str], str | None]:
     weights = QUANTISED[formats[-1]]
     if weights == "int8" and formats[0] == "gptq":
         weights = "int8_wo"
-    if weights == "fp8" and (organisation in _FP8_BY_BLOCK or "block" in re.split(r"[-_.]", own)):
+    parts = re.split(r"[-_.]", own)
+    if weights == "fp8" and "pertensor" not in parts and (organisation in _FP8_BY_BLOCK or "block" in parts):
         weights = "fp8_block"
     return words, weights
 

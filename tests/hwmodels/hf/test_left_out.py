@@ -33,6 +33,7 @@ def stored(model):
         ["re:.*layers\\.[01]\\.self_attn.*"],
         ["re:model\\.layers\\.(0|1)\\.self_attn\\.(q|k|v|o)_proj"],
         ["*.layers.0.self_attn.*", "*.layers.1.self_attn.*"],
+        ["model.layers.0.self_attn.*", "model.layers.1.self_attn.*"],
     ],
 )
 @pytest.mark.parametrize("key", ["ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"])
@@ -49,6 +50,17 @@ def test_patterns_of_all_kinds_name_modules(patterns, key):
     whole = read(LLAMA, quantization_config=NVFP4)
     extra_bytes = model.weight_bytes_per_rank() - whole.weight_bytes_per_rank()
     assert extra_bytes == pytest.approx(q_k_v_o * (2 - 0.5625))
+
+
+def test_a_wildcard_after_a_layer_names_that_layer_alone():
+    """Model Optimizer matches wildcards (fnmatch): the dot is a dot, and layers 10 to 19 are not layer 1."""
+    model = read(LLAMA, quantization_config=NVFP4 | {"exclude_modules": ["model.layers.1.*", "lm_head"]})
+    assert {name: found["bf16"] for name, found in stored(model).items()} == {
+        "qkv_proj": 1,
+        "o_proj": 1,
+        "gate_up_proj": 1,
+        "down_proj": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,17 @@ spec:
         - name: HF_TOKEN
           valueFrom: {secretKeyRef: {name: hf-token-secret, key: token}}
 """
+TWO_NODES = """
+# Node 0
+export NCCL_DEBUG=INFO
+vllm serve Qwen/Qwen3-30B-A3B-Instruct-2507 --tensor-parallel-size 1 --data-parallel-size 8 \\
+  --data-parallel-size-local 4 --data-parallel-address 10.0.12.1 --data-parallel-rpc-port 13345 \\
+  --enable-expert-parallel --max-num-seqs 4 --enforce-eager
+
+# Node 1
+vllm serve Qwen/Qwen3-30B-A3B-Instruct-2507 --tensor-parallel-size 1 --headless --data-parallel-size 8 \\
+  --data-parallel-size-local 4 --data-parallel-start-rank 4 --data-parallel-address 10.0.12.1
+"""
 RUNS = {
     "vLLM recipes, GPT-OSS": (
         "vllm serve openai/gpt-oss-120b --tensor_parallel_size 8 --max-model-len 131072 "
@@ -233,6 +244,27 @@ RUNS = {
     "GPUStack, Qwen3-32B on A100": (
         "trtllm-serve Qwen/Qwen3-32B --max_seq_len=40960 --enable_chunked_prefill",
         {"engine.max_model_len": "40960", "batching.enable_chunked_context": "true"},
+    ),
+    "vLLM issue, data parallelism over two nodes": (
+        TWO_NODES,
+        {"attention_data_parallel_size": "8", "expert_parallel_size": "8", "engine.max_num_seqs": "32"},
+    ),
+    "SGLang documentation, two nodes": (
+        "python3 -m sglang.launch_server --model-path meta-llama/Meta-Llama-3.1-405B-Instruct --tp 16 "
+        "--nnodes 2 --node-rank 0\n"
+        "python3 -m sglang.launch_server --model-path meta-llama/Meta-Llama-3.1-405B-Instruct --tp 16 "
+        "--nnodes 2 --node-rank 1",
+        {"tensor_parallel_size": "16"},
+    ),
+    "SGLang documentation, Meta's fp8": (
+        "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3.1-405B-Instruct-FP8 --tp 8 "
+        "--quantization fbgemm_fp8",
+        {"model": "llama3_1_405b", "tensor_parallel_size": "8"},
+    ),
+    "a draft of fp8": (
+        "vllm serve Qwen/Qwen3-32B --speculative-config "
+        '\'{"model": "Qwen/Qwen3-0.6B-FP8", "num_speculative_tokens": 4}\'',
+        {"model@speculation.draft.model": "qwen3_0_6b", "speculation.draft.model.weights": "fp8_block"},
     ),
     "a Compose file": (COMPOSE, {"engine.cuda_graphs.enabled": "false", "model.dtype": "fp16"}),
     "vLLM documentation, Kubernetes": (KUBERNETES, {"engine.max_num_batched_tokens": "1024"}),

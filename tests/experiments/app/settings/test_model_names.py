@@ -4,8 +4,12 @@ import re
 
 import pytest
 
+from experiments.app.settings.bounded_yaml import read_yaml
+from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.renamed import EQUAL, model_named
+from experiments.app.settings.renamed import _CHECKPOINTS, EQUAL, model_named
+from experiments.app.settings.resolve import resolved
+from sim.settings.build import build
 
 FILES = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")
 
@@ -67,6 +71,10 @@ def test_a_model_is_found_by_its_choice_its_name_and_its_source(file):
         ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2_5_7b", "int4_wo"),
         ("llama2-70b", "llama2_70b", None),
         ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3_8b", None),
+        ("stepfun-ai/Step-3.7-Flash-FP8", "step_3_7_flash", "fp8_block"),
+        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3_32b", "fp8"),
+        ("unsloth/gpt-oss-20b-BF16", "gpt_oss_20b", "bf16"),
+        ("unsloth/Qwen3-8B-BF16", "qwen3_8b", None),
     ],
 )
 def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice, weights):
@@ -114,5 +122,93 @@ def test_a_choice_of_the_users_folder_is_found(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("# Mine\nsource: acme/Rocket-5B  # a comment\n")
     found = model_named("acme/rocket-5b-instruct", [CONFIG_DIR, tmp_path])
-    assert found == ("mine", None, "Mine")
+    assert found == ("mine", None, "Mine", {})
     assert model_named("acme/rocket-5b", [CONFIG_DIR]) is None
+
+
+def model_of(*settings):
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    return build(resolved(source.compose(list(settings)))["model"], "model")
+
+
+def formats(model):
+    blocks = [(block.count, block.formats) for block in model.blocks]
+    return model.weights, model.moe_weights, model.lm_head_weights, model.kv_cache_dtype, blocks
+
+
+def modelopt(algorithm, *left_out, **more):
+    """Returns a quantization_config as Model Optimizer writes it: one entry for each module."""
+    return {"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": list(left_out), **more}
+
+
+def in_layers(numbers, *modules):
+    return [f"model.layers.{number}.{module}" for number in numbers for module in modules]
+
+
+LATENT = [f"self_attn.{name}" for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")]
+PUBLISHED = {
+    "nvidia/Kimi-K2.6-NVFP4": modelopt(
+        "NVFP4",
+        *in_layers(range(61), "self_attn*"),
+        *in_layers(range(1, 61), "mlp.shared_experts*"),
+        "model.layers.0*",
+        "lm_head",
+        kv_cache_scheme={"dynamic": False, "num_bits": 8, "type": "float"},
+    ),
+    "nvidia/DeepSeek-V3.1-FP4": modelopt(
+        "NVFP4", *in_layers(range(61), *LATENT), "model.layers.61*", "lm_head", kv_cache_quant_algo="FP8"
+    ),
+    "nvidia/GLM-5.1-NVFP4": modelopt(
+        "NVFP4",
+        *in_layers(range(3, 78), "self_attn*", "mlp.shared_experts*"),
+        *("model.layers.0*", "model.layers.1.*", "model.layers.2.*", "model.layers.78*", "lm_head"),
+        kv_cache_quant_algo="FP8",
+    ),
+    "nvidia/Qwen3-32B-NVFP4": modelopt("NVFP4", "lm_head", kv_cache_quant_algo="FP8"),
+    "nvidia/Llama-3.1-70B-Instruct-FP8": modelopt("FP8", "lm_head", kv_cache_quant_algo="FP8"),
+    "nvidia/MiniMax-M2.7-NVFP4": modelopt(
+        "NVFP4", *in_layers(range(62), "self_attn*", "block_sparse_moe.gate"), kv_cache_quant_algo="FP8"
+    ),
+}
+"""The quantization of these checkpoints' files, in their own words."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_name_of_a_published_checkpoint_means_the_formats_of_its_files(name):
+    found = model_of(f"model={name}")
+    expected = quantised(model_named(name, [CONFIG_DIR]).choice, PUBLISHED[name])
+    assert formats(found) == formats(expected)
+    assert found.weight_bytes_per_rank() == expected.weight_bytes_per_rank()
+
+
+def quantised(choice, quantization_config):
+    """Returns the preset with another quantization_config, read as a file's."""
+    source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
+    config = dict(resolved(source.compose([f"model={choice}"]))["model"])
+    fields = {**config["config"], "quantization_config": quantization_config}
+    return build({**config, "config": fields}, "model")
+
+
+def test_sizes_of_published_checkpoints():
+    """The repository of DeepSeek-R1-0528-NVFP4-v2 has 413.3 GB; its MTP layer takes 23.6 GB in bf16."""
+    model = model_of("model=nvidia/DeepSeek-R1-0528-NVFP4-v2")
+    assert model.weight_bytes_per_rank() / 1e9 == pytest.approx(413.3 - 23.6, rel=0.01)
+    assert model.kv_bytes_per_token() == 61 * (512 + 64)
+
+
+def test_every_checkpoint_of_the_table_has_a_preset():
+    for name in read_yaml(_CHECKPOINTS):
+        found = model_named(name, [CONFIG_DIR])
+        assert found, name
+        assert found.formats, name
+
+
+def test_settings_beside_a_checkpoint_count_instead_of_its_own():
+    model = model_of("model=nvidia/Qwen3-32B-NVFP4", "model.kv_cache_dtype=bf16")
+    assert (model.weights, model.kv_cache_dtype) == ("nvfp4", "bf16")
+    model = model_of("model=nvidia/Kimi-K2.6-NVFP4", "model.kv_cache_dtype=bf16")
+    assert (model.moe_weights, model.kv_cache_dtype) == ("nvfp4", "bf16")
+    plain = model_of("model=nvidia/Qwen3-32B-NVFP4", "model.weights=fp8")
+    assert (plain.weights, plain.kv_cache_dtype) == ("fp8", "auto")
+    bf16 = model_of("model=unsloth/gpt-oss-20b-BF16")
+    assert bf16.weight_bytes_per_rank() == pytest.approx(2 * 20.9e9, rel=0.01)

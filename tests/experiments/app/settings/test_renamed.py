@@ -173,7 +173,8 @@ def test_an_id_of_quantised_weights_says_what_quantization_does():
         ("RedHatAI/Llama-3.1-8B-Instruct-FP8", "compressed-tensors", "fp8"),
     ):
         texts = with_new_names([f"model={model}", f"quantization={name}"])
-        assert texts[1:] == [f"model.weights={weights}"]
+        kv = ["model.kv_cache_dtype=fp8"] if model.startswith("nvidia") else []
+        assert texts[1:] == [f"model.weights={weights}", *kv]
     assert with_new_names(["model=Qwen/Qwen3-32B", "quantization=awq"])[1:] == ["model.weights=awq"]
     with pytest.raises(ConfigError, match="quantization=gptq: Qwen/Qwen3-32B-FP8 is stored in fp8_block"):
         with_new_names(["model=Qwen/Qwen3-32B-FP8", "quantization=gptq"])
