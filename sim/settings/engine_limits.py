@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.settings.errors import ConfigError, suggest
@@ -140,6 +141,16 @@ RULES: Mapping[str, Callable[[Circumstances], dict[str, int]]] = {
 """Value of `engine.default_limits` -> the rule."""
 
 
+KV_IN_FP8: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("GlmMoeDsaForCausalLM",),
+    "vllm_offline": ("GlmMoeDsaForCausalLM",),
+    "sglang": ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"),
+}
+"""Rule -> architectures whose KV is in fp8 on a B200 or B300 if `model.kv_cache_dtype` is auto.
+
+Sources: `vllm/model_executor/models/config.py` of vLLM 0.33; `_dsa_kv_cache_dtype_default` of SGLang 0.5.23.
+"""
+
 Plain = Callable[[Any], Any]
 """Returns a node as dicts and lists, with the values that it refers to."""
 
@@ -150,7 +161,7 @@ def as_it_is(node: Any) -> Any:
 
 
 def complete(cfg: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is) -> None:
-    """Sets the limits of `cfg.engine` that are null by the rule that it names.
+    """Sets the limits of `cfg.engine` that are null by the rule that it names, and the format of KV.
 
     Does nothing without an engine, or without a device: that of a command which has several is completed with
     each of them.
@@ -163,6 +174,7 @@ def complete(cfg: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is
         return
     if device is None and "hardware" not in cfg:
         return
+    _choose_kv_format(cfg, engine, device)
     missing = [key for key in KEYS if _holder(engine, key) is not None and _at(engine, key) is None]
     if not missing:
         return
@@ -175,6 +187,32 @@ def complete(cfg: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is
                 f"{engine['default_limits'] or 'null'} has no rule for it"
             )
         _holder(engine, key)[key] = found[key]
+
+
+def _choose_kv_format(cfg: Mapping[Any, Any], engine: Mapping[str, Any], device: Device | None) -> None:
+    """Sets `model.kv_cache_dtype=fp8` where it is auto and the engine then takes fp8: see `KV_IN_FP8`."""
+    model = cfg.get("model")
+    if not isinstance(model, MutableMapping) or model.get("kv_cache_dtype") != "auto":
+        return
+    name = str((cfg.get("hardware") or {}).get("name") if device is None else device.name)
+    architectures = KV_IN_FP8.get(str(engine.get("default_limits")), ())
+    if not architectures or engine.get("version") is not None or not _DATA_CENTRE_BLACKWELL.search(name):
+        return
+    if _architecture(model) in architectures:
+        model["kv_cache_dtype"] = "fp8"
+
+
+def _architecture(model: Mapping[str, Any]) -> str | None:
+    """Returns the architecture of a preset or of a config.json; None if none is named or can be read."""
+    from hwmodels.hf.config import read_hf_config  # noqa: PLC0415
+
+    fields = model.get("config")
+    try:
+        if fields is None and isinstance(model.get("path"), str):
+            fields = read_hf_config(Path(model["path"]).expanduser())[1]
+        return str((fields or {})["architectures"][0])
+    except (ValueError, OSError, LookupError, TypeError):
+        return None
 
 
 def default_limits(config: Mapping[Any, Any], device: Any = None, plain: Plain = as_it_is) -> dict[str, int]:

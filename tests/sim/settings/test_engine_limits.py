@@ -1,5 +1,7 @@
 """Limits that are null are those that the engine chooses for the device."""
 
+import json
+
 import pytest
 
 from experiments.app.settings.compose import ConfigSource
@@ -228,3 +230,32 @@ def test_a_config_without_a_device_is_left_as_it_is():
 )
 def test_the_rules_of_the_scheduler_are_those_of_the_engine(overrides, release):
     assert build_scenario(composed(SOURCE, list(overrides))).engine.release == release
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kv"),
+    [
+        (["model=glm_5", "hardware=b200_sxm"], "fp8"),
+        (["model=glm_5", "hardware=b300_sxm", "engine=sglang"], "fp8"),
+        (["model=deepseek_v3_2", "hardware=b200_sxm", "engine=sglang"], "fp8"),
+        (["model=deepseek_v3_2", "hardware=b200_sxm"], "auto"),
+        (["model=glm_5", "hardware=h200_sxm", "engine=sglang"], "auto"),
+        (["model=glm_5", "hardware=b200_sxm", "engine.version=0.30.0"], "auto"),
+        (["model=glm_5", "hardware=b200_sxm", "model.kv_cache_dtype=bf16"], "bf16"),
+        (["model=deepseek_r1", "hardware=b200_sxm", "engine=sglang"], "auto"),
+    ],
+)
+def test_the_format_of_kv_is_the_engines_own_if_it_is_auto(overrides, kv):
+    """On a B200 or B300, SGLang keeps KV of sparse latent attention in fp8, and vLLM 0.33 that of GLM-5."""
+    config = SOURCE.compose([*overrides, "tensor_parallel_size=8"])
+    assert config.model.kv_cache_dtype == kv
+
+
+def test_the_file_of_a_model_names_its_architecture(tmp_path):
+    config = resolved(SOURCE.compose(["model=glm_5"]))["model"]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for device, kv in (("b200_sxm", "fp8"), ("h200_sxm", "auto")):
+        found = SOURCE.compose(["model=hf", f"model.path={tmp_path}", f"hardware={device}"])
+        assert found.model.kv_cache_dtype == kv
+    found = SOURCE.compose(["model=hf", "model.path=/nosuch", "hardware=b200_sxm"])
+    assert found.model.kv_cache_dtype == "auto"
