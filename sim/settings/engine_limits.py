@@ -196,10 +196,16 @@ def _choose_kv_format(cfg: Mapping[Any, Any], engine: Mapping[str, Any], device:
         return
     name = str((cfg.get("hardware") or {}).get("name") if device is None else device.name)
     architectures = KV_IN_FP8.get(str(engine.get("default_limits")), ())
-    if not architectures or engine.get("version") is not None or not _DATA_CENTRE_BLACKWELL.search(name):
+    if not architectures or not _DATA_CENTRE_BLACKWELL.search(name) or _is_older(engine.get("version")):
         return
     if _architecture(model) in architectures:
         model["kv_cache_dtype"] = "fp8"
+
+
+def _is_older(version: Any) -> bool:
+    """Returns whether a release of vLLM is older than 0.33; None: the newest."""
+    numbers = [int(part) for part in re.findall(r"\d+", str(version))[:2]]
+    return version is not None and numbers < [0, 33]
 
 
 def _architecture(model: Mapping[str, Any]) -> str | None:

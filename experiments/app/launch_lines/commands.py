@@ -1,7 +1,8 @@
 """Finds the command that starts a server in a text or a file, without executing anything.
 
 Read are a command line; a shell script, with continued lines, variables, arrays and here-documents; a line
-with `docker run`; and YAML with `command` and `args` of a container, as Compose and Kubernetes have it.
+with `docker run`; YAML: the `command` and `args` of a container in Compose and Kubernetes, a model of KServe
+or of Ray Serve LLM, the `run` of a SkyPilot task; and Python (`python_files`).
 
 The module is long because a command may stand in a manifest in a script in a here-document.
 """
@@ -21,6 +22,7 @@ import yaml
 
 from experiments.app.launch_lines.branches import Branches, number_of
 from experiments.app.launch_lines.flags import Engine
+from experiments.app.launch_lines.python_files import as_flags, started
 from experiments.app.launch_lines.versions import IMAGES, version_in
 from experiments.app.settings.bounded_yaml import NotTextError, TooLargeError, parse_yaml
 from sim.settings.errors import ConfigError
@@ -60,6 +62,8 @@ _WORD = re.compile(
 """Matches blanks, an operator of the shell, or a word with the quotations in it."""
 
 
+CONTAINER = ("entrypoint", "command", "args")
+"""Keys of a container with the words of its command."""
 FENCE = "```"
 """Beginning of a line around a script in Markdown."""
 _PLACEHOLDER = re.compile(r"[\w./-]*<[A-Za-z][\w.-]*>[\w./-]*")
@@ -80,6 +84,12 @@ class Command:
     """Folder in which files that the command names are looked for."""
     version: str | None = None
     """Version of the engine, by its container image or package; None: it is not named."""
+    is_offline: bool = False
+    """Whether a program runs the engine itself, without a server."""
+    copies: int = 1
+    """Number of servers that the manifest starts with this command."""
+    routing: str | None = None
+    """How their requests are distributed (a choice of `routing`); None: the manifest does not say."""
 
 
 def command_in(given: str) -> Command:
@@ -95,6 +105,8 @@ def command_in(given: str) -> Command:
             r"^\s*(apiVersion|services):", text, re.M
         )
         found = list(_from_yaml(text, path.parent)) if is_yaml else []
+        if path.suffix == ".py":
+            found = list(_from_python(text, path.parent, variables))
         if not found:  # a script, or YAML that quotes one
             found = list(_commands(text, path.parent, variables))
         where = str(path)
@@ -424,6 +436,16 @@ def _image(words: Sequence[str]) -> tuple[Engine, int] | None:
     return None
 
 
+def _from_python(text: str, folder: Path, variables: Mapping[str, str]) -> Iterator[Command]:
+    """Yields the commands of a Python file, and the engines that it starts without a server."""
+    for words, engine in started(text):
+        if engine is None:
+            yield from _of_words(words, variables, {}, folder)
+        else:
+            tokens = tuple(words)
+            yield Command(engine=engine, tokens=tokens, environment=variables, folder=folder, is_offline=True)
+
+
 def _from_yaml(text: str, folder: Path) -> Iterator[Command]:
     """Yields the commands of the containers in YAML, of which there may be several documents."""
     for part in re.split(r"^---.*$", text, flags=re.M):
@@ -434,8 +456,20 @@ def _from_yaml(text: str, folder: Path) -> Iterator[Command]:
         except (yaml.YAMLError, ValueError) as error:
             what = getattr(error, "problem", None) or str(error).partition("\n")[0]
             raise ConfigError(f"--from: not valid YAML: {what}") from error
+        of_object = _copies(whole, "spec", "replicas")
         for node in _mappings(whole):
-            yield from _of_container(node, folder)
+            for command in (*_of_container(node, folder), *_of_ray(node, folder), *_of_kserve(node, folder)):
+                if of_object > 1:  # a Service picks one of its pods at random
+                    yield replace(command, copies=of_object, routing="random")
+                else:
+                    yield command
+
+
+def _copies(node: Any, *keys: str) -> int:
+    """Returns the number below these keys; 1 if there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if isinstance(node, int) and not isinstance(node, bool) and node > 1 else 1
 
 
 def _mappings(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -449,18 +483,20 @@ def _mappings(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_container(node: Mapping[str, Any], folder: Path) -> Iterator[Command]:
-    """Yields the command of a mapping with command or args, and of a text with a script in it."""
-    parts = [node.get(key) for key in ("entrypoint", "command", "args")]
-    if not any(isinstance(part, str | list) for part in parts):
+    """Yields the command of a mapping with command, args or run, and of a text with a script in it."""
+    environment = _variables(node.get("environment", node.get("env", node.get("envs"))))
+    if isinstance(node.get("run"), str):  # a task of SkyPilot, a step of a CI
+        yield from _commands(node["run"], folder, environment)
+    parts = [part for key in CONTAINER if isinstance(part := node.get(key), str | list)]
+    if not parts:
         return
-    environment = _variables(node.get("environment", node.get("env")))
     words: list[str] = []
-    for part in parts:
+    for number, part in enumerate(parts):
         if isinstance(part, list):
             words += [_expanded(str(word), environment) for word in part if word is not None]
         elif isinstance(part, str) and _script([*words[1:], "x"]) is not None:
             words.append(part)  # the script of sh -c
-        elif isinstance(part, str) and not words:
+        elif isinstance(part, str) and not words and number == len(parts) - 1:
             found = list(_commands(part, folder, environment))
             if found:
                 yield from found
@@ -475,7 +511,44 @@ def _of_container(node: Mapping[str, Any], folder: Path) -> Iterator[Command]:
             if pattern.search(image):
                 found = [Command(engine=engine, tokens=tuple(words), environment=environment, folder=folder)]
                 break
-    yield from found
+    copies = _copies(node, "deploy", "replicas")
+    yield from (replace(command, copies=copies) for command in found)
+
+
+def _of_ray(node: Mapping[str, Any], folder: Path) -> Iterator[Command]:
+    """Yields the command of a model of Ray Serve LLM: `engine_kwargs` are vLLM's arguments."""
+    model, arguments = node.get("model_loading_config"), node.get("engine_kwargs", {})
+    if not isinstance(model, Mapping) or not isinstance(arguments, Mapping):
+        return
+    words = [str(model.get("model_source") or model.get("model_id") or ""), *as_flags(arguments)]
+    copies = _copies(node, "deployment_config", "num_replicas")
+    yield Command(
+        engine="vllm",
+        tokens=tuple(words),
+        environment=_variables(node.get("runtime_env", {}).get("env_vars")),
+        folder=folder,
+        copies=copies,
+        routing="power_of_two" if copies > 1 else None,
+    )
+
+
+def _of_kserve(node: Mapping[str, Any], folder: Path) -> Iterator[Command]:
+    """Yields the command of a model of KServe whose runtime for Hugging Face models runs vLLM."""
+    kind, words = node.get("modelFormat"), node.get("args", [])
+    if not isinstance(kind, Mapping) or kind.get("name") != "huggingface" or not isinstance(words, list):
+        return
+    kept: list[str] = []
+    for word in _plain([str(word) for word in words], _variables(node.get("env"))):
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name == "--backend" and value not in ("", "auto", "vllm"):
+            return
+        kept.append({"--model-id": "--model", "--model-name": "--served-model-name"}.get(name, name))
+        kept[-1] += equals + value
+    stored = str(node.get("storageUri", ""))
+    if stored.startswith("hf://"):
+        kept += ["--model", stored.removeprefix("hf://")]
+    yield Command(engine="vllm", tokens=tuple(kept), environment=_variables(node.get("env")), folder=folder)
 
 
 def _split_or_none(text: str) -> list[str]:

@@ -67,6 +67,14 @@ def translated(
             continue
         if alone.settings == own.settings:
             own.without_effect[found.written.get(flag, flag)] = ""
+    if command.is_offline:  # no HTTP, no client
+        own.settings |= {"engine.frontend_s": "0", "engine.frontend": "null"}
+        if command.engine == "vllm":
+            own.put("engine.default_limits", "vllm_offline")
+    if command.copies > 1:
+        own.put("replicas", command.copies * int(own.settings.get("replicas", 1)))
+        if command.routing is not None:
+            own.put("routing", command.routing)
     return own
 
 

@@ -241,6 +241,7 @@ def test_the_rules_of_the_scheduler_are_those_of_the_engine(overrides, release):
         (["model=deepseek_v3_2", "hardware=b200_sxm"], "auto"),
         (["model=glm_5", "hardware=h200_sxm", "engine=sglang"], "auto"),
         (["model=glm_5", "hardware=b200_sxm", "engine.version=0.30.0"], "auto"),
+        (["model=glm_5", "hardware=b200_sxm", "engine.version=0.33.0"], "fp8"),
         (["model=glm_5", "hardware=b200_sxm", "model.kv_cache_dtype=bf16"], "bf16"),
         (["model=deepseek_r1", "hardware=b200_sxm", "engine=sglang"], "auto"),
     ],
