@@ -35,8 +35,10 @@ run: .venv/installed ## simulate the default workload (ARGS="...": its settings)
 test: .venv/installed-test ## the tests that take seconds
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
 
-test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and new random examples (TESTS_DRAWN=all: every case)
-	HYPOTHESIS_PROFILE=new $(PY) -m pytest $(PYTEST_ARGS)
+EXAMPLES ?= more
+TESTS_DRAWN ?= 1
+test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and more examples (TESTS_DRAWN=all: every case)
+	HYPOTHESIS_PROFILE=$(EXAMPLES) TESTS_DRAWN=$(TESTS_DRAWN) $(PY) -m pytest $(PYTEST_ARGS)
 
 docs: .venv/installed-docs ## the documentation site, in build/site/VERSION (VERSION=0.1; without it: dev)
 	$(PY) -m experiments.site --version $(VERSION)
@@ -66,7 +68,8 @@ parity-latest: ## the same with the newest releases of both, in a new environmen
 	rm -rf .venv-parity/latest-sglang-latest
 	$(MAKE) parity-short VLLM=latest SGLANG=latest
 
-nightly: export TESTS_DRAWN := all
+nightly: TESTS_DRAWN := all
+nightly: EXAMPLES := new
 nightly: test-all parity-short ## what takes too long for every change: slow tests, other engines' schedulers, their newest releases
 	$(MAKE) parity-latest
 

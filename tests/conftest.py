@@ -1,7 +1,8 @@
 """Settings of property tests, and the tests that need PyTorch.
 
-`make test` draws the same 10 examples every time, `make test-all` 40 new ones. HYPOTHESIS_PROFILE=deep draws
-3000: for selected tests, after a change to the core. A test states a number of its own only if its examples
+`make test` draws the same 10 examples every time, `make test-all` the same 40, so that it shows what a change
+broke and nothing else; `make nightly` draws 40 new ones. HYPOTHESIS_PROFILE=deep draws 3000: for selected tests,
+after a change to the core. A test states a number of its own only if its examples
 are expensive. There is no deadline per example: the duration depends on the world that is drawn, and machines
 are shared.
 
@@ -21,6 +22,7 @@ from tests.drawn import DRAW, keep_sampled
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
 settings.register_profile("same", patient, derandomize=True, phases=AS_FOUND, max_examples=10)
+settings.register_profile("more", settings.get_profile("same"), max_examples=40)
 settings.register_profile("new", patient, derandomize=False, print_blob=True, max_examples=40)
 settings.register_profile("deep", settings.get_profile("new"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

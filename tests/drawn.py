@@ -3,9 +3,8 @@
     @pytest.mark.sampled(fast=4, slow=12)
 
 on a parametrised test leaves four cases, evenly spread, to `make test`; the others are slow, and of the slow
-ones a run of `make test-all` draws twelve. It draws new cases each time, as Hypothesis draws new examples:
-what one run leaves out, a later one tries. The header of a run names its draw; TESTS_DRAWN=THAT repeats it,
-and TESTS_DRAWN=all, which `make nightly` sets, tries every case. A test that loops over numbers asks
+ones `make test-all` runs twelve, always the same: TESTS_DRAWN=1. Another value draws others, and
+TESTS_DRAWN=all, which `make nightly` sets, tries every case. The header of a run names its draw. A test that loops over numbers asks
 `drawn_of` for those to try.
 """
 
