@@ -1,10 +1,9 @@
 """Settings of property tests, and the tests that need PyTorch.
 
 `make test` draws the same 10 examples every time, `make test-all` the same 40, so that it shows what a change
-broke and nothing else; `make nightly` draws 40 new ones. HYPOTHESIS_PROFILE=deep draws 3000: for selected tests,
-after a change to the core. A test states a number of its own only if its examples
-are expensive. There is no deadline per example: the duration depends on the world that is drawn, and machines
-are shared.
+broke and nothing else; `make nightly` draws 40 new ones. HYPOTHESIS_PROFILE=deep draws 3000: for selected
+tests, after a change to the core. A test states a number of its own only if its examples are expensive. There
+is no deadline per example: the duration depends on the world that is drawn, and machines are shared.
 
 Kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
 """

@@ -4,8 +4,8 @@
 
 on a parametrised test leaves four cases, evenly spread, to `make test`; the others are slow, and of the slow
 ones `make test-all` runs twelve, always the same: TESTS_DRAWN=1. Another value draws others, and
-TESTS_DRAWN=all, which `make nightly` sets, tries every case. The header of a run names its draw. A test that loops over numbers asks
-`drawn_of` for those to try.
+TESTS_DRAWN=all, which `make nightly` sets, tries every case. The header of a run names its draw. A test that
+loops over numbers asks `drawn_of` for those to try.
 """
 
 from __future__ import annotations

@@ -582,8 +582,8 @@ class EngineCore:
             self.wake_s, self.waits_for = inf, None
             if self._sequences:
                 plan = self._ask(now)
-        if plan is None:
-            self._state.last_plan = None
+        if plan is None:  # the tokens of all steps are read before the next plan
+            self._state.last_plan = self._state.plan_before = None
         self._in_flight = plan
         return plan
 
@@ -711,7 +711,9 @@ class EngineCore:
         num_iterations, pool = outcome.iterations, self.block_pool
         self.now = pool.now = self._state.last_end_s = now
         self._in_flight = None
-        self._state.last_plan = plan
+        state = self._state
+        state.plan_before = state.last_plan if num_iterations == 1 else plan
+        state.last_plan = plan
         if self._on_commit:
             for on_commit in self._on_commit:
                 on_commit(plan, num_iterations, now)

@@ -29,6 +29,7 @@ from policies.core.sequence import (
     WAITING,
     FinishReason,
     Sequence,
+    SequenceState,
     SequenceView,
 )
 from policies.core.transfers import Transfers
@@ -78,6 +79,8 @@ class EngineState:
         """Whether the scheduling policy looks up the cached prefixes of waiting sequences."""
         self.last_plan: StepPlan | None = None
         """The plan that was committed last; None if nothing could be computed after it."""
+        self.plan_before: StepPlan | None = None
+        """The plan before `last_plan`; that plan itself if it was one of several iterations."""
         self.max_tokens_per_pass = 1
         """Maximum number of tokens that a decode without branches gets in an iteration."""
         self.traffic_has_ended = False
@@ -177,11 +180,16 @@ class EngineState:
 
         Such tokens exist with `Ends.one_step_late`, while the next step is planned.
         """
-        plan = self.last_plan
-        if plan is None or not self.running_set.reads_late or seq.state not in (DECODING, ENDING):
+        if not self.running_set.reads_late or seq.state not in (DECODING, ENDING):
             return 0
-        has_decoded = plan.num_decodes > 0 and seq not in plan.idle
-        return int(has_decoded or any(chunk.seq is seq for chunk in plan.chunks))
+        return int(_gives_a_token(self.last_plan, seq))
+
+    def cache_lags(self, seq: Sequence) -> bool:
+        """Returns whether the newest computed token of a decoding sequence was unread when it was planned.
+
+        Its content was unknown then, so that it is not in the cache before the next step with the sequence.
+        """
+        return _gives_a_token(self.last_plan, seq) and _gives_a_token(self.plan_before, seq)
 
     # Changes.
 
@@ -240,7 +248,7 @@ class EngineState:
         is_recomputing = self.branched.is_recomputing(seq)  # a swap would lose the order of its blocks
         if self.decodes.holds_planned and seq.state is DECODING:
             num_planned = 0
-        num_branched = self.running_set.leave(seq, WAITING)
+        num_branched = self._leave(seq, WAITING)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
             self.block_pool.settle()  # its blocks are named now
@@ -262,11 +270,19 @@ class EngineState:
         """Ends a running sequence; num_planned tokens of a plan in flight will not be computed."""
         if self.decodes.holds_planned and seq.state is DECODING:
             num_planned = 0
-        num_branched = self.running_set.leave(seq, ENDED)
+        num_branched = self._leave(seq, ENDED)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_swapped:
             self.transfers.free_swapped(seq)
         self.end(seq, reason)
+
+    def _leave(self, seq: Sequence, state: SequenceState) -> int | None:
+        """Removes a sequence from the running set: see `RunningSet.leave`."""
+        is_cached = not self.decodes.holds_planned and not self.cache_lags(seq)
+        num_branched = self.running_set.leave(seq, state)
+        if is_cached or self.last_plan is None:
+            seq.num_unread = 0
+        return num_branched
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """Marks a sequence that has left the queue or the running set as ended, and calls the listeners."""
@@ -285,6 +301,13 @@ class EngineState:
     def _num_extra_blocks(self) -> int:
         """Number of KV blocks that belong to no sequence."""
         return 0
+
+
+def _gives_a_token(plan: StepPlan | None, seq: Sequence) -> bool:
+    """Returns whether a plan decodes a sequence or has a chunk of its prompt."""
+    if plan is None:
+        return False
+    return (plan.num_decodes > 0 and seq not in plan.idle) or any(chunk.seq is seq for chunk in plan.chunks)
 
 
 Key = tuple[tuple[float, ...], int]  # rank, request id

@@ -659,10 +659,12 @@ class StepBuilder:
             has_decoded = is_decoding and in_flight.num_decodes > 0 and seq not in in_flight.idle
         else:
             has_decoded = self.is_open and is_decoding and self._has_decoded(seq)
-        if not self._state.running_set.reads_late:
+        state = self._state
+        if not state.running_set.reads_late:
             return num_computed + has_decoded
-        num_unread = num_computed > seq.stored_computed if is_decoding else seq.num_unread
-        return num_computed if has_decoded else num_computed - num_unread
+        if has_decoded:
+            return num_computed + 1 - state.num_unread(seq)
+        return num_computed - (state.cache_lags(seq) if is_decoding else seq.num_unread)
 
     @property
     def has_preempted(self) -> bool:

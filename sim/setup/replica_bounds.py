@@ -136,7 +136,9 @@ def idle_latencies(deployment: Deployment, model: IterationModel, demand: Demand
     lengths = GRID[: index.max() + 1]
     engine, frontend = deployment.engine, deployment.engine.frontend or Frontend()
     work_s = frontend.request_s + frontend.prompt_token_s * prompts
-    ttft_s = engine.frontend_s + work_s + _prompt_seconds(model, lengths, demand.reusable)[index]
+    # Chunks of a prompt overlap in the stages of a pipeline, at best all of them.
+    stages = deployment.layout.pipeline_parallel_size
+    ttft_s = engine.frontend_s + work_s + _prompt_seconds(model, lengths, demand.reusable)[index] / stages
     step_s = _step_seconds(model, lengths + 1, deployment.max_num_seqs)[index]
     tpot_s = np.where(outputs > 1, step_s / max_tokens_per_pass(deployment.speculation), 0.0)
     return Idle(ttft_s, tpot_s, ttft_s + (outputs - 1) * tpot_s)

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.app.settings.compose import ConfigSource
@@ -71,6 +71,7 @@ WORLDS = {
     ),
     st.sampled_from([0.5, 0.9, 1.0]),
 )
+@example("pipeline", 0, 0.2, (30, None, None), 0.5)  # chunks of a prompt in two stages at once
 def test_nothing_simulated_beats_a_bound(world, seed, load, limits_ms, target):
     ttft_ms, tpot_ms, e2e_ms = limits_ms
     slo = Slo(ttft_ms=ttft_ms, tpot_ms=tpot_ms, e2e_ms=e2e_ms, attainment_target=target)
