@@ -29,7 +29,6 @@ from policies.core.sequence import (
     WAITING,
     FinishReason,
     Sequence,
-    SequenceState,
     SequenceView,
 )
 from policies.core.transfers import Transfers
@@ -248,7 +247,8 @@ class EngineState:
         is_recomputing = self.branched.is_recomputing(seq)  # a swap would lose the order of its blocks
         if self.decodes.holds_planned and seq.state is DECODING:
             num_planned = 0
-        num_branched = self._leave(seq, WAITING)
+        num_branched = self.running_set.leave(seq, WAITING)
+        self._note_cached(seq)
         seq.num_lost = seq.stored_computed
         if swap and not seq.num_dropped and not is_recomputing:
             self.block_pool.settle()  # its blocks are named now
@@ -270,19 +270,20 @@ class EngineState:
         """Ends a running sequence; num_planned tokens of a plan in flight will not be computed."""
         if self.decodes.holds_planned and seq.state is DECODING:
             num_planned = 0
-        num_branched = self._leave(seq, ENDED)
+        num_branched = self.running_set.leave(seq, ENDED)
+        if not num_planned:
+            self._note_cached(seq)
         self.running_set.release(seq, num_branched, num_planned)
         if seq.num_swapped:
             self.transfers.free_swapped(seq)
         self.end(seq, reason)
 
-    def _leave(self, seq: Sequence, state: SequenceState) -> int | None:
-        """Removes a sequence from the running set: see `RunningSet.leave`."""
-        is_cached = not self.decodes.holds_planned and not self.cache_lags(seq)
-        num_branched = self.running_set.leave(seq, state)
-        if is_cached or self.last_plan is None:
+    def _note_cached(self, seq: Sequence) -> None:
+        """Notes whether the cache has all tokens of a sequence that has left; drafts count their own."""
+        if seq.num_unread and (
+            self.last_plan is None or not (self.decodes.holds_planned or self.cache_lags(seq))
+        ):
             seq.num_unread = 0
-        return num_branched
 
     def end(self, seq: Sequence, reason: FinishReason) -> None:
         """Marks a sequence that has left the queue or the running set as ended, and calls the listeners."""
