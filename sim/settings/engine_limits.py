@@ -210,11 +210,11 @@ def _is_older(version: Any) -> bool:
 
 def _architecture(model: Mapping[str, Any]) -> str | None:
     """Returns the architecture of a preset or of a config.json; None if none is named or can be read."""
-    from hwmodels.hf.config import read_hf_config  # noqa: PLC0415
-
     fields = model.get("config")
     try:
         if fields is None and isinstance(model.get("path"), str):
+            from hwmodels.hf.config import read_hf_config  # noqa: PLC0415 (only for a file of the user's)
+
             fields = read_hf_config(Path(model["path"]).expanduser())[1]
         return str((fields or {})["architectures"][0])
     except (ValueError, OSError, LookupError, TypeError):

@@ -522,10 +522,11 @@ def _of_ray(node: Mapping[str, Any], folder: Path) -> Iterator[Command]:
         return
     words = [str(model.get("model_source") or model.get("model_id") or ""), *as_flags(arguments)]
     copies = _copies(node, "deployment_config", "num_replicas")
+    runtime = node.get("runtime_env")
     yield Command(
         engine="vllm",
         tokens=tuple(words),
-        environment=_variables(node.get("runtime_env", {}).get("env_vars")),
+        environment=_variables(runtime.get("env_vars") if isinstance(runtime, Mapping) else None),
         folder=folder,
         copies=copies,
         routing="power_of_two" if copies > 1 else None,

@@ -296,20 +296,8 @@ QUANTISED = {
 """Words for the format of a checkpoint's weights -> the setting `model.weights`."""
 
 _BESIDE_A_FORMAT = {
-    *(
-        "dynamic",
-        "static",
-        "kv",
-        "quantized",
-        "block",
-        "bnb",
-        "autoround",
-        "sym",
-        "marlin",
-        "mtp",
-        "quarot",
-        "pertensor",
-    ),
+    *("dynamic", "static", "kv", "quantized", "block", "bnb", "autoround", "sym", "marlin", "mtp", "quarot"),
+    *("pertensor",),
 }
 _AFTER_A_FORMAT = re.compile(r"v\d+|\d+(b|bit|bits|g)")
 """Matches words that say more of a format that stands before them: -NVFP4-v2, -GPTQ-4b-128g."""
@@ -402,7 +390,8 @@ def _is_quantised(file: Path) -> bool:
 @cache
 def _published() -> Mapping[str, Mapping[str, Any]]:
     """Returns settings of the model by the name of a checkpoint in lower case."""
-    return read_yaml(_CHECKPOINTS)  # type: ignore[no-any-return]
+    found: Mapping[str, Mapping[str, Any]] = read_yaml(_CHECKPOINTS)
+    return found
 
 
 def repository_of(name: str) -> str:

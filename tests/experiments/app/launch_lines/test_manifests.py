@@ -129,3 +129,17 @@ def test_a_python_file_is_not_executed_and_deep_ones_are_left(tmp_path):
     assert next(started("a = b\nb = a\nLLM(a)")).words[1] in ("$a", "$b")
     bomb = "\n".join(f"a{n} = [{', '.join([f'a{n + 1}'] * 10)}]" for n in range(30))
     assert list(started(f"{bomb}\na30 = ['x']\nLLM(a0)"))[-1].words[1] == "$..."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model_loading_config: {model_id: Qwen/Qwen3-8B}\nruntime_env: [1]\nengine_kwargs: {seed: .nan}",
+        "model: {modelFormat: {name: huggingface}, args: [null, {a: 1}, --model_id], storageUri: [1]}",
+        "run: 5\nenvs: [1, {name: x}]\ncommand: {a: b}",
+    ],
+)
+def test_a_manifest_of_another_form_is_an_error(text, tmp_path):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"--from|has no command"):
+        translated(command_in(str(tmp_path / "bad.yaml")), [CONFIG_DIR])
