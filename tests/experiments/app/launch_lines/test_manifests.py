@@ -134,7 +134,7 @@ def test_a_python_file_is_not_executed_and_deep_ones_are_left(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "model_loading_config: {model_id: Qwen/Qwen3-8B}\nruntime_env: [1]\nengine_kwargs: {seed: .nan}",
+        "model_loading_config: {model_id: Qwen/Qwen3-8B}\nruntime_env: [1]\nengine_kwargs: {block_size: x}",
         "model: {modelFormat: {name: huggingface}, args: [null, {a: 1}, --model_id], storageUri: [1]}",
         "run: 5\nenvs: [1, {name: x}]\ncommand: {a: b}",
     ],
