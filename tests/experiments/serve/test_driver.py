@@ -30,7 +30,7 @@ def test_clients_are_told_that_the_simulation_has_failed(monkeypatch, caplog):
         assert (await anext(stream))["choices"]
         body = {"prompt": "hello", "stream": True, "max_tokens": 2000}
         raw = await client.post("/v1/completions", json=body)
-        await raw.content.readline()
+        assert (await raw.content.readuntil(b"\n\n")).startswith(b"data: ")
 
         def fail(*_):
             raise ZeroDivisionError("a policy that fails")
