@@ -6,6 +6,7 @@ A clock reads the times of one pass over a file, in the order of its rows, one b
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,7 +28,8 @@ _EXACT = 1 << 53
 """Largest whole number up to which a double represents all of them."""
 _LARGEST = 1 << 63
 MINUTE = len("2023-11-16 18:17:")
-ZONE = "+00:00"
+UTC_ZONES = ("Z", "+00:00")
+ZONES = re.compile(r"(?:Z|(?P<sign>[+-])(?P<hours>\d\d):?(?P<minutes>[0-5]\d))$")
 
 
 class Clock(ABC):
@@ -192,11 +194,11 @@ class ArrivalClock(Clock):
 
 
 class DateClock(Clock):
-    """Reads `2023-11-16 18:17:03.9799600` as seconds after the first time that it reads.
+    """Reads dates such as `2023-11-16 18:17:03.9799600` as seconds after the first one that it reads.
 
-    A suffix `+00:00` is allowed. The date is parsed once per minute of the trace: strptime takes ten times as
-    long as the rest of a row and reads only six fractional digits. A double cannot hold seconds since 1970
-    with seven fractional digits.
+    Date and time are divided by a space or a T. A suffix is the offset from UTC: Z, +00:00, +0200. The date
+    is parsed once per minute of the trace: strptime takes ten times as long as the rest of a row and reads
+    only six fractional digits. A double cannot hold seconds since 1970 with seven fractional digits.
     """
 
     def __init__(self) -> None:
@@ -206,10 +208,17 @@ class DateClock(Clock):
     def __call__(self, found: object) -> float:
         """Returns the time in seconds. Raises ValueError for what is no text of a date."""
         text = found if isinstance(found, str) else ""
-        minute, second_s = text[:MINUTE], float(text[MINUTE:].removesuffix(ZONE))
+        zone = ZONES.search(text, MINUTE)
+        ahead_s = 0.0
+        if zone is not None:
+            text = text[: zone.start()]
+            if zone["sign"]:
+                minutes = 60 * int(zone["hours"]) + int(zone["minutes"])
+                ahead_s = 60.0 * (minutes if zone["sign"] == "+" else -minutes)
+        minute, second_s = text[:MINUTE], float(text[MINUTE:])
         if not 0 <= second_s < 61:  # 60 is a leap second
             raise ValueError(text)
-        return self._minute_s(minute, second_s) + second_s
+        return self._minute_s(minute, second_s - ahead_s) + second_s - ahead_s
 
     def begins(self, found: object) -> bool:
         """Returns whether a value is a text, as all dates are."""
@@ -221,9 +230,10 @@ class DateClock(Clock):
             return None
         minutes = pc.utf8_slice_codeunits(texts, 0, MINUTE).dictionary_encode()
         seconds = pc.utf8_slice_codeunits(texts, MINUTE)
-        has_zone = pc.ends_with(seconds, ZONE)
-        if pc.any(has_zone).as_py():
-            seconds = pc.if_else(has_zone, pc.utf8_slice_codeunits(seconds, 0, -len(ZONE)), seconds)
+        for zone in UTC_ZONES:
+            has_zone = pc.ends_with(seconds, zone)
+            if pc.any(has_zone).as_py():
+                seconds = pc.if_else(has_zone, pc.utf8_slice_codeunits(seconds, 0, -len(zone)), seconds)
         try:
             second_s = seconds.cast(pa.float64()).to_numpy()
             if not ((second_s >= 0) & (second_s < 61)).all():
@@ -239,7 +249,7 @@ class DateClock(Clock):
         """Returns the seconds from the first row, which is at second_s if this is it, to a minute."""
         minute_s = self._minutes_s.get(minute)
         if minute_s is None:
-            start = datetime.strptime(minute, "%Y-%m-%d %H:%M:")
+            start = datetime.strptime(minute.replace("T", " "), "%Y-%m-%d %H:%M:")
             if self._first is None:
                 self._first = start, second_s
             first, first_s = self._first

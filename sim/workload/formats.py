@@ -16,7 +16,16 @@ from sim.workload.arrival_times import Clock
 from sim.workload.trace_columns import Columns
 from sim.workload.trace_reading import Reading
 from sim.workload.trace_tables import CSV, JSON_LINES, OBJECTS, PARQUET, Record
-from sim.workload.traces import DATES, MICROSECONDS, MILLISECONDS, READY, SECONDS, HashedTrace, Trace
+from sim.workload.traces import (
+    DATES,
+    MICROSECONDS,
+    MILLISECONDS,
+    NANOSECONDS,
+    READY,
+    SECONDS,
+    HashedTrace,
+    Trace,
+)
 
 FAILED = "failed: no output tokens"
 NO_TOKENS = "no input or no output tokens"
@@ -48,6 +57,23 @@ class VidurCsv(Trace):
 
     table = CSV
     columns = Columns(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitwiseCsv(Trace):
+    """The traces of splitwise-sim (Patel et al., ISCA 2024): arrivals in seconds."""
+
+    table = CSV
+    columns = Columns(arrival="arrival_timestamp", prompt="prompt_size", output="token_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApexJsonl(Trace):
+    """The traces of APEX+ (Lin et al., 2024): offsets in nanoseconds."""
+
+    table = JSON_LINES
+    times = NANOSECONDS
+    columns = Columns(arrival="StartTimeOffset", prompt="ContextTokens", output="GeneratedTokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

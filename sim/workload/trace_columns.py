@@ -56,7 +56,7 @@ class Columns:
     """Why rows without prompt or output are counted and not replayed; empty: they are refused."""
     unknown: str = ""
     """Why rows of which a length is missing are counted and not replayed; empty: they are refused."""
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Columns that a file must not have, with what is expected instead."""
 
     def in_file(self, names: Callable[[], Iterable[str]]) -> Columns:

@@ -34,6 +34,9 @@ from sim.workload.trace_columns import Columns
 from sim.workload.trace_files import LINE_FEED, UnusualTextError, lines_of, opened, pieces_of
 from sim.workload.trace_rows import MAX_VALUES
 
+OTHER_NAMES = "workload=trace reads other formats and columns of any names"
+"""What to do about a file that lacks a column."""
+
 ArrowColumns = dict[str, pa.Array]
 """The columns of some rows, by name."""
 
@@ -137,7 +140,9 @@ def refuse_columns() -> NoReturn:
 
 
 def _missing(path: Path, line: int, kind: str, name: str, wanted: str, found: str) -> ValueError:
-    return ValueError(f"{path}:{line}:1: no {kind} {name}; expected {wanted}, found {shown(found, 200)}")
+    return ValueError(
+        f"{path}:{line}:1: no {kind} {name}; expected {wanted}, found {shown(found, 200)}; {OTHER_NAMES}"
+    )
 
 
 def _require_once(where: str, columns: Columns, names: Sequence[str]) -> None:
@@ -550,7 +555,7 @@ class ParquetTable(Table):
                     if name not in names:
                         raise ValueError(
                             f"{path}: no column {name}; expected {', '.join(columns.needed)}, "
-                            f"found {shown(', '.join(names), 200)}"
+                            f"found {shown(', '.join(names), 200)}; {OTHER_NAMES}"
                         )
                 _require_once(str(path), columns, names)
                 wanted = [name for name in (*columns.all, *columns.refused) if name in names]

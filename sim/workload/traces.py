@@ -41,10 +41,20 @@ class Times:
     rule: str = ""
 
 
-SECONDS, MILLISECONDS, MICROSECONDS = Times("seconds"), Times("ms", 3), Times("us", 6)
+SECONDS, MILLISECONDS = Times("seconds"), Times("ms", 3)
+MICROSECONDS, NANOSECONDS = Times("us", 6), Times("ns", 9)
 DATES = Times(clock=DateClock, rule="a time such as 2023-11-16 18:17:03.9799600")
 READY = Times(clock=ReadyClock)
 """`Trace.records` gives Unix times in seconds, which count from the earliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a file looks like: the kind of file, the meaning of its columns, and how its times are written."""
+
+    table: Table
+    columns: Columns
+    times: Times
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +87,7 @@ class Trace:
     window_by_seed: bool = False
 
     def __post_init__(self) -> None:
-        if not hasattr(type(self), "columns") or not hasattr(type(self), "table"):
-            raise ValueError(
-                f"{type(self).__name__}: a format of traces must declare columns and table, as "
-                "sim.workload.traces.Trace describes them"
-            )
+        _ = self.layout  # raises ValueError if the format declares none
         object.__setattr__(self, "path", Path(self.path).expanduser())
         require_not_negative(self, "start_s")
         require_positive(self, "duration_s", "max_requests", "patience_s")
@@ -92,23 +98,35 @@ class Trace:
         require_file(self.path)
 
     @property
+    def layout(self) -> Layout:
+        """Returns what the file looks like, which the class declares. Raises ValueError if it does not."""
+        kind = type(self)
+        if not hasattr(kind, "columns") or not hasattr(kind, "table"):
+            raise ValueError(
+                f"{kind.__name__}: a format of traces must declare columns and table, as "
+                "sim.workload.traces.Trace describes them"
+            )
+        return Layout(kind.table, kind.columns, kind.times)
+
+    @property
     def is_in_unix_time(self) -> bool:
         """Returns whether the window begins at a Unix time, from which times then count."""
         return (self.start_s or 0.0) >= MAX_ARRIVAL_S
 
     def clock(self) -> Clock:
         """Returns the reader of arrival times of one pass over the file."""
-        if self.times.clock is not None:
-            return self.times.clock()
+        layout = self.layout
+        if layout.times.clock is not None:
+            return layout.times.clock()
         return ArrivalClock(
-            self.times.exponent, from_first=not self.is_in_unix_time, has_texts=self.table.has_texts
+            layout.times.exponent, from_first=not self.is_in_unix_time, has_texts=layout.table.has_texts
         )
 
     @property
     def time_rule(self) -> str:
         """The rule of an arrival, for messages."""
-        times = self.times
-        return times.rule or self.table.time_rule(times.unit, MAX_ARRIVAL_S * 10**times.exponent)
+        times = self.layout.times
+        return times.rule or self.layout.table.time_rule(times.unit, MAX_ARRIVAL_S * 10**times.exponent)
 
     def reading(self, columns: Columns, clock: Clock) -> Reading:
         """Returns the reader of the rows of one pass over the file."""
@@ -120,11 +138,11 @@ class Trace:
         Every call begins anew. Raises ValueError at a bad row, after the rows before it.
         """
         clock = self.clock()
-        columns = self.columns.in_file(self.column_names)
+        columns = self.layout.columns.in_file(self.column_names)
         reading = self.reading(columns, clock)
         has_plain_rows = type(self).records is Trace.records
         start_s = 0.0 if self.sort or self.has_any_order else self.start_s or 0.0
-        for piece in self.table.pieces(self.path, columns, clock, start_s):
+        for piece in self.layout.table.pieces(self.path, columns, clock, start_s):
             try:
                 if not has_plain_rows:
                     raise UnusualTextError
@@ -140,11 +158,11 @@ class Trace:
 
     def column_names(self) -> Iterable[str]:
         """Returns the names of the columns in the file, as far as they are known before it is read."""
-        return self.table.names(self.path)
+        return self.layout.table.names(self.path)
 
     def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
         """Yields the rows with what depends on other rows. blocks: yields all rows in order of time."""
-        if self.times is READY:
+        if self.layout.times is READY:
             blocks = partial(self._since_earliest, blocks)
         return blocks()
 
@@ -164,8 +182,8 @@ class Trace:
                 yield replace(block, arrival_s=since_s).where(slice(num_near))
             if num_near < len(block):
                 raise ValueError(
-                    f"{self.path}:{block.line[num_near]}:1: {self.columns.arrival}: expected times at most "
-                    f"{MAX_ARRIVAL_S:g} s after the earliest, found {since_s[num_near]:g} s"
+                    f"{self.path}:{block.line[num_near]}:1: {self.layout.columns.arrival}: expected times at "
+                    f"most {MAX_ARRIVAL_S:g} s after the earliest, found {since_s[num_near]:g} s"
                 )
 
     def source(self, *, seed: int, max_model_len: int) -> Source:
@@ -186,7 +204,7 @@ def _checked(trace: Trace, later_s: float, max_model_len: int) -> TraceSource:
         finish=trace.finished,
         nothing=trace.nothing,
     )
-    columns = trace.columns.in_file(trace.column_names)
+    columns = trace.layout.columns.in_file(trace.column_names)
     if remark := unused_columns(trace.column_names(), columns.all):
         source.notes.remarks.append(remark)
     return source
@@ -213,7 +231,7 @@ class HashedTrace(Trace):
     def finished(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
         """Yields the rows with the ids of their contents. blocks: yields all rows in order of time."""
         found = partial(Trace.finished, self, blocks)
-        return self._with_cached(found) if self.columns.cached else found()
+        return self._with_cached(found) if self.layout.columns.cached else found()
 
     def _with_cached(self, blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
         """Yields rows whose whole blocks have ids: those of the session's previous prompt, then new ones.

@@ -63,6 +63,7 @@ ADVICE = {
     "num_gpus": _GPUS,
     "ngpus": _GPUS,
     "gpu": "set hardware=NAME; all: windtunnel list hardware",
+    "workload.path": "this workload reads no file; choose workload=trace, which finds the format of a file",
     "workload.arrivals.rate_per_s": "these arrivals have no rate; scale them with load=2, or choose "
     "workload=poisson",
 }

@@ -8,6 +8,7 @@ guidellm             one object with benchmarks, each with requests by their out
 aiperf               one object per line, requests in the order of their ends: metadata.request_start_ns
 on the wall clock, and in metrics time_to_first_token and request_latency in ms,
 input_ and output_sequence_length
+inference-perf       a list of requests: start_time and output_token_times on a clock without a zero, in s
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pandas as pd
 
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_requests
-from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_object
+from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_list, read_object
 from experiments.validate.foreign.request_tables import CLIENTS_TIMES, measured
 from sim.records.gaps import Gaps
 from sim.report.wording import plural
@@ -66,6 +67,16 @@ def read_json(name: str, prefix: Prefix) -> dict[str, Measured]:
         raise UnknownLayout(str(error)) from error
     if isinstance(found.get("benchmarks"), list):
         return _read_guidellm(name, found["benchmarks"])
+    if isinstance(found.get("experiments"), list):
+        raise UnknownLayout(
+            "it is a profile of genai-perf or perf_analyzer, without numbers of tokens; measure with aiperf, "
+            "its successor"
+        )
+    if {"load_summary", "successes"} <= found.keys():
+        raise UnknownLayout(
+            "it is a summary of inference-perf, without requests; give per_request_lifecycle_metrics.json, "
+            "which it writes with report.request_lifecycle.per_request=true"
+        )
     if any(isinstance(found.get(key), dict) and "avg" in found[key] for key in AIPERF_SUMMARY):
         raise UnknownLayout(
             "it is a summary of aiperf, without requests; give profile_export.jsonl beside it"
@@ -160,8 +171,7 @@ def _read_lists(name: str, found: dict[str, Any], is_whole: bool, notes: tuple[s
         gaps_s += list(itls_s)
         ends_s += chunks_s[1:].tolist()
     if not is_whole:
-        cut = f"The file is truncated; only its {plural(count, 'complete request')} can be used."
-        notes = (*notes, cut)
+        notes = (*notes, _truncated(count))
     return _measured(name, rows, (gaps_s, ends_s), notes)
 
 
@@ -293,11 +303,75 @@ def read_aiperf(name: str, prefix: Prefix) -> Measured:
             ends_s += (first_s + np.cumsum(between_s)).tolist()
     notes = []
     if prefix.is_cut:
-        notes.append(f"The file is truncated; only its {plural(len(rows), 'complete request')} can be used.")
+        notes.append(_truncated(len(rows)))
     if num_left_out:
         was = "was" if num_left_out == 1 else "were"
         notes.append(f"{plural(num_left_out, 'request')} of the warm-up {was} excluded.")
     return _measured(name, rows, (gaps_s, ends_s), tuple(notes))
+
+
+def read_inference_perf(name: str, prefix: Prefix) -> Measured:
+    """Reads the requests of inference-perf. Raises UnknownLayout and ValueError as `read_json`.
+
+    Numbers of tokens are those of the server where the file has them.
+    """
+    try:
+        found, is_whole = read_list("".join(prefix.lines))
+    except RecursionError:
+        raise ValueError("its JSON nests values too deeply to be read") from None
+    except ValueError as error:
+        raise UnknownLayout(str(error)) from error
+    rows, gaps_s, ends_s = [], [], []
+    for number, one in enumerate(found, 1):
+        where = f"request {number}"
+        if not isinstance(one, dict) or "start_time" not in one:
+            what = "; LLMPerf does not store when it sent its requests" if _has(one, "ttft_s") else ""
+            raise UnknownLayout(f"{where}: start_time missing{what}")
+        start_s = field_seconds(where, "start_time", one["start_time"])
+        prompt, output, times = _of_inference_perf(one)
+        if one.get("error") or output in (None, 0):
+            rows.append(_row(number, start_s, None, int(prompt) if is_tokens(prompt) else 1, 0))
+            continue
+        if not times:
+            raise UnknownLayout(f"{where}: output_token_times missing; run inference-perf with streaming")
+        at_s = np.array(_gaps_s(where, "output_token_times", times))
+        prompt_tokens = field_tokens(where, "input_tokens", prompt, least=1)
+        output_tokens = field_tokens(where, "output_tokens", output, least=1)
+        rows.append(_row(number, start_s, (float(at_s[0]), float(at_s[-1])), prompt_tokens, output_tokens))
+        if (np.diff(at_s) < 0).any():
+            raise ValueError(f"{where}: output_token_times: must not decrease")
+        gaps_s += np.diff(at_s).tolist()
+        ends_s += at_s[1:].tolist()
+    notes = () if is_whole else (_truncated(len(rows)),)
+    return _measured(name, rows, (gaps_s, ends_s), notes)
+
+
+def _has(found: Any, key: str) -> bool:
+    return isinstance(found, dict) and key in found
+
+
+def _of_inference_perf(one: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Returns the tokens of prompt and output of a request and the times of its chunks."""
+
+    def inside(found: Any, *keys: str) -> Any:
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    info = one.get("info")
+    response = inside(info, "response_metrics") or info
+    prompts = (
+        inside(response, "server_usage", "prompt_tokens"),
+        inside(info, "request_metrics", "text", "input_tokens"),
+        inside(info, "input_tokens"),
+    )
+    outputs = inside(response, "server_usage", "completion_tokens"), inside(response, "output_tokens")
+    prompt, output = (next((one for one in found if one), None) for found in (prompts, outputs))
+    return prompt, output, inside(response, "output_token_times")
+
+
+def _truncated(count: int) -> str:
+    return f"The file is truncated; only its {plural(count, 'complete request')} can be used."
 
 
 def _figure(figures: dict[str, Any], key: str) -> Any:

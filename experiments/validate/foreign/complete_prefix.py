@@ -85,6 +85,18 @@ def read_object(text: str) -> tuple[dict[str, Any], bool]:
     return found, True
 
 
+def read_list(text: str) -> tuple[list[Any], bool]:
+    """Returns the elements of the JSON list at the start of a text, and whether it is complete.
+
+    Of a truncated list it returns the complete elements. Raises ValueError if the text begins with no list.
+    """
+    begin = _skip(text, 0)
+    if not text.startswith("[", begin):
+        raise ValueError("expected a JSON list")
+    found, end = _elements(text, begin)
+    return found, end is not None
+
+
 def _members(text: str) -> dict[str, Any]:
     start = _skip(text, 0)
     if start >= len(text) or text[start] != "{":

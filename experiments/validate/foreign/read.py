@@ -5,6 +5,7 @@
     result.json             of vllm bench serve --save-detailed, or of guidellm
     result.jsonl            of SGLang's bench_serving --output-details
     profile_export.jsonl    of aiperf, or its folder
+    per_request_lifecycle_metrics.json  of inference-perf, or its folder
 
 Of a truncated file the complete prefix is read, and a note says so.
 """
@@ -22,11 +23,18 @@ KNOWN = (
     "known formats: a CSV (.csv, .csv.gz) with the columns "
     f"{', '.join(request_tables.NEEDED)}; requests.parquet of windtunnel observe or simulate, or its folder; "
     "the JSON of vllm bench serve --save-detailed; the JSON lines of SGLang's bench_serving "
-    "--output-details; guidellm's JSON; aiperf's profile_export.jsonl"
+    "--output-details; guidellm's JSON; aiperf's profile_export.jsonl; inference-perf's "
+    "per_request_lifecycle_metrics.json"
 )
 PARTS = "part-*.parquet"
 """Files of a table that a run has streamed: see `sim.report.chunk_tables`."""
-INSIDE = ("requests.parquet", "profile_export.jsonl", "requests.csv", "requests.csv.gz")
+INSIDE = (
+    "requests.parquet",
+    "profile_export.jsonl",
+    "per_request_lifecycle_metrics.json",
+    "requests.csv",
+    "requests.csv.gz",
+)
 """Files that are looked for in a folder, in this order."""
 
 
@@ -47,8 +55,10 @@ def _read(file: Path) -> dict[str, Measured]:
         return {file.stem: request_tables.read_parquet(file)}
     prefix = read_lines(file)
     first = next((line.lstrip() for line in prefix.lines if line.strip()), "")
-    if first.startswith("{"):
+    if first.startswith(("{", "[")):
         try:
+            if first.startswith("["):
+                return {file.stem: bench_exports.read_inference_perf(file.stem, prefix)}
             return bench_exports.read_json(file.stem, prefix)
         except bench_exports.UnknownLayout as error:
             raise ValueError(f"{error}; {KNOWN}") from error

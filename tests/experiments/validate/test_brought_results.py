@@ -209,3 +209,83 @@ def test_a_small_table_with_many_repeated_rows_is_refused_by_its_footer(tmp_path
     message = refused(tmp_path / "requests.parquet")
     assert "10,000,000 rows" in message
     assert "WINDTUNNEL_MAX_TABLE_BYTES" in message
+
+
+def inference_perf(row, *, old=False):
+    start, first, last, prompt, output = row
+    times = np.linspace(first, last, output).tolist()
+    if old:
+        info = {"input_tokens": prompt, "output_tokens": output, "output_token_times": times}
+    else:
+        usage = {"prompt_tokens": prompt, "completion_tokens": output}
+        response = {"output_tokens": output + 1, "output_token_times": times, "server_usage": usage}
+        request = {"text": {"input_tokens": prompt + 1}}
+        info = {"request_metrics": request, "response_metrics": response, "input_tokens": prompt + 1}
+    return {
+        "start_time": start,
+        "end_time": last,
+        "request": "{}",
+        "response": "",
+        "info": info,
+        "error": None,
+    }
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_inference_perf_tells_the_run_with_the_tokens_of_the_server(tmp_path, old):
+    write(tmp_path, [inference_perf(row, old=old) for row in RUN], "per_request_lifecycle_metrics.json")
+    (run,) = read_runs(tmp_path).values()
+    for column, expected in LATENCIES.items():
+        np.testing.assert_allclose(run.latencies[column], expected)
+    assert run.requests["prompt_tokens"].tolist() == [row[3] for row in RUN]
+    assert run.requests["output_tokens"].tolist() == [row[4] for row in RUN]
+
+
+def test_inference_perf_counts_failures_and_reads_what_is_complete(tmp_path):
+    found = [inference_perf(row) for row in RUN]
+    found[1] |= {"error": {"error_type": "Timeout", "error_msg": ""}, "info": None}
+    path = write(tmp_path, found)
+    (run,) = read_runs(path).values()
+    assert len(run.requests) == 2
+    assert any("1 of 3 requests failed" in note for note in run.notes)
+    text = path.read_text()
+    (run,) = read_runs(write(tmp_path, text[: text.rindex("start_time")], "cut.json")).values()
+    assert any("truncated" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("start_time", float("nan"), "request 2: start_time=nan"),
+        ("start_time", "a", "request 2: start_time=a"),
+        ("input_tokens", 5.5, "request 2: input_tokens=5.5"),
+        ("output_tokens", -3, "request 2: output_tokens=-3"),
+        (
+            "output_token_times",
+            [],
+            "request 2: output_token_times missing; run inference-perf with streaming",
+        ),
+        ("output_token_times", [2.0, 1.0], "request 2: output_token_times: must not decrease"),
+        ("output_token_times", [2.0, "a"], "request 2: output_token_times[1]=a"),
+        ("output_token_times", 5, "request 2: output_token_times=5: must be a list"),
+    ],
+)
+def test_values_of_inference_perf_are_checked(tmp_path, where, value, message):
+    found = [inference_perf(row, old=True) for row in RUN]
+    (found[1] if where in found[1] else found[1]["info"])[where] = value
+    assert message in refused(write(tmp_path, found))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([{"ttft_s": 0.5, "number_input_tokens": 5}], "LLMPerf does not store when it sent its requests"),
+        ({"load_summary": {}, "successes": {}}, "give per_request_lifecycle_metrics.json"),
+        ({"experiments": [{"requests": []}]}, "profile of genai-perf or perf_analyzer, without numbers"),
+        ([1, 2], "request 1: start_time missing"),
+        ("[", "no complete request"),
+        ("[]", "no complete request"),
+    ],
+)
+def test_what_lacks_requests_says_which_file_has_them(tmp_path, content, message):
+    assert message in refused(write(tmp_path, content))
