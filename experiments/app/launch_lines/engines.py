@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.app.launch_lines import sglang, tensorrt_llm, vllm
-from experiments.app.launch_lines.commands import Command
 from experiments.app.launch_lines.flags import (
     Arguments,
     Engine,
@@ -18,6 +17,7 @@ from experiments.app.launch_lines.flags import (
     table,
     typed,
 )
+from experiments.app.launch_lines.shell import Command
 from experiments.app.launch_lines.translation import Context, Translation, file_of, text_of
 from experiments.app.launch_lines.versions import WITH_ASYNC_SCHEDULING, known, profile_at
 from experiments.app.settings.config_groups import find_groups

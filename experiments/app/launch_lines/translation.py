@@ -13,8 +13,9 @@ from typing import Any
 
 import yaml
 
-from experiments.app.launch_lines.commands import Command, read_text
+from experiments.app.launch_lines.commands import read_text
 from experiments.app.launch_lines.flags import Arguments, Engine
+from experiments.app.launch_lines.shell import Command
 from experiments.app.settings.bounded_yaml import parse_yaml, read_yaml
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import find_groups
