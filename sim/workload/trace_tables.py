@@ -34,7 +34,7 @@ from sim.workload.trace_columns import Columns
 from sim.workload.trace_files import LINE_FEED, UnusualTextError, lines_of, opened, pieces_of
 from sim.workload.trace_rows import MAX_VALUES
 
-OTHER_NAMES = "workload=trace reads other formats and columns of any names"
+OTHER_NAMES = "workload=trace finds other columns"
 """What to do about a file that lacks a column."""
 
 ArrowColumns = dict[str, pa.Array]
@@ -141,7 +141,7 @@ def refuse_columns() -> NoReturn:
 
 def _missing(path: Path, line: int, kind: str, name: str, wanted: str, found: str) -> ValueError:
     return ValueError(
-        f"{path}:{line}:1: no {kind} {name}; expected {wanted}, found {shown(found, 200)}; {OTHER_NAMES}"
+        f"{path}:{line}:1: no {kind} {name}; expected {wanted} ({OTHER_NAMES}), found {shown(found, 200)}"
     )
 
 
@@ -554,8 +554,8 @@ class ParquetTable(Table):
                 for name in columns.needed:
                     if name not in names:
                         raise ValueError(
-                            f"{path}: no column {name}; expected {', '.join(columns.needed)}, "
-                            f"found {shown(', '.join(names), 200)}; {OTHER_NAMES}"
+                            f"{path}: no column {name}; expected {', '.join(columns.needed)} "
+                            f"({OTHER_NAMES}), found {shown(', '.join(names), 200)}"
                         )
                 _require_once(str(path), columns, names)
                 wanted = [name for name in (*columns.all, *columns.refused) if name in names]

@@ -50,7 +50,7 @@ READY = Times(clock=ReadyClock)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a file looks like: the kind of file, the meaning of its columns, and how its times are written."""
+    """The kind of a file, the meaning of its columns, and how its times are written."""
 
     table: Table
     columns: Columns

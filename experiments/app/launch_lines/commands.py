@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.app.launch_lines.deployment import with_roles
 from experiments.app.launch_lines.manifests import commands_of_manifest
 from experiments.app.launch_lines.python_files import started
 from experiments.app.launch_lines.shell import (
     ASSIGNMENT,
-    MAX_BYTES,
     Command,
     commands_of_script,
     commands_of_words,
+    read_text,
     words_of,
 )
 from experiments.app.launch_lines.versions import version_in
@@ -29,8 +28,11 @@ FORMS = (
 )
 
 
-def command_in(given: str) -> Command:
-    """Returns the only command in a text, or in the file of that name. Raises ConfigError."""
+def commands_in(given: str) -> list[Command]:
+    """Returns the command in a text, or in the file of that name. Raises ConfigError.
+
+    Several are returned only if they are the prefill and decode servers of one deployment.
+    """
     given, variables = _before_a_file(given)
     path = _file(given)
     if path is None:
@@ -52,12 +54,28 @@ def command_in(given: str) -> Command:
             raise ConfigError(f"--from {given}: no such file, and no command; give a file, or {FORMS}")
         raise ConfigError(f"{where}: has no command that starts a server; it must contain {FORMS}")
     found = [each for each in found if not _is_a_further_node(each)] or found
-    if len({(each.engine, each.tokens) for each in found}) > 1:
+    found = list({(each.engine, each.tokens, each.role): each for each in found}.values())
+    if len(found) > 1:
+        found = with_roles(found)
+    if len({(each.engine, each.tokens) for each in found}) > 1 and found[0].role is None:
         shown = "; ".join(f"{each.engine}: {shlex.join(each.tokens)[:80]}" for each in found[:4])
         raise ConfigError(
             f"{where}: has {len(found)} commands that start a server; give one of them ({shown})"
         )
-    return replace(found[0], version=version_in(found[0].engine, _without_comments(text)))
+    if found[0].role is None:
+        found = found[:1]
+    version = version_in(found[0].engine, _without_comments(text))
+    return [replace(each, version=version) for each in found]
+
+
+def command_in(given: str) -> Command:
+    """Returns the only command in a text or a file. Raises ConfigError, also for several."""
+    found = commands_in(given)
+    if len(found) > 1:
+        raise ConfigError(
+            f"--from: has {len(found)} commands, of prefill and decode servers; give one of them"
+        )
+    return found[0]
 
 
 def _is_a_further_node(command: Command) -> bool:
@@ -83,28 +101,6 @@ def _before_a_file(given: str) -> tuple[str, dict[str, str]]:
     if len(words) == 1 and _file(words[0]) is not None:
         return words[0], variables
     return given, {}
-
-
-def read_text(path: Path) -> str:
-    """Reads a regular file of at most `MAX_BYTES`. Raises ConfigError."""
-    try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{path}: must be a regular file")
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: must have at most {MAX_BYTES:,} bytes")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: must be UTF-8 text: {error}") from None
-
-
-def _without_waiting(name: str, flags: int) -> int:
-    """Opens a file; a pipe without a writer does not make it wait."""
-    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _file(given: str) -> Path | None:

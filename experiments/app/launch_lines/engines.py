@@ -37,24 +37,26 @@ CHUNKED = "batching.enable_chunked_prefill"
 
 
 def translated(
-    command: Command, dirs: Sequence[Path], beside: Sequence[str] = (), ignored: Sequence[str] = ()
+    command: Command,
+    dirs: Sequence[Path],
+    beside: Sequence[str] = (),
+    ignored: Sequence[str] = (),
+    of_pools: Sequence[str] = (),
 ) -> Translation:
     """Returns a command as settings. Raises ConfigError for a flag that is unknown, wrong or refused.
 
     dirs: the config folders. beside: overrides that are given beside the command, which win. ignored: flags,
-    variables and keys of the YAML file that are left out of the command.
+    variables and keys of the YAML file that are left out of the command; those that it lacks are not missed.
+    of_pools: flags that need no settings, as the server is one of a pool of prefill or decode servers.
     """
     found = parse(command.engine, command.tokens, ignored)
+    of_pools = [flag for flag in of_pools if found.values.pop(flag, None) is not None]
     environment = {name: value for name, value in command.environment.items() if name not in ignored}
     found.ignored += sorted(command.environment.keys() - environment.keys())
     command = replace(command, environment=environment)
     with_file(Context(command=command, found=found, dirs=dirs, beside=beside), ignored)
     own = _meaning(command, found, dirs, beside, ignored)
-    for name in ignored:
-        if name not in own.ignored:
-            raise ConfigError(
-                f"--from-ignore {name}: the command has no such flag, variable or key; leave it out"
-            )
+    own.without_effect |= dict.fromkeys(of_pools, "is about prefill and decode, which are pools")
     _check_none_is_refused(own)
     for flag in found.values:
         named = own.names(flag) or flag.startswith(("--speculative-", "--config"))
@@ -76,6 +78,15 @@ def translated(
         if command.routing is not None:
             own.put("routing", command.routing)
     return own
+
+
+def check_ignored(parts: Sequence[Translation], ignored: Sequence[str]) -> None:
+    """Raises ConfigError for what should be left out of commands that do not have it."""
+    for name in ignored:
+        if not any(name in part.ignored for part in parts):
+            raise ConfigError(
+                f"--from-ignore {name}: the command has no such flag, variable or key; leave it out"
+            )
 
 
 def _check_none_is_refused(own: Translation) -> None:

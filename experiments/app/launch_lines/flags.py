@@ -1,7 +1,8 @@
 """The flags of each engine's server, and the values that a command gives them.
 
 The tables beside this module list every flag: vLLM 0.33 (`EngineArgs`, `FrontendArgs`), SGLang 0.5.23
-(`ServerArgs`) and TensorRT-LLM's `trtllm-serve`, and some that older versions had. Columns:
+(`ServerArgs`) and TensorRT-LLM's `trtllm-serve`, and some that older versions had; `dynamo.csv` lists the
+further flags of NVIDIA Dynamo's workers. Columns:
 
 - flag, aliases: with dashes; an underscore counts as a dash.
 - kind: text, int, float, count (32k is 32,000, 32K is 32,768, as vLLM and SGLang read it), bool (--x and
@@ -84,7 +85,7 @@ class Arguments:
 @cache
 def table(engine: Engine) -> dict[str, Flag]:
     """Returns the flags of an engine, by flag."""
-    rows = _rows(f"{engine}.csv")
+    rows = _rows("dynamo.csv") + _rows(f"{engine}.csv")
     return {row["flag"]: _flag(row, row["flag"], row["kind"], row["only_with"]) for row in rows}
 
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.app.launch_lines.commands import command_in
-from experiments.app.launch_lines.engines import translated
+from experiments.app.launch_lines.commands import commands_in
+from experiments.app.launch_lines.deployment import deployed
 from experiments.app.launch_lines.lora import set_lora_of_batches
 from experiments.app.launch_lines.translation import Translation
 from experiments.app.settings.config_groups import config_dirs
@@ -21,6 +21,8 @@ FLAG = "--from"
 IGNORE = "--from-ignore"
 COMMANDS = ("simulate", "goodput", "capacity", "whatif", "roofline", "sweep", "dashboard", "serve")
 """Commands that take the flag: their settings of an engine are at the root."""
+ONE_KIND = ("capacity", "roofline")
+"""Commands that take no pools."""
 EVIDENT = re.compile("is about |names, |applies with |was removed|changes no time|sets defaults|$")
 """Reasons that need not be told."""
 LIST_OF_CAPACITY = {
@@ -46,7 +48,13 @@ def with_launch_line(words: Sequence[str], command: str) -> list[str]:
     dirs = config_dirs(_config_dir(rest))
     beside = with_new_names([word for word in rest if _is_override(word)], dirs)
     names = [name for name in re.split(r"[,\s]+", ignored or "") if name]
-    found = translated(command_in(given), dirs, beside, names)
+    servers = commands_in(given)
+    if len(servers) > 1 and command in ONE_KIND:
+        raise ConfigError(
+            f"{FLAG}: {command} takes one kind of server, and these are prefill and decode servers; give one "
+            "of the commands"
+        )
+    found = deployed(servers, dirs, beside, names)
     if command == "capacity":
         for key, several in LIST_OF_CAPACITY.items():
             if key in found.settings:
@@ -98,7 +106,7 @@ def _wins(text: str, beside: Sequence[str]) -> bool:
 
     A choice of a group replaces the settings of the choice that the command means.
     """
-    own = Override.parse(text)
+    own = Override.parse(re.sub(r"^pools\.(prefill|decode)\.(?!replicas=)", "", text))
     for other in map(Override.parse, beside):
         if other.name == own.name:
             return True

@@ -7,11 +7,11 @@ from experiments.app.launch_lines.translation import (
     EXPERTS,
     Context,
     Translation,
-    check_model_overrides,
     set_copies,
     set_draft_model,
     set_eplb,
     set_formats,
+    set_model_overrides,
     set_text_only,
     text_of,
 )
@@ -36,7 +36,7 @@ def meaning(at: Context, own: Translation) -> None:
     if at.get("--is-embedding"):
         raise at.wrong("--is-embedding", "only generation is modelled")
     if (overridden := at.get("--json-model-override-args")) is not None and overridden != "{}":
-        check_model_overrides(at, "--json-model-override-args", overridden)
+        set_model_overrides(at, own, "--json-model-override-args", overridden)
     if at.get("--language-model-only") or at.get("--language-only"):
         set_text_only(at, own)
     set_formats(at, own)

@@ -8,11 +8,14 @@ The module is long because a command may stand in a script in a here-document.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from experiments.app.launch_lines.branches import Branches, number_of
 from experiments.app.launch_lines.flags import Engine
@@ -56,6 +59,9 @@ _PLACEHOLDER = re.compile(r"[\w./-]*<[A-Za-z][\w.-]*>[\w./-]*")
 """Matches what a document writes in place of a value: <port>."""
 
 
+Role = Literal["prefill", "decode"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """A command that starts a server."""
@@ -76,6 +82,30 @@ class Command:
     """Number of servers that the manifest starts with this command."""
     routing: str | None = None
     """How their requests are distributed (a choice of `routing`); None: the manifest does not say."""
+    role: Role | None = None
+    """The part of a disaggregated deployment, as the manifest says; None: it does not say."""
+
+
+def read_text(path: Path) -> str:
+    """Reads a regular file of at most `MAX_BYTES`. Raises ConfigError."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{path}: must be a regular file")
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: must have at most {MAX_BYTES:,} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: must be UTF-8 text: {error}") from None
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """Opens a file; a pipe without a writer does not make it wait."""
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def commands_of_script(
@@ -306,8 +336,11 @@ MODULES: Mapping[str, Engine] = {
     "vllm.entrypoints.openai.api_server": "vllm",
     "vllm.entrypoints.api_server": "vllm",
     "sglang.launch_server": "sglang",
+    "dynamo.vllm": "vllm",
+    "dynamo.sglang": "sglang",
+    "dynamo.trtllm": "tensorrt_llm",
 }
-"""Modules that python -m starts."""
+"""Modules that python -m starts; a worker of NVIDIA Dynamo takes the flags of its engine."""
 PROGRAMS: Mapping[str, Engine] = {"vllm": "vllm", "sglang": "sglang"}
 """Programs with a subcommand serve."""
 

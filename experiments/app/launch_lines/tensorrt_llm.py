@@ -80,7 +80,12 @@ TRTLLM_NONE: Mapping[str, str] = {
     "enable_layerwise_nvtx_marker": "",
 }
 """Keys without effect on time -> the reason (empty: it goes without saying)."""
-POOLS = "prefill and decode in servers of their own are set by pools=disaggregated"
+POOLS = (
+    "prefill and decode in servers of their own: give a file with the commands of both, or set "
+    "pools=disaggregated"
+)
+OF_POOLS = ("cache_transceiver_config", "disagg_cluster")
+"""Keys that need no settings where the server is one of a pool of prefill or decode servers."""
 TRTLLM_REFUSED: Mapping[str, tuple[str, str]] = {
     "cache_transceiver_config": (POOLS, ""),
     "disagg_cluster": (POOLS, ""),
@@ -225,6 +230,8 @@ def _key(at: Context, own: Translation, key: str, value: Any, where: str) -> Non
         at.found.written[flag] = where
         if row.detail:
             own.put(row.detail, at.found.values[flag])
+    elif key in OF_POOLS and at.command.role is not None:
+        own.without_effect[key] = "is about prefill and decode, which are pools"
     elif key in TRTLLM_NONE:
         own.without_effect[key] = TRTLLM_NONE[key]
     elif key not in TRTLLM_REFUSED:

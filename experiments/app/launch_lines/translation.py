@@ -13,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from experiments.app.launch_lines.commands import read_text
 from experiments.app.launch_lines.flags import Arguments, Engine
-from experiments.app.launch_lines.shell import Command
+from experiments.app.launch_lines.shell import Command, read_text
 from experiments.app.settings.bounded_yaml import parse_yaml, read_yaml
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import find_groups
@@ -170,12 +169,15 @@ def _model_config(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> Mapping
 
 def file_of(at: Context, flag: str, name: str) -> dict[str, Any]:
     """Returns the mapping in a YAML file that a flag names. Raises ConfigError."""
-    if name in at.command.files:
+    written = next(
+        (at.command.files[key] for key in (name, Path(name).name) if key in at.command.files), None
+    )
+    if written is not None:
         try:
-            content = parse_yaml(at.command.files[name], name)
+            content = parse_yaml(written, name)
         except (yaml.YAMLError, ValueError) as error:
             what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-            raise at.wrong(flag, f"is written by the script, and is not valid YAML: {what}") from None
+            raise at.wrong(flag, f"is not valid YAML: {what}") from None
     else:
         path = next((p for p in (Path(name), at.command.folder / name) if p.exists()), None)
         if path is None:
@@ -241,6 +243,15 @@ def set_copies(own: Translation, count: int) -> None:
     own.put("routing", "least_outstanding")
 
 
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Returns the mapping in a value or in its JSON; an empty one if there is none."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
 def set_limits(at: Context, own: Translation, limits: Mapping[str, str], ranks: int) -> None:
     """Sets limits that the engine has for each rank of data-parallel attention, and a replica for all."""
     for flag, key in limits.items():
@@ -248,19 +259,24 @@ def set_limits(at: Context, own: Translation, limits: Mapping[str, str], ranks: 
             own.put(key, value * ranks)
 
 
-def check_model_overrides(at: Context, flag: str, given: Any) -> None:
-    """Accepts changes of a config.json that only change positions."""
+def set_model_overrides(at: Context, own: Translation, flag: str, given: Any) -> None:
+    """Sets the context that changes of a config.json allow; accepts changes of positions, refuses others."""
     try:
-        keys = set(json.loads(given) if isinstance(given, str) else given)
+        changes = dict(json.loads(given) if isinstance(given, str) else given)
     except (ValueError, TypeError, RecursionError):
         raise at.wrong(flag, "must be a JSON object") from None
-    changed = keys - {"rope_scaling", "rope_parameters", "rope_theta"}
+    longest = changes.pop("max_position_embeddings", None)
+    changed = changes.keys() - {"rope_scaling", "rope_parameters", "rope_theta"}
     if changed:
         raise at.wrong(
             flag,
             f"{', '.join(sorted(map(str, changed)))} may change the costs; write a config.json with it, and "
             "give model=hf model.path=FOLDER beside --from",
         )
+    if longest is not None and own.settings.get("model") == "hf":
+        raise at.wrong(flag, "max_position_embeddings: write it into the config.json of model.path")
+    if longest is not None:
+        own.put("model.config.max_position_embeddings", longest)
 
 
 def set_eplb(own: Translation, config: Any) -> None:

@@ -10,12 +10,13 @@ from experiments.app.launch_lines.translation import (
     EXPERTS,
     Context,
     Translation,
-    check_model_overrides,
+    as_mapping,
     set_copies,
     set_draft_model,
     set_eplb,
     set_formats,
     set_limits,
+    set_model_overrides,
     set_text_only,
     text_of,
 )
@@ -64,6 +65,15 @@ SAME_DRAFTS = (
 """Fields of --speculative-config that change the time of a draft by little, or by the group acceptance."""
 ATTENTION = "auto flash* cutlass_mla* triton_mla* rocm_* tokenspeed_mla*"
 """Backends, as patterns, whose prices are those that are simulated."""
+LMCACHE = ("LMCacheConnectorV1", "LMCacheConnector")
+LMCACHE_GB = 5.0
+"""LMCache's default memory on the host, per device."""
+GIB = 1 << 30
+APART = (
+    "prefill and decode in servers of their own: give a file with the commands of both, or set "
+    "pools=disaggregated; of the connectors that keep KV elsewhere, OffloadingConnector with "
+    "cpu_bytes_to_use and LMCache with the host's memory alone are modelled"
+)
 METHODS = ("ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3", "mtp")
 SHORT = {
     "method": "--spec-method",
@@ -96,6 +106,8 @@ FIELDS = {
 def meaning(at: Context, own: Translation) -> None:
     """Adds what the flags mean. Raises ConfigError for what is not modelled."""
     _check_generates(at)
+    if (overridden := at.get("--hf-overrides")) is not None:
+        set_model_overrides(at, own, "--hf-overrides", overridden)
     if at.get("--language-model-only"):
         set_text_only(at, own)
     set_formats(at, own)
@@ -119,8 +131,6 @@ def _check_generates(at: Context) -> None:
     if at.get("--performance-mode") not in (None, "balanced", "interactivity"):
         advice = "doubles the limits; give --max-num-seqs and --max-num-batched-tokens in its place"
         raise at.wrong("--performance-mode", advice)
-    if (overridden := at.get("--hf-overrides")) is not None:
-        check_model_overrides(at, "--hf-overrides", overridden)
 
 
 def _layout(at: Context, own: Translation) -> None:
@@ -156,8 +166,50 @@ def _cache(at: Context, own: Translation) -> None:
         devices = at.get("--tensor-parallel-size", 1) * at.get("--pipeline-parallel-size", 1)
         own.put("caching", "tiered")
         own.put("caching.host_gib", offloaded / devices)
+    _host_tier(at, own)
     if at.get("--block-size") is not None:
         own.put("caching.block_size", at.get("--block-size"))
+
+
+def _host_tier(at: Context, own: Translation) -> None:
+    """Sets the host's memory of a connector that keeps KV there; refuses what other connectors do."""
+    config = as_mapping(at.get("--kv-transfer-config"))
+    if not config:
+        return
+    connector, extra = (
+        str(config.get("kv_connector", "")),
+        as_mapping(config.get("kv_connector_extra_config")),
+    )
+    environment = at.command.environment
+    sizes: list[Any] = []
+    if connector == "OffloadingConnector":
+        devices = at.get("--tensor-parallel-size", 1) * at.get("--pipeline-parallel-size", 1)
+        total = extra.get("cpu_bytes_to_use")
+        sizes = [total / devices / GIB] if isinstance(total, int | float) else []
+    elif connector in LMCACHE and config.get("kv_role", "kv_both") == "kv_both" and not _is_shared(at, extra):
+        sizes = [
+            extra.get("lmcache.max_local_cpu_size", environment.get("LMCACHE_MAX_LOCAL_CPU_SIZE", LMCACHE_GB))
+        ]
+    try:
+        host_gib = float(sizes[0])
+    except (IndexError, TypeError, ValueError):
+        own.refused[f"--kv-transfer-config {connector}"] = APART
+        return
+    own.put("caching", "tiered")
+    own.put("caching.host_gib", f"{host_gib:g}")
+    if connector in LMCACHE:
+        own.put("caching.write", "through")
+    if at.get("--enable-prefix-caching") is False:
+        flag = at.found.written.get("--enable-prefix-caching", "--no-enable-prefix-caching")
+        own.without_effect[flag] = "KV that is still in GPU memory is found there and not loaded again"
+
+
+def _is_shared(at: Context, extra: Mapping[str, Any]) -> bool:
+    """Returns whether LMCache keeps KV outside of the host's memory, or not there."""
+    environment = at.command.environment
+    local = str(extra.get("lmcache.local_cpu", environment.get("LMCACHE_LOCAL_CPU", True))).lower()
+    far = ("LMCACHE_REMOTE_URL", "LMCACHE_CONFIG_FILE", "LMCACHE_LOCAL_DISK", "LMCACHE_MAX_LOCAL_DISK_SIZE")
+    return local == "false" or any(environment.get(name) for name in far)
 
 
 def _order(at: Context, own: Translation) -> None:

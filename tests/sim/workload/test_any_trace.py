@@ -109,8 +109,8 @@ def test_all_kinds_of_files(tmp_path, kind):
 
 
 def test_columns_and_the_unit_can_be_given(tmp_path):
-    path = write(tmp_path, "when,asked,answered,who,state\n0,9,5,a,ok\n100,4,4,b,timeout\n500,7,3,b,OK\n")
-    names = {"arrival": "when", "prompt": "asked", "output": "answered", "tenant": "who", "status": "state"}
+    path = write(tmp_path, "when,asked,answered,owner,state\n0,9,5,a,ok\n100,4,4,b,timeout\n500,7,3,b,OK\n")
+    names = {"arrival": "when", "prompt": "asked", "output": "answered", "tenant": "owner", "status": "state"}
     trace = AnyTrace(path=path, columns=names | {"session": None}, time_unit="ms")
     requests, remarks = read(trace)
     assert requests == REQUESTS

@@ -45,6 +45,7 @@ TRACES = {
     "sharegpt_json": json.dumps(
         [{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]}]
     ),
+    "trace": "timestamp_ms,isl,osl\n0,10,10\n",
     "plain_csv": "arrival_s,prompt_tokens,output_tokens\n0,10,10\n",
     "token_ids_jsonl": '{"arrival_s": 0, "prompt_token_ids": [5, 6], "output_token_ids": [7]}\n',
     "vidur_csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,10\n",

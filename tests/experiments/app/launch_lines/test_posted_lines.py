@@ -9,6 +9,7 @@ import pytest
 
 from experiments.app.launch_lines.branches import holds, number_of
 from experiments.app.launch_lines.commands import command_in
+from experiments.app.launch_lines.deployment import deployed
 from experiments.app.launch_lines.engines import translated
 from experiments.app.launch_lines.line import with_launch_line
 from experiments.app.settings.compose import ConfigSource
@@ -350,7 +351,7 @@ def test_keys_of_the_yaml_file_and_unknown_flags_may_be_left_out(tmp_path):
     found = translated(command_in(line), [CONFIG_DIR], (), ["--brand_new", "torch_compile_config"])
     assert found.settings["engine.max_num_seqs"] == "8"
     with pytest.raises(ConfigError, match="--from-ignore --nosuch: the command has no such flag"):
-        translated(command_in("vllm serve Qwen/Qwen3-8B"), [CONFIG_DIR], (), ["--nosuch"])
+        deployed([command_in("vllm serve Qwen/Qwen3-8B")], [CONFIG_DIR], (), ["--nosuch"])
     with pytest.raises(ConfigError, match="--from-ignore: is for --from"):
         with_launch_line(["--from-ignore", "--enable-dbo"], "simulate")
 
