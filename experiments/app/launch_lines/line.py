@@ -19,7 +19,17 @@ from sim.settings.errors import ConfigError
 
 FLAG = "--from"
 IGNORE = "--from-ignore"
-COMMANDS = ("simulate", "goodput", "capacity", "whatif", "roofline", "sweep", "dashboard", "serve")
+COMMANDS = (
+    "simulate",
+    "goodput",
+    "capacity",
+    "whatif",
+    "roofline",
+    "sweep",
+    "validate",
+    "dashboard",
+    "serve",
+)
 """Commands that take the flag: their settings of an engine are at the root."""
 ONE_KIND = ("capacity", "roofline")
 """Commands that take no pools."""

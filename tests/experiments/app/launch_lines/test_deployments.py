@@ -1,15 +1,18 @@
 """Deployments of several servers: prefill and decode as pools, Dynamo's graphs, values of Helm charts."""
 
+import json
 from contextlib import suppress
 
 import pytest
 
+from experiments.app.cli import main
 from experiments.app.launch_lines.commands import commands_in
 from experiments.app.launch_lines.deployment import deployed
 from experiments.app.launch_lines.line import with_launch_line
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim import simulate
 from sim.settings.errors import ConfigError
+from tests.experiments.validate.foreign_files import bench
 
 GRAPH = """
 apiVersion: nvidia.com/v1alpha1
@@ -246,6 +249,14 @@ def test_settings_beside_a_deployment_win_and_some_commands_take_none(tmp_path, 
     assert "without effect on time: " in capsys.readouterr().err
     with pytest.raises(ConfigError, match="capacity takes one kind of server"):
         with_launch_line(line, "capacity")
+
+
+def test_a_measured_run_is_compared_with_the_server_that_was_measured(tmp_path):
+    (tmp_path / "bench.json").write_text(json.dumps(bench()))
+    line = [f"against={tmp_path}/bench.json", "--from", "vllm serve Qwen/Qwen3-8B", "hardware=h100_sxm"]
+    assert main(["validate", *line, f"hydra.run.dir={tmp_path}/out"]) == 0
+    config = (tmp_path / "out" / "config.yaml").read_text()
+    assert "Qwen3-8B" in config
 
 
 def test_a_graph_of_equal_workers_is_replicas(tmp_path):
