@@ -225,6 +225,10 @@ TRAINING = {"instruct", "base", "chat", "it", "pt", "hf", "thinking"}
 
 EQUAL = {
     "ai21-jamba-mini-1.6": "ai21-jamba-1.5-mini",
+    "acereason-nemotron-14b": "deepseek-r1-distill-qwen-14b",
+    "athene-v2": "qwen2.5-72b",
+    "deepcoder-14b-preview": "deepseek-r1-distill-qwen-14b",
+    "deepscaler-1.5b-preview": "deepseek-r1-distill-qwen-1.5b",
     "deepseek-coder-v2": "deepseek-v2.5",
     "deepseek-coder-v2-lite": "deepseek-v2-lite",
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
@@ -242,6 +246,9 @@ EQUAL = {
     "granite-3.3-8b": "granite-3.1-8b",
     "hermes-3-llama-3.1-70b": "llama-3.1-70b",
     "hermes-3-llama-3.1-8b": "llama-3.1-8b",
+    "hermes-4-14b": "qwen3-14b",
+    "hermes-4-405b": "llama-3.1-405b",
+    "hermes-4-70b": "llama-3.1-70b",
     "kimi-k2-instruct-0905": "kimi-k2-thinking",
     "kimi-k2.6": "kimi-k2.5",
     "kimi-k2.7-code": "kimi-k2.5",
@@ -250,10 +257,19 @@ EQUAL = {
     "llama-3.1-nemotron-70b": "llama-3.1-70b",
     "llama-3.3-70b": "llama-3.1-70b",
     "llama-guard-3-8b": "llama-3.1-8b",
+    "llama-3.1-supernova-lite": "llama-3.1-8b",
+    "llama-xlam-2-70b-fc-r": "llama-3.1-70b",
+    "llama-xlam-2-8b-fc-r": "llama-3.1-8b",
     "minimax-m2": "minimax-m2.5",
     "minimax-m2.1": "minimax-m2.5",
     "minimax-m2.7": "minimax-m2.5",
     "mistral-small-3.2-24b": "mistral-small-3.1-24b",
+    "nous-hermes-2-mixtral-8x7b-dpo": "mixtral-8x7b-v0.1",
+    "olmo-3-32b-think": "olmo-3.1-32b-think",
+    "openhermes-2.5-mistral-7b": "mistral-7b-v0.1",
+    "openreasoning-nemotron-32b": "qwen2.5-32b",
+    "openthinker-32b": "qwen2.5-32b",
+    "openthinker3-7b": "qwen2.5-7b",
     "phi-3-mini-128k": "phi-3.5-mini",
     "pixtral-12b-2409": "pixtral-12b",
     "qwen2-0.5b": "qwen2.5-0.5b",
@@ -270,11 +286,40 @@ EQUAL = {
     "qwen3-coder-next": "qwen3-next-80b-a3b",
     "qwen3.6-27b": "qwen3.5-27b",
     "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "s1.1-32b": "qwen2.5-32b",
+    "sky-t1-32b-preview": "qwen2.5-32b",
+    "skywork-or1-32b": "deepseek-r1-distill-qwen-32b",
+    "wizardlm-2-8x22b": "mixtral-8x22b-v0.1",
+    "xlam-2-32b-fc-r": "qwen2.5-32b",
     "yi-1.5-34b": "yi-34b",
     "yi-1.5-6b": "yi-6b",
     "zephyr-7b-beta": "mistral-7b-v0.1",
 }
 """Models whose published configurations have the architecture of another one."""
+
+CHANGED = {
+    *("vision", "vl", "audio", "omni", "speech", "tts", "asr", "ocr", "mm", "multimodal", "image", "video"),
+    *("embedding", "embed", "embeddings", "reranker", "rerank", "reward", "rm", "prm", "orm", "classifier"),
+    *("eagle", "eagle3", "mtp", "medusa", "hydra", "draft", "drafter", "speculator", "dflash", "accelerator"),
+    *(
+        "moe",
+        "pruned",
+        "reap",
+        "minitron",
+        "mamba",
+        "linear",
+        "sparse",
+        "diffusion",
+        "gguf",
+        "lora",
+        "adapter",
+    ),
+}
+"""Words for another architecture than that of the model whose name stands beside them."""
+_SIZE = re.compile(r"[ae]?\d+(\.\d+)?(x\d+(\.\d+)?)?b|\d{2,3}m")
+"""Matches 8b, 0.6b, 8x7b, a3b and 135m."""
+_CONTEXT = re.compile(r"\d+k|\dm")
+_PART = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 
 QUANTISED = {
     "awq": "int4_wo",
@@ -363,7 +408,57 @@ def model_named(name: str, dirs: Sequence[Path]) -> NamedModel | None:
             for file, choice in found.items():
                 if wanted in (_reduced(choice.words, leaves_out), _joined(file.stem)):
                     return _with_formats(file, each, weights)
+    words, weights = _words(own)
+    if (base := _base_of(words, found)) is not None:
+        note(f"{own} is taken for a fine-tuned {base.stem}, as its name has that of the family and the size.")
+        return _with_formats(base, own, weights)
     return None
+
+
+def _base_of(words: Sequence[str], choices: Mapping[Path, _Choice]) -> Path | None:
+    """Returns the choice of which a longer name has the family and the size; None: there is none.
+
+    Words for another architecture, another context or another use than text generation forbid it.
+    """
+    wanted = _Name.of(words)
+    if not wanted.sizes or wanted.is_changed:
+        return None
+    files = {_reduced(choice.words, TRAINING): file for file, choice in choices.items()}
+    by_name = {tuple(choice.words): file for file, choice in choices.items()}
+    by_name |= {
+        tuple(name.split("-")): files[_joined(other)]
+        for name, other in EQUAL.items()
+        if _joined(other) in files
+    }
+    fitting = {}
+    for other, file in by_name.items():
+        known = _Name.of(other)
+        if known.family and known.sizes == wanted.sizes and known.is_within(wanted):
+            fitting[file] = max(fitting.get(file, 0), len(known.family))
+    longest = [file for file, length in fitting.items() if length == max(fitting.values())]
+    return longest[0] if len(longest) == 1 else None
+
+
+class _Name(NamedTuple):
+    """A model's name: the words and numbers of its family, and the sizes in it."""
+
+    family: tuple[str, ...]
+    sizes: frozenset[str]
+    is_changed: bool
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> _Name:
+        """Returns the parts of a name; words for its training and dates are left out."""
+        kept = [word for word in words if word not in {*TRAINING, "meta"} and not _DATE.fullmatch(word)]
+        sizes = frozenset(word for word in kept if _SIZE.fullmatch(word))
+        rest = [part for word in kept if word not in sizes for part in _PART.findall(word)]
+        is_changed = any(word in CHANGED or _CONTEXT.fullmatch(word) for word in (*kept, *rest))
+        return cls(tuple(rest), sizes, is_changed)
+
+    def is_within(self, other: _Name) -> bool:
+        """Returns whether the family of another name has these words one after the other."""
+        length = len(self.family)
+        return any(other.family[i : i + length] == self.family for i in range(len(other.family) - length + 1))
 
 
 def _with_formats(file: Path, repository: str, weights: str | None) -> NamedModel:

@@ -7,7 +7,7 @@ import pytest
 from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.renamed import _CHECKPOINTS, EQUAL, model_named
+from experiments.app.settings.renamed import _CHECKPOINTS, EQUAL, model_named, note
 from experiments.app.settings.resolve import resolved
 from sim.settings.build import build
 
@@ -87,7 +87,16 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
         "mistralai/Mistral-7B-v0.4",
         "Qwen/Qwen2-VL-2B-Instruct",
         "Qwen/Qwen2.5-7B-Instruct-1M",
-        "acme/DeepSeek-R1-Distill-Falcon-7B",
+        "Qwen/Qwen2.5-Omni-7B",
+        "Qwen/Qwen3-Embedding-8B",
+        "Qwen/Qwen2.5-Math-PRM-7B",
+        "nvidia/Llama-3.1-Nemotron-51B-Instruct",
+        "NousResearch/Yarn-Llama-2-13b-128k",
+        "gradientai/Llama-3-8B-Instruct-Gradient-1048k",
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        "RedHatAI/Qwen3-8B-speculator.eagle3",
+        "acme/Model-8B",
+        "acme/Llama-3.1-8B-and-Qwen3-8B",
         "meta-llama/Llama-3.5-8B",
         "llama3",
         "hf",
@@ -96,6 +105,25 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
 )
 def test_other_architectures_are_not_found(name):
     assert choice_and_weights(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "weights"),
+    [
+        ("allenai/Llama-3.1-Tulu-3-8B", "llama3_1_8b", None),
+        ("NousResearch/DeepHermes-3-Llama-3-8B-Preview", "llama3_8b", None),
+        ("tokyotech-llm/Llama-3.3-Swallow-70B-Instruct-v0.4", "llama3_1_70b", None),
+        ("cognitivecomputations/Dolphin3.0-Llama3.1-8B", "llama3_1_8b", None),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "qwen3_8b", None),
+        ("acme/DeepSeek-R1-0528-Qwen3-8B-FP8", "qwen3_8b", "fp8"),
+        ("nvidia/Llama-3.1-Nemotron-Nano-8B-v1", "llama3_1_8b", None),
+        ("RedHatAI/gemma-2-9b-it-SimPO-quantized.w8a8", "gemma_2_9b", "int8"),
+    ],
+)
+def test_a_fine_tuned_model_is_its_base_and_a_note_says_so(name, choice, weights, capsys):
+    note.cache_clear()
+    assert choice_and_weights(name) == (choice, weights)
+    assert f"{name} is taken for a fine-tuned {choice}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
