@@ -424,18 +424,16 @@ def _base_of(words: Sequence[str], choices: Mapping[Path, _Choice]) -> Path | No
     if not wanted.sizes or wanted.is_changed:
         return None
     files = {_reduced(choice.words, TRAINING): file for file, choice in choices.items()}
-    by_name = {tuple(choice.words): file for file, choice in choices.items()}
-    by_name |= {
-        tuple(name.split("-")): files[_joined(other)]
-        for name, other in EQUAL.items()
-        if _joined(other) in files
+    named = {tuple(choice.words): file for file, choice in choices.items()}
+    named |= {
+        tuple(name.split("-")): files[base] for name in EQUAL if (base := _equal()[_joined(name)]) in files
     }
-    fitting = {}
-    for other, file in by_name.items():
+    lengths: dict[Path, int] = {}  # of the longest name of a choice that is part of this one
+    for other, file in named.items():
         known = _Name.of(other)
         if known.family and known.sizes == wanted.sizes and known.is_within(wanted):
-            fitting[file] = max(fitting.get(file, 0), len(known.family))
-    longest = [file for file, length in fitting.items() if length == max(fitting.values())]
+            lengths[file] = max(lengths.get(file, 0), len(known.family))
+    longest = [file for file, length in lengths.items() if length == max(lengths.values())]
     return longest[0] if len(longest) == 1 else None
 
 
