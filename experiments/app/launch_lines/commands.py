@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.app.launch_lines.deployment import with_roles
+from experiments.app.launch_lines.deployment import servers_of, with_roles
 from experiments.app.launch_lines.manifests import commands_of_manifest
 from experiments.app.launch_lines.python_files import started
 from experiments.app.launch_lines.shell import (
@@ -53,6 +53,7 @@ def commands_in(given: str) -> list[Command]:
         if path is None and not re.search(r"\s", given.strip()):
             raise ConfigError(f"--from {given}: no such file, and no command; give a file, or {FORMS}")
         raise ConfigError(f"{where}: has no command that starts a server; it must contain {FORMS}")
+    found = [each for one in found for each in servers_of(one)]
     found = [each for each in found if not _is_a_further_node(each)] or found
     found = list({(each.engine, each.tokens, each.role): each for each in found}.values())
     if len(found) > 1:

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
+
 from experiments.app.launch_lines.engines import check_ignored, translated
 from experiments.app.launch_lines.flags import Arguments, parse
 from experiments.app.launch_lines.shell import Command, Role
-from experiments.app.launch_lines.translation import Translation, as_mapping
+from experiments.app.launch_lines.translation import Translation, as_mapping, yaml_of
 from sim.settings.errors import ConfigError
 
 ROLES: Mapping[str, Role] = {
@@ -25,6 +27,25 @@ SENDERS = ("Nixl", "P2pNccl", "Mooncake", "MoRIIO", "LMCache")
 """Beginnings of vLLM's connectors that send KV from prefill to decode servers."""
 LAYOUT = ("parallel_size", "layer_partition")
 """Ends of the settings that must divide each other: a pool has all of them, or the run has."""
+DISAGGREGATED = "disaggregated"
+CONFIG_FILE = ("_c", "__config_file")
+SERVERS: Mapping[Role, str] = {"prefill": "context_servers", "decode": "generation_servers"}
+"""Keys of the file of `trtllm-serve disaggregated`."""
+OF_FRONT_END = (
+    *(
+        "hostname",
+        "port",
+        "urls",
+        "num_instances",
+        "router",
+        "backend",
+        "max_retries",
+        "perf_metrics_max_requests",
+    ),
+    *("disagg_cluster", "schedule_style", "request_timeout", "server_start_timeout"),
+)
+"""Keys of this file that are about the server in front of the others."""
+SHARE = "free_gpu_memory_fraction"
 OF_ROLES = (
     "--disaggregation-mode",
     "--is-prefill-worker",
@@ -35,6 +56,49 @@ OF_ROLES = (
     "--metadata-server-config-file",
 )
 """Flags that only say how prefill and decode servers work together."""
+
+
+def servers_of(command: Command) -> list[Command]:
+    """Returns the servers that a command starts: of `trtllm-serve disaggregated -c FILE`, those in the file.
+
+    Raises ConfigError for a file that cannot be read or names no such servers.
+    """
+    if command.engine != "tensorrt_llm" or command.tokens[:1] != (DISAGGREGATED,):
+        return [command]
+    words = [part for word in command.tokens[1:] for part in word.split("=", 1)]
+    name = next(
+        (words[i + 1] for i, word in enumerate(words[:-1]) if word.replace("-", "_") in CONFIG_FILE), ""
+    )
+    if not name:
+        raise ConfigError(f"--from: trtllm-serve {DISAGGREGATED}: needs -c FILE, which has the servers")
+    try:
+        content = yaml_of(command, name)
+    except ValueError as error:
+        raise ConfigError(f"--from: {name}: {error}") from None
+    shared = {key: value for key, value in content.items() if key not in SERVERS.values()}
+    found = []
+    for role, key in SERVERS.items():
+        if not isinstance(own := content.get(key), Mapping):
+            raise ConfigError(f"--from: {name}: {key} must be a mapping of settings, with num_instances")
+        settings = {each: value for each, value in {**shared, **own}.items() if each not in OF_FRONT_END}
+        model, count = settings.pop("model", None), own.get("num_instances", 1)
+        share = settings.pop(SHARE, None)  # a flag of the server, and no key of its YAML file
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"--from: {name}: {key}: num_instances={count}: must be a whole number >= 1")
+        found.append(
+            replace(
+                command,
+                tokens=(
+                    *([str(model)] if model else []),
+                    *([] if share is None else [f"--{SHARE}", str(share)]),
+                    *("--config", f"{name}: {key}"),
+                ),
+                files={f"{name}: {key}": yaml.safe_dump(settings)},
+                copies=count,
+                role=role,
+            )
+        )
+    return found
 
 
 def with_roles(commands: Sequence[Command]) -> list[Command]:

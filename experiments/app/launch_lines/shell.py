@@ -355,10 +355,10 @@ def _start(words: Sequence[str]) -> tuple[Engine, int] | None:
         if program in PROGRAMS and after == "serve":
             return PROGRAMS[program], i + 2
         if program == "trtllm-serve":
-            if after in ("disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve"):
+            if after in ("disaggregated_mpi_worker", "mm_embedding_serve"):
                 raise ConfigError(
-                    f"--from: trtllm-serve {after}: only one server is read; prefill and decode apart are "
-                    "set by pools=disaggregated"
+                    f"--from: trtllm-serve {after}: is not read; give trtllm-serve disaggregated -c FILE, or "
+                    "the command of one server"
                 )
             return "tensorrt_llm", i + 2 if after == "serve" else i + 1
     return _image(words)

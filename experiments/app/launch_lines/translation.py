@@ -169,25 +169,35 @@ def _model_config(overrides: tuple[str, ...], dirs: tuple[Path, ...]) -> Mapping
 
 def file_of(at: Context, flag: str, name: str) -> dict[str, Any]:
     """Returns the mapping in a YAML file that a flag names. Raises ConfigError."""
-    written = next(
-        (at.command.files[key] for key in (name, Path(name).name) if key in at.command.files), None
-    )
+    try:
+        return yaml_of(at.command, name)
+    except ValueError as error:
+        raise at.wrong(flag, str(error)) from None
+
+
+def yaml_of(command: Command, name: str) -> dict[str, Any]:
+    """Returns the mapping in a YAML file of a command: written beside it in the same text, or on disk.
+
+    Raises ValueError that does not name the file.
+    """
+    files = command.files
+    written = files.get(name, files.get(Path(name).name))
     if written is not None:
         try:
             content = parse_yaml(written, name)
         except (yaml.YAMLError, ValueError) as error:
             what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-            raise at.wrong(flag, f"is not valid YAML: {what}") from None
+            raise ValueError(f"is not valid YAML: {what}") from None
     else:
-        path = next((p for p in (Path(name), at.command.folder / name) if p.exists()), None)
+        path = next((p for p in (Path(name), command.folder / name) if p.exists()), None)
         if path is None:
-            raise at.wrong(flag, f"no such file, here or in {at.command.folder.absolute()}")
+            raise ValueError(f"no such file, here or in {command.folder.absolute()}")
         read_text(path)  # refuses what is not a file of moderate size
         content = read_yaml(path)
     if content is None:
         return {}
     if not isinstance(content, Mapping):
-        raise at.wrong(flag, "must be a mapping of settings")
+        raise ValueError("must be a mapping of settings")
     return dict(content)
 
 

@@ -144,7 +144,7 @@ def test_containers_in_yaml_have_their_command_found(tmp_path, name, content, en
         ("nothing here", "has no command that starts a server; it must contain 'vllm serve MODEL"),
         ("nosuch.sh", "no such file, and no command"),
         ("vllm serve a/b; vllm serve c/d", "has 2 commands that start a server; give one of them"),
-        ("trtllm-serve disaggregated -c x.yaml", "only one server is read"),
+        ("trtllm-serve disaggregated -c x.yaml", "x.yaml: no such file"),
         ("echo 'vllm serve a/b", "has no command"),
     ],
 )

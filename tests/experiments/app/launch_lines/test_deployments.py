@@ -120,6 +120,29 @@ servingEngineSpec:
       extraArgs: ["--max-num-seqs", "64"]
 """
 OFFLOADS = STACK + '    lmcacheConfig: {enabled: true, cpuOffloadingBufferSize: "20"}\n'
+TRTLLM_FILE = """
+cat > disagg.yaml <<EOF
+hostname: localhost
+port: 8000
+model: Qwen/Qwen3-8B
+backend: pytorch
+free_gpu_memory_fraction: 0.8
+context_servers:
+  num_instances: 2
+  tensor_parallel_size: 1
+  max_num_tokens: 4096
+  disable_overlap_scheduler: true
+  cache_transceiver_config: {backend: UCX}
+  urls: ["localhost:8001", "localhost:8002"]
+generation_servers:
+  num_instances: 1
+  tensor_parallel_size: 2
+  max_batch_size: 256
+  cache_transceiver_config: {backend: UCX}
+  urls: ["localhost:8003"]
+EOF
+trtllm-serve disaggregated -c disagg.yaml
+"""
 KUBEAI = """
 apiVersion: kubeai.org/v1
 kind: Model
@@ -157,6 +180,13 @@ FILES = {
         SCRIPT,
         "model=qwen3_8b pools.prefill.replicas=1 pools.decode.replicas=2 "
         "pools.decode.engine.max_num_seqs=128",
+    ),
+    "trtllm.sh": (
+        TRTLLM_FILE,
+        "engine=tensorrt_llm model=qwen3_8b pools.prefill.replicas=2 pools.decode.replicas=1 "
+        "pools.prefill.tensor_parallel_size=1 pools.decode.tensor_parallel_size=2 "
+        "pools.prefill.engine.max_num_batched_tokens=4096 pools.decode.engine.max_num_seqs=256 "
+        "pools.prefill.engine.host.overlapped=false",
     ),
     "stack.yaml": (
         STACK,
@@ -237,6 +267,22 @@ def test_a_part_of_a_deployment_is_refused(text, message):
 def test_pools_have_servers_of_one_kind_and_one_model(tmp_path, old, new, message):
     with pytest.raises(ConfigError, match=message):
         settings(tmp_path, SCRIPT.replace(old, new, 1), "a.sh")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("-c disagg.yaml", "", r"needs -c FILE"),
+        ("-c disagg.yaml", "-c other.yaml", r"other.yaml: no such file"),
+        ("generation_servers:", "generation:", r"disagg.yaml: generation_servers must be a mapping"),
+        ("num_instances: 2", "num_instances: two", r"context_servers: num_instances=two: must be a whole"),
+        ("hostname: localhost", "hostname: [", r"disagg.yaml: is not valid YAML"),
+        ("trtllm-serve disaggregated", "trtllm-serve mm_embedding_serve", r"mm_embedding_serve: is not read"),
+    ],
+)
+def test_a_file_of_servers_that_cannot_be_read_is_an_error(tmp_path, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(tmp_path, TRTLLM_FILE.replace(old, new), "a.sh")
 
 
 def test_settings_beside_a_deployment_win_and_some_commands_take_none(tmp_path, capsys):
