@@ -76,6 +76,7 @@ SHOWN_BY: Mapping[type[Trace], tuple[str, ...]] = {
 OTHERS = {
     ("session_id", "delay"): "mooncake_sessions",
     ("conversations",): "sharegpt_json",
+    ("custom_id", "body"): "openai_batch",
     ("hash_id_scope", "requests"): "weka_jsonl",
 }
 """Keys of files whose requests have no times of their own -> the workload that reads them."""

@@ -7,6 +7,7 @@ the same rules and give the same requests.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -361,4 +362,13 @@ class TextLengths:
         """Returns the number of tokens of a text, at least 1."""
         if self._tokenizer is None:
             return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
-        return max(1, len(self._tokenizer.encode(text, add_special_tokens=False).ids))
+        return max(1, len(self.tokens(text)))
+
+    def tokens(self, text: str) -> Sequence[object]:
+        """Returns the tokens of a text: ids, or pieces of 4 characters; at least one."""
+        if self._tokenizer is None:
+            return [
+                text[i : i + CHARACTERS_PER_TOKEN] for i in range(0, len(text), CHARACTERS_PER_TOKEN)
+            ] or [""]
+        ids: Sequence[object] = self._tokenizer.encode(text, add_special_tokens=False).ids or [0]
+        return ids

@@ -45,6 +45,9 @@ TRACES = {
     "sharegpt_json": json.dumps(
         [{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]}]
     ),
+    "openai_batch": json.dumps(
+        {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "Hello", "max_tokens": 5}}
+    ),
     "trace": "timestamp_ms,isl,osl\n0,10,10\n",
     "plain_csv": "arrival_s,prompt_tokens,output_tokens\n0,10,10\n",
     "token_ids_jsonl": '{"arrival_s": 0, "prompt_token_ids": [5, 6], "output_token_ids": [7]}\n',
