@@ -44,13 +44,14 @@ class RecordingCore:
     """Arrival times by request id, of the requests that entered this engine."""
     first_admitted: list[int]
     """Request ids in the order of their first admission."""
-    _planned: Decision
+    _planned: dict[int, Decision]
+    """Plans by their index, until they are committed: a pipeline has several in flight."""
     _has_had_slot: set[Sequence]
     _num_plans: int
 
     def __init__(self, **settings: Any) -> None:
         own: dict[str, Any] = {"decisions": [], "arrival_s": {}, "first_admitted": [], "_has_had_slot": set()}
-        vars(self).update(own, core=EngineCore(**settings), _planned=None, _num_plans=0)
+        vars(self).update(own, core=EngineCore(**settings), _planned={}, _num_plans=0)
 
     def __getattr__(self, name: str) -> Any:
         if name == "core":  # of an object that is not complete
@@ -85,7 +86,7 @@ class RecordingCore:
         self._num_plans += 1
         assert self._num_plans <= MAX_PLANS, f"after {MAX_PLANS:,} plans, requests have still not ended"
         if plan is not None:
-            self._planned = Decision(
+            self._planned[plan.index] = Decision(
                 plan.index,
                 now,
                 plan.digest(),
@@ -101,7 +102,7 @@ class RecordingCore:
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> Progress:
         """Applies the outcome of a step, as the engine does, and checks the engine."""
-        self.decisions.append(self._planned._replace(num_iterations=outcome.iterations))
+        self.decisions.append(self._planned.pop(plan.index)._replace(num_iterations=outcome.iterations))
         progress = self.core.commit(plan, outcome, now)
         self.core.check_integrity()
         return progress
