@@ -53,15 +53,17 @@ class Slots(Checked):
         occupant = {seq.slot: seq for seq in view.running if seq.slot is not None}
         num_slots = min(self.n_parallel, view.max_num_seqs)
         num_free = num_slots - sum(seq.width for seq in occupant.values())
-        waiting = iter(view.waiting)
+        waiting, num_running = iter(view.waiting), view.num_running
         for slot in range(max(num_slots, 1 + max(occupant, default=0))):
             seq = occupant.get(slot)
             if seq is None and num_free > 0:
                 num_free -= self._admit_next(waiting, num_free, num_slots, step)
             elif seq is not None and seq.state is SequenceState.prefilling:
                 step.prefill(seq, step.tokens_left)
-        # The blocks of a prompt may become prefix cache hits of a waiting request, which then fits.
-        if not (view.num_waiting and view.prefilling and view.num_running < num_slots):
+        # The blocks of a prompt may become prefix cache hits of a waiting request, which then fits. A request
+        # that was admitted may get a slot behind that of a prompt in prefill, if ranks share the slots.
+        has_more = view.num_waiting and view.prefilling and view.num_running < num_slots
+        if not has_more and (view.num_running == num_running or not view.prefilling):
             step.repeat()
 
     @staticmethod

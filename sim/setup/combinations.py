@@ -35,6 +35,7 @@ from policies.routing.static import reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits
 from policies.user_code.traits import name_of, traits_of
+from sim.cluster.failures import Random
 from sim.setup.engine_profile import EngineProfile
 from sim.workload.marked import answers_of, branching_key
 
@@ -193,6 +194,9 @@ FEATURES = {
     "cooldown": _setting("metrics.cooldown_s", 0, 5),
     "encoders": _setting("encoders.replicas", 0, 1),
     "failures": _flag("failures", "failures=none", lambda run: run.failures.events),
+    "random_failures": _flag(
+        "failures", "failures=none", lambda run: any(isinstance(one, Random) for one in run.failures.events)
+    ),
     "migration": _choice("migration", "llumnix", "none", lambda run: run.migration.interval_s is not None),
     "no_slo": _missing("slo", "an SLO, such as slo=chat"),
     "no_tpot": _flag(
@@ -308,6 +312,7 @@ OF_RUN_AND_POOL = (
     Rule("no_tpot", "tpot_drafts", "needs a TPOT to keep"),
     Rule("stop_overloaded", "full_batches", "such a run does not know when no more requests come"),
     Rule("stop_missed", "full_batches", "such a run does not know when no more requests come"),
+    Rule("random_failures", "full_batches", "random failures hide that no more requests come"),
     Rule("shards", "full_batches", "a shard does not know when no more requests come"),
     Rule("migration", "role", "requests of such pools move once, after their prefill"),
     Rule("migration", "static_batches", "takes no request into a batch that runs"),
