@@ -32,20 +32,12 @@ CONFIG_FILE = ("_c", "__config_file")
 SERVERS: Mapping[Role, str] = {"prefill": "context_servers", "decode": "generation_servers"}
 """Keys of the file of `trtllm-serve disaggregated`."""
 OF_FRONT_END = (
-    *(
-        "hostname",
-        "port",
-        "urls",
-        "num_instances",
-        "router",
-        "backend",
-        "max_retries",
-        "perf_metrics_max_requests",
-    ),
-    *("disagg_cluster", "schedule_style", "request_timeout", "server_start_timeout"),
+    *("hostname", "port", "urls", "num_instances", "router", "max_retries", "request_timeout"),
+    *("perf_metrics_max_requests", "disagg_cluster", "schedule_style", "server_start_timeout"),
 )
 """Keys of this file that are about the server in front of the others."""
-SHARE = "free_gpu_memory_fraction"
+FLAGS = ("backend", "free_gpu_memory_fraction")
+"""Keys of this file that are flags of a server, and no keys of its own YAML file."""
 OF_ROLES = (
     "--disaggregation-mode",
     "--is-prefill-worker",
@@ -82,17 +74,15 @@ def servers_of(command: Command) -> list[Command]:
             raise ConfigError(f"--from: {name}: {key} must be a mapping of settings, with num_instances")
         settings = {each: value for each, value in {**shared, **own}.items() if each not in OF_FRONT_END}
         model, count = settings.pop("model", None), own.get("num_instances", 1)
-        share = settings.pop(SHARE, None)  # a flag of the server, and no key of its YAML file
+        flags = [
+            word for flag in FLAGS if flag in settings for word in (f"--{flag}", str(settings.pop(flag)))
+        ]
         if not isinstance(count, int) or count < 1:
             raise ConfigError(f"--from: {name}: {key}: num_instances={count}: must be a whole number >= 1")
         found.append(
             replace(
                 command,
-                tokens=(
-                    *([str(model)] if model else []),
-                    *([] if share is None else [f"--{SHARE}", str(share)]),
-                    *("--config", f"{name}: {key}"),
-                ),
+                tokens=(*([str(model)] if model else []), *flags, "--config", f"{name}: {key}"),
                 files={f"{name}: {key}": yaml.safe_dump(settings)},
                 copies=count,
                 role=role,

@@ -277,6 +277,7 @@ def test_pools_have_servers_of_one_kind_and_one_model(tmp_path, old, new, messag
         ("generation_servers:", "generation:", r"disagg.yaml: generation_servers must be a mapping"),
         ("num_instances: 2", "num_instances: two", r"context_servers: num_instances=two: must be a whole"),
         ("hostname: localhost", "hostname: [", r"disagg.yaml: is not valid YAML"),
+        ("backend: pytorch", "backend: trt", r"--backend trt: only the PyTorch backend is modelled"),
         ("trtllm-serve disaggregated", "trtllm-serve mm_embedding_serve", r"mm_embedding_serve: is not read"),
     ],
 )
