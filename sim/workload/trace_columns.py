@@ -8,8 +8,22 @@ from typing import Any
 
 from sim.workload.checks import shown
 
-DONE = ("ok", "success", "finished", "completed")
-"""Statuses of requests that were served, in lower case."""
+DONE = (
+    *(
+        "ok",
+        "success",
+        "successful",
+        "succeeded",
+        "finished",
+        "completed",
+        "complete",
+        "done",
+        "200",
+        "200.0",
+    ),
+    *("stop", "length", "stopped"),
+)
+"""Statuses and finish reasons of requests that were served, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -119,6 +119,12 @@ def test_columns_and_the_unit_can_be_given(tmp_path):
     assert [one.request.tenant for one in source.arrivals()] == ["a", "b"]
 
 
+@pytest.mark.parametrize(("good", "bad"), [("200", "500"), ("length", "error"), ("Succeeded", "Failed")])
+def test_statuses_tell_which_rows_were_served(tmp_path, good, bad):
+    path = write(tmp_path, f"time_s,isl,osl,state\n0,9,5,{good}\n0.2,8,4,{bad}\n0.5,7,3,{good}\n")
+    assert read(AnyTrace(path=path, columns={"status": "state"}))[0] == REQUESTS
+
+
 def test_contents_are_those_of_the_ids(tmp_path):
     rows = [{"t_s": at, "isl": 64, "osl": 5, "hash_ids": [1, at]} for at in (2, 3)]
     path = lines(tmp_path, *rows)
