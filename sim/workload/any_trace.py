@@ -260,10 +260,10 @@ def _table_of(path: Path) -> Table:
     if not first.startswith(("{", "[")):
         return CSV
     try:
-        is_line = isinstance(json.loads(first), dict) and SPAN_KEYS.isdisjoint(json.loads(first))
-        return JSON_LINES if is_line else ROWS
+        row = json.loads(first)
     except (ValueError, RecursionError):
         return ROWS
+    return JSON_LINES if isinstance(row, dict) and SPAN_KEYS.isdisjoint(row) else ROWS
 
 
 def _published(table: Table, names: Iterable[str]) -> type[Trace] | None:

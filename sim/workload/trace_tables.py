@@ -35,7 +35,7 @@ from sim.workload.trace_files import LINE_FEED, UnusualTextError, lines_of, open
 from sim.workload.trace_rows import MAX_VALUES
 
 OTHER_NAMES = "workload=trace finds other columns"
-"""What to do about a file that lacks a column."""
+"""The advice in the error of a file that lacks a column."""
 
 ArrowColumns = dict[str, pa.Array]
 """The columns of some rows, by name."""

@@ -77,7 +77,7 @@ def servers_of(command: Command) -> list[Command]:
         flags = [
             word for flag in FLAGS if flag in settings for word in (f"--{flag}", str(settings.pop(flag)))
         ]
-        if not isinstance(count, int) or count < 1:
+        if type(count) is not int or count < 1:
             raise ConfigError(f"--from: {name}: {key}: num_instances={count}: must be a whole number >= 1")
         found.append(
             replace(

@@ -1,7 +1,6 @@
 """Deployments of several servers: prefill and decode as pools, Dynamo's graphs, values of Helm charts."""
 
 import json
-from contextlib import suppress
 
 import pytest
 
@@ -275,6 +274,7 @@ def test_pools_have_servers_of_one_kind_and_one_model(tmp_path, old, new, messag
         ("-c disagg.yaml", "", r"needs -c FILE"),
         ("-c disagg.yaml", "-c other.yaml", r"other.yaml: no such file"),
         ("generation_servers:", "generation:", r"disagg.yaml: generation_servers must be a mapping"),
+        ("num_instances: 2", "num_instances: true", r"context_servers: num_instances=True: must be a whole"),
         ("num_instances: 2", "num_instances: two", r"context_servers: num_instances=two: must be a whole"),
         ("hostname: localhost", "hostname: [", r"disagg.yaml: is not valid YAML"),
         ("backend: pytorch", "backend: trt", r"--backend trt: only the PyTorch backend is modelled"),
@@ -315,14 +315,24 @@ def test_a_graph_of_equal_workers_is_replicas(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "expected"),
     [
-        "servingEngineSpec: {modelSpec: [{modelURL: Qwen/Qwen3-8B, vllmConfig: [1], replicaCount: x}]}",
-        "modelArtifacts: {uri: hf://Qwen/Qwen3-8B}\ndecode: {containers: [1, {args: 5}], replicas: [2]}",
-        "spec: {url: 'hf://a/b', engine: VLLM, args: {x: [1]}, minReplicas: -1}",
-        "kind: DynamoGraphDeployment\nspec: {services: {a: {replicas: yes, subComponentType: [1]}}}",
+        (
+            "servingEngineSpec: {modelSpec: [{modelURL: Qwen/Qwen3-8B, vllmConfig: [1], replicaCount: x}]}",
+            {"model": "qwen3_8b", "caching": "paged"},
+        ),
+        (
+            "modelArtifacts: {uri: hf://Qwen/Qwen3-8B}\ndecode: {containers: [1, {args: 5}], replicas: [2]}",
+            None,
+        ),
+        ("spec: {url: 'hf://a/b', engine: VLLM, args: {x: [1]}, minReplicas: -1}", None),
+        ("kind: DynamoGraphDeployment\nspec: {services: {a: {replicas: yes, subComponentType: [1]}}}", None),
     ],
 )
-def test_values_of_another_form_end_in_a_sentence_or_are_left(tmp_path, text):
-    with suppress(ConfigError):
-        settings(tmp_path, text)
+def test_values_of_another_form_count_as_missing_or_end_in_a_sentence(tmp_path, text, expected):
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"no command|no such flag|no preset"):
+            settings(tmp_path, text)
+    else:
+        assert expected.items() <= settings(tmp_path, text).items()
+        assert "replicas" not in settings(tmp_path, text)
