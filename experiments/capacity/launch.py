@@ -117,6 +117,10 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
     yield "--async-scheduling" if scenario.host.overlapped else "--no-async-scheduling"
     if not engine.cuda_graphs.enabled:
         yield "--enforce-eager"
+    elif engine.cuda_graphs.mode == "piecewise":
+        yield """--compilation-config '{"cudagraph_mode": "PIECEWISE"}'"""
+    if engine.kv_cache_memory_bytes is not None:
+        yield f"--kv-cache-memory-bytes {int(engine.kv_cache_memory_bytes)}"
 
 
 def sglang_launch(candidate: Candidate) -> Launch:

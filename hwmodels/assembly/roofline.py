@@ -137,7 +137,14 @@ class Roofline:
             op.calls * host.launches(op.name, op.kernels) for op in self.operators
         )
         mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
-        self._host = HostShare(host, cuda_graphs or CudaGraphs(), num_kernels, mixed_kernels=mixed_kernels)
+        attentions = sum(op.calls for op in self.operators if op.per is Per.decode and op.kernels)
+        self._host = HostShare(
+            host,
+            cuda_graphs or CudaGraphs(),
+            num_kernels,
+            mixed_kernels=mixed_kernels,
+            attentions=most_layers * attentions,
+        )
         is_shared = self.layout.num_batch_shares > 1 or self.layout.context_parallel_size > 1
         self._is_whole = not (is_shared or self._adapters.in_every_batch)
         """False if several devices, or micro-batches, share each batch, or if all batches have adapters."""

@@ -98,6 +98,7 @@ def plan_memory(
     max_model_len: int | None = None,
     block_size: int = 16,
     num_kv_blocks: int | None = None,
+    kv_cache_memory_bytes: float | None = None,
     cuda_graphs: CudaGraphs | None = None,
     lora: Lora | None = None,
     draft: Draft | None = None,
@@ -109,6 +110,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divides each device's memory; num_kv_blocks fixes the number of blocks, else they fill the rest.
 
+    kv_cache_memory_bytes: what they fill on each device, windows and states included, in place of the rest.
     profile: the engine's rule; None: that of the newest vLLM. gpu_memory_utilization: the share of memory, by
     that rule; None: SGLang's own. Llama-3.1-8B on an RTX 4090 at 0.92, defaults: 21.68 GiB usable - 14.96
     weights - 0.47 activations - 0.71 graphs - 0.25 runtime = 5.29 GiB of KV: 2,708 blocks of 16 tokens.
@@ -121,7 +123,7 @@ def plan_memory(
     blocks_hold_states: whether the cache lets sequences take blocks for states of linear attention.
     finds_prefixes: whether it keeps the KV and the states of past prefixes. Raises
     ValueError if not one block fits, naming the smallest tensor parallelism that does, and if num_kv_blocks
-    do not fit the device.
+    or kv_cache_memory_bytes do not fit the device.
     """
     if gpu_memory_utilization is not None and not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: must be a share, > 0 and <= 1")
@@ -151,6 +153,7 @@ def plan_memory(
         context=max_model_len or model.max_position_embeddings,
         block_size=block_size,
         num_kv_blocks=num_kv_blocks,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
         cuda_graphs=graphs,
         lora=lora,
         draft=draft,
@@ -182,6 +185,7 @@ class _Demand:
     context: int
     block_size: int
     num_kv_blocks: int | None
+    kv_cache_memory_bytes: float | None
     cuda_graphs: CudaGraphs
     lora: Lora | None
     draft: Draft | None
@@ -225,10 +229,14 @@ class _Demand:
         )
         if self.num_kv_blocks is not None:
             plan = replace(plan, usable_bytes=device.memory_bytes)
+        elif self.kv_cache_memory_bytes is not None:
+            before_kv = plan.fixed_bytes - plan.window_and_state_bytes
+            plan = replace(plan, usable_bytes=before_kv + self.kv_cache_memory_bytes)
         states = model.state_bytes_per_sequence(layout.tensor_parallel_size) * here
         if states:
             plan = self._with_states(plan, states, layout)
-        if self.num_kv_blocks is None and profile.rule == "tensorrt_llm":
+        fills_memory = self.num_kv_blocks is None and self.kv_cache_memory_bytes is None
+        if fills_memory and profile.rule == "tensorrt_llm":
             free = profile.total_bytes(device, layout) - plan.fixed_bytes
             return replace(plan, usable_bytes=plan.fixed_bytes + self.share * free)
         return plan
@@ -260,12 +268,20 @@ class _Demand:
         plan = self.without_kv(layout)
         blocks = (self.num_kv_blocks or plan.num_pools) / plan.num_pools
         kv_bytes = blocks * self.block_size * plan.kv_bytes_per_token + plan.state_bytes_per_sequence
-        return plan.fixed_bytes + kv_bytes - plan.usable_bytes
+        needed = max(plan.fixed_bytes + kv_bytes, plan.usable_bytes if self.kv_cache_memory_bytes else 0.0)
+        return needed - self.budget_bytes(plan)
+
+    def budget_bytes(self, plan: MemoryPlan) -> float:
+        """Returns the bytes of a device that the engine may use at most."""
+        return min(plan.usable_bytes, self.device.memory_bytes)
 
     def filled(self, layout: ParallelLayout, windows_by_slot: bool = False) -> MemoryPlan:
         """Returns the plan with as many blocks as fit, or with the requested number."""
         plan = self.without_kv(layout, windows_by_slot)
-        left = max(plan.usable_bytes - plan.fixed_bytes, 0.0)
+        left = plan.usable_bytes - plan.fixed_bytes
+        if self.kv_cache_memory_bytes is not None:  # the same, not rounded
+            left = self.kv_cache_memory_bytes - plan.window_and_state_bytes
+        left = max(left, 0.0)
         blocks = plan.num_pools * int(left // (self.block_size * plan.kv_bytes_per_token))
         return replace(plan, num_blocks=blocks if self.num_kv_blocks is None else self.num_kv_blocks)
 
@@ -273,7 +289,7 @@ class _Demand:
 def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> str:
     """Returns the error message: the missing memory, and the smallest tensor parallelism that fits."""
     model, missing = demand.model, demand.missing_bytes(layout)
-    budget_bytes = demand.without_kv(layout).usable_bytes
+    budget_bytes = demand.budget_bytes(demand.without_kv(layout))
     sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
     larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]
     fitting = [
@@ -283,6 +299,8 @@ def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> st
     ]
     remedy = f"the smallest size that fits is {fitting[0]}" if fitting else f"no size up to {sizes[-1]} fits"
     blocks = f" with {demand.num_kv_blocks} KV blocks" if demand.num_kv_blocks else ""
+    if demand.kv_cache_memory_bytes is not None:
+        blocks = f" with {demand.kv_cache_memory_bytes / GIB:.1f} GiB of KV"
     if demand.draft is not None:
         plan = demand.without_kv(layout)
         fits = replace(demand, draft=None).missing_bytes(layout) <= 0

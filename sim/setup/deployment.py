@@ -190,6 +190,7 @@ class Deployment(Checked):
             "max_model_len": self.max_model_len,
             "block_size": self.caching.block_size,
             "num_kv_blocks": self.engine.num_kv_blocks,
+            "kv_cache_memory_bytes": self.engine.kv_cache_memory_bytes,
             "cuda_graphs": self.engine.cuda_graphs,
             "lora": self.lora if self.adapters is None else self._adapter_slots(self.adapters),
             "offload": self.engine.offload,

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fieldlimits import Checked, Ge, Le, NonNegative, NonNegativeInt, OneOf, PositiveInt, Unit, check
+from fieldlimits import (
+    Checked,
+    Ge,
+    Le,
+    NonNegative,
+    NonNegativeInt,
+    OneOf,
+    Positive,
+    PositiveInt,
+    Unit,
+    check,
+)
 from hwmodels.assembly.site import Kernels
 from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
@@ -67,6 +78,8 @@ class EngineProfile(Checked):
     """Host memory per GPU for the KV of sequences preempted by swapping."""
     num_kv_blocks: Annotated[PositiveInt | None, "null for all that fit"] = None
     """KV blocks of a replica; None: as many as the rest of the memory holds."""
+    kv_cache_memory_bytes: Annotated[Positive | None, Unit("B"), "null for the rest of the memory"] = None
+    """Bytes of each device for KV, in place of its share of memory (vLLM's option); None: the rest of it."""
     offload: Offload = field(default_factory=Offload)
     """Weights in host memory: vLLM's cpu_offload_gb, llama.cpp's n_gpu_layers."""
     draft_host: Mapping[str, DraftHost] = field(default_factory=dict)
@@ -82,6 +95,11 @@ class EngineProfile(Checked):
                 )
         elif not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization}: must be > 0 and <= 1")
+        if self.kv_cache_memory_bytes is not None and self.num_kv_blocks is not None:
+            raise ValueError(
+                f"kv_cache_memory_bytes={self.kv_cache_memory_bytes:g}: num_kv_blocks={self.num_kv_blocks} "
+                "gives the memory for KV, too; leave one of them out"
+            )
         _ = self.memory  # its own checks
 
     @property

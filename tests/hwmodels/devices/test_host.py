@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
@@ -49,6 +50,37 @@ def test_a_kernel_of_an_eager_module_is_three_operators():
         share = HostShare(host.under(Compilation[compilation]), CudaGraphs(enabled=False), 100)
         assert share.wall_seconds(3e-3, False, 1) == pytest.approx(expected_s)
         assert share.wall_seconds(8e-3, False, 1) == pytest.approx(8e-3)  # launches run ahead
+
+
+def test_the_device_waits_between_piecewise_graphs():
+    """32 layers: it waits 32 times for a kernel of 4 us and a graph of 10 us."""
+    host = HostOverhead(iteration_s=0, sequence_s=0)
+    share = HostShare(host, CudaGraphs(mode="piecewise"), 300, attentions=32)
+    assert share.wall_seconds(8e-3, True, 1) == pytest.approx(8e-3 + 32 * 14e-6)
+    assert share.wall_seconds(8e-3, False, 1) == pytest.approx(8e-3)  # launches run ahead
+    both = share.wall_seconds(np.array([8e-3, 8e-3]), np.array([True, False]), 1)
+    assert both == pytest.approx([8e-3 + 32 * 14e-6, 8e-3])
+    assert sum(share.parts(8e-3, True, 1)) == pytest.approx(32 * 14e-6)
+    full = HostShare(host, CudaGraphs(), 300, attentions=32)
+    assert full.wall_seconds(8e-3, True, 1) == pytest.approx(8e-3)
+
+
+def test_piecewise_graphs_cost_what_was_measured(models, devices):
+    """vLLM's pull request 20059, Qwen2.5-1.5B, a request per second: TPOT 5.42 and 5.02 ms."""
+    steps = {}
+    for mode in ("full", "piecewise"):
+        roofline = Roofline(
+            model=models["qwen2_5_1_5b"], device=devices["h100_sxm"], cuda_graphs=CudaGraphs(mode=mode)
+        )
+        steps[mode] = roofline.seconds(decode_shape(1, 1000))
+    assert steps["piecewise"] - steps["full"] == pytest.approx(0.40e-3, rel=0.1)
+
+
+def test_rejects_piecewise_graphs_without_the_launches_of_operators():
+    with pytest.raises(ValueError, match="mode=piecewise: needs the launches of single"):
+        HostShare(HostOverhead(), CudaGraphs(mode="piecewise"), 300)
+    with pytest.raises(ValueError, match="mode=x: must be one of full, piecewise"):
+        CudaGraphs(mode="x")
 
 
 def test_a_launch_that_costs_more_than_three_operators_keeps_its_time():

@@ -93,6 +93,31 @@ def test_the_user_may_fix_the_number_of_blocks(models, devices):
     assert plan_memory(model=models["smollm2_135m"], device=devices["t4"], num_kv_blocks=7).num_blocks == 7
 
 
+def test_the_user_may_fix_the_memory_of_kv(models, devices):
+    """Llama-3.1-8B has 128 KiB of KV per token: 8 GiB are 65,536 tokens, 4,096 blocks of 16."""
+    plan = plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], kv_cache_memory_bytes=8 * GIB)
+    assert plan.num_blocks == 4096
+    assert plan.usable_bytes == pytest.approx(plan.fixed_bytes + plan.kv_bytes)
+    two = plan_memory(
+        model=models["llama3_1_8b"], device=devices["h100_sxm"], layout=tp(2), kv_cache_memory_bytes=8 * GIB
+    )
+    assert two.num_blocks == 8192  # of each device
+
+
+def test_windows_and_states_are_in_the_given_memory_of_kv(devices):
+    """Two layers with 256 B of KV per token, one of them with a window of 16 tokens in each of two slots."""
+    model = make_model(grouped(), grouped(window=16))
+    given = 2 * 16 * 256 + 16 * 256 * 10.5
+    plan = plan_memory(model=model, device=devices["h100_sxm"], kv_cache_memory_bytes=given, max_num_seqs=2)
+    assert plan.window_and_state_bytes == 2 * 16 * 256
+    assert plan.num_blocks == 10
+
+
+def test_rejects_more_memory_for_kv_than_the_device_has(models, devices):
+    with pytest.raises(ValueError, match=r"llama-3.1-8b with 80.0 GiB of KV needs .* more than the 79.6 GiB"):
+        plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], kv_cache_memory_bytes=80 * GIB)
+
+
 def test_rejects_a_model_that_does_not_fit_with_the_gib_missing_and_the_ranks_that_do(models, devices):
     with pytest.raises(ValueError, match=r"llama-3\.1-70b needs") as error:
         plan_memory(model=models["llama3_1_70b"], device=devices["h100_sxm"])
