@@ -71,12 +71,16 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
     o_proj, kv_b_proj = by_name.pop("o_proj"), by_name["kv_b_proj"]
     for matrix in by_name.values():
         yield from site.gemm(matrix, calls)
-    yield site.stream("latent_norm", calls, 2 * ((spec.q_lora_rank or 0) + spec.latent_width) * b)
-    q_width = heads_here * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
-    yield site.stream("rotary", calls, 2 * (q_width + spec.qk_rope_head_dim) * b)
-    yield site.stream("kv_write", calls, spec.latent_width * (b + kv_element_bytes))
+    if normed := (spec.q_lora_rank or 0) + spec.made_width:
+        yield site.stream("latent_norm", calls, 2 * normed * b)
+    if spec.qk_rope_head_dim:
+        q_width = heads_here * (spec.qk_nope_head_dim + spec.qk_rope_head_dim)
+        yield site.stream("rotary", calls, 2 * (q_width + spec.qk_rope_head_dim) * b)
+    if not spec.shares_kv:
+        yield site.stream("kv_write", calls, spec.latent_width * (b + kv_element_bytes))
     if spec.has_indexer:
-        yield from indexer(site, spec.index_n_heads, spec.index_head_dim, spec.index_head_dim + 4.0, calls)
+        key_bytes, ratio = spec.index_key_bytes, spec.index_ratio
+        yield from indexer(site, spec.index_n_heads, spec.index_head_dim, key_bytes, calls, ratio)
     expanded = HeadLayout(
         num_heads=heads_here,
         num_kv_heads=heads_here,
@@ -84,9 +88,10 @@ def latent(site: Site, spec: LatentAttention, calls: float) -> Iterator[Operator
         v_head_dim=spec.v_head_dim,
         kv_bytes_per_element=b,
     )
-    yield from expansion(site, kv_b_proj.elements, heads, expanded, spec.sparse_top_k, calls)
-    yield from latent_attention(site, heads, expanded, spec.sparse_top_k, calls)
-    if spec.output_gate:
+    reach = spec.window if spec.sparse_top_k is None else spec.sparse_top_k
+    yield from expansion(site, kv_b_proj.elements, heads, expanded, reach, calls)
+    yield from latent_attention(site, heads, expanded, reach, calls, selected=spec.sparse_top_k is not None)
+    if spec.output_gate or spec.head_gate or spec.query_gate:
         yield site.stream("output_gate", calls, 3 * heads_here * spec.v_head_dim * b)
     yield from site.gemm(o_proj, calls)
 
@@ -100,12 +105,15 @@ def mixed_launches(site: Site) -> int:
 
 
 def latent_attention(
-    site: Site, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float
+    site: Site, heads: MlaHeads, expanded: HeadLayout, top_k: int | None, calls: float, *, selected: bool
 ) -> Iterator[Operator]:
     """Yields attention: chunks attend to expanded keys and values, absorbed decodes to the latent vectors.
 
     A decode that is not absorbed is multi-head attention over expanded keys and values, separate ones per
     head. The stored latent vectors are then read by the expansion.
+
+    top_k: most tokens that a query attends to. selected: whether an indexer selects them, for each query its
+    own; else they are the last ones.
     """
     curve, library = site.calibration.mla, site.kernels.library
     absorbed = site.kernels.absorbed_latent_decode
@@ -117,7 +125,7 @@ def latent_attention(
         return DecodeAttention(expanded, site.device, site.calibration.attention, library, rows, site.dtype)
 
     def lines(rows: int, seqs: Any) -> Lines:
-        if not absorbed or top_k is None:
+        if not absorbed or not selected:
             return decode(rows).lines(seqs)
         return each_its_own(decode(1).lines(rows * seqs))
 
@@ -126,7 +134,7 @@ def latent_attention(
     token_bytes = heads.latent_bytes_per_token if absorbed else expanded.kv_bytes_per_token
 
     def decode_bytes(batch: RankBatch) -> Any:
-        read = decode_keys(batch) if top_k is None else decode_pairs(batch, top_k)
+        read = decode_pairs(batch, top_k) if selected else decode_keys(batch, top_k)
         return token_bytes * read
 
     def prefill_bytes(batch: RankBatch) -> Any:
@@ -140,7 +148,7 @@ def latent_attention(
 
     yield from both_phases(
         site,
-        "" if top_k is None else f"_top_{top_k}",
+        "" if top_k is None else f"_{'top' if selected else 'window'}_{top_k}",
         calls,
         (DecodeSeconds(lines, top_k), prefill_seconds),
         (

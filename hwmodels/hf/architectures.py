@@ -16,11 +16,17 @@ from hwmodels.hf.fields import Fields
 from hwmodels.hf.usual import (
     big_code_names,
     chatglm_names,
+    cohere2_moe_names,
     dbrx_names,
+    dots3_names,
     falcon_names,
+    gated_norms,
     gemma3n_tables,
+    hyper_connections,
+    inkling_names,
     learned_positions,
     mpt_names,
+    muse_names,
     nemotron_h_names,
     no_other_weights,
     per_layer_embeddings,
@@ -28,6 +34,7 @@ from hwmodels.hf.usual import (
     unknown_attention,
     usual_attention,
     usual_mlp,
+    v4_names,
     with_names,
     with_usual_names,
 )
@@ -88,6 +95,7 @@ QWEN3_5_MOE = Architecture(
     needs=(*QWEN_MOE, *LINEAR),
     mtp_layers=("mtp_num_hidden_layers",),
     left_out={"mtp_use_dedicated_embeddings": "embedding table of the MTP layer ignored"},
+    renamed=with_names("num_experts"),
 )
 QWEN3_NEXT = replace(
     QWEN3_5_MOE,
@@ -137,7 +145,11 @@ QK_NORM = ("use_qk_norm", "qk_norm", "qk_layernorm")
 QWEN2 = Architecture(attention=layers.qwen2_attention)
 QWEN3 = Architecture(attention=layers.qwen3_attention, no_effect=QK_NORM)
 QWEN3_MOE = Architecture(
-    attention=layers.qwen3_attention, mlp=layers.qwen_moe_mlp, needs=QWEN_MOE, no_effect=QK_NORM
+    attention=layers.qwen3_attention,
+    mlp=layers.qwen_moe_mlp,
+    needs=QWEN_MOE,
+    no_effect=QK_NORM,
+    renamed=with_names("num_experts"),
 )
 QWEN3_5 = Architecture(
     attention=layers.hybrid_attention,
@@ -187,11 +199,77 @@ DEEPSEEK_V4 = Architecture(
     needs=("head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window", *DEEPSEEK[-3:]),
     mtp_layers=("num_nextn_predict_layers",),
     mtp_layer=hybrids.v4_mtp,
+    renamed=v4_names,
     no_effect=("expert_dtype",),  # a storage format, which the reader of quantised checkpoints knows
 )
 KIMI_LINEAR = usual(
     attention=hybrids.kimi_linear_attention, mlps=partial(usual_mlp, router_bias=True), needs=LATENT
 )
+BAILING_V3 = usual(
+    attention=hybrids.bailing_hybrid_attention,
+    mlps=partial(usual_mlp, router_bias=True),
+    needs=LATENT,
+    mtp_layer=hybrids.latent_mtp,
+    no_effect=("no_kda_lora", "qk_head_dim"),
+)
+STREAMS = {"hc_mult": "hyper-connections counted in memory, not in time"}
+GLM5_NEXT = replace(
+    DEEPSEEK_V3,
+    attention=hybrids.glm5_next_attention,
+    other_weights=hyper_connections,
+    left_out=STREAMS,
+    mtp_layer=hybrids.latent_mtp,
+)
+HY_V4 = replace(
+    DEEPSEEK_V3,
+    attention=partial(layers.latent_attention, output_gate=True),
+    other_weights=partial(hyper_connections, mixes=False),
+    left_out=STREAMS,
+    no_effect=("learnable_sink_init",),
+)
+DOTS3 = usual(
+    attention=hybrids.dots3_attention,
+    mlps=partial(usual_mlp, router_bias=True),
+    renamed=dots3_names,
+    needs=LATENT,
+)
+MISTRAL_LARGE4 = replace(DEEPSEEK_V3, attention=hybrids.mistral_large4_attention)
+BESIDE_LAYERS = {
+    "d_rel": "relative positions and short convolutions counted in memory, not in time; the convolutions' "
+    "states, as large as the KV of about ten tokens, not counted"
+}
+INKLING = usual(
+    attention=hybrids.inkling_attention,
+    mlps=partial(usual_mlp, router_bias=True),
+    renamed=inkling_names,
+    other_weights=hybrids.inkling_weights,
+    left_out=BESIDE_LAYERS,
+    no_effect=(
+        "unpadded_vocab_size",
+        "local_layer_ids",
+        "mtp_local_layer_ids",
+        "log_scaling_n_floor",
+        "mtp_hidden_states_first",
+        "chain_hidden_post_norm",
+        "shared_expert_sink",
+        "rms_norm_eps_moe_gate",
+    ),
+)
+INKLING2 = replace(
+    INKLING,
+    attention=partial(hybrids.inkling_attention, output_gate=True),
+    other_weights=partial(hybrids.inkling_weights, second=True),
+    left_out=BESIDE_LAYERS
+    | {"n_layers_per_attn_res_block": "attention to the outputs of earlier blocks of layers not in time"},
+)
+MUSE = usual(
+    attention=partial(usual_attention, qk_norm=True, output_gate=True),
+    mlps=partial(usual_mlp, gated=True),
+    renamed=muse_names,
+    num_norms=4,
+    no_effect=("layer_rope_theta",),
+)
+LFM3 = usual(attention=hybrids.lfm3_attention, num_norms=4, defaults=TIED, no_effect=("use_sandwich_norm",))
 MINIMAX_M3 = usual(
     attention=hybrids.minimax_m3_attention,
     no_effect=("qk_norm_type", "num_mtp_modules"),
@@ -205,6 +283,11 @@ NEMOTRON_H = usual(
     mtp_layer=hybrids.nemotron_h_mtp,
 )
 STEP3_5 = usual(attention=hybrids.step3_attention, mlps=partial(usual_mlp, router_bias=True))
+STEP3_7 = replace(
+    STEP3_5,
+    attention=partial(hybrids.step3_attention, head_gate=True),
+    no_effect=("mtp_layer_types", "mtp_mlp_layer_types"),
+)
 GRANITE_MOE = usual()
 LIGHTNING = usual(attention=hybrids.lightning_attention, no_effect=("postnorm",))
 MIMO_V2 = usual(
@@ -245,6 +328,13 @@ LONGCAT = usual(
     mtp_layer=hybrids.dense_mtp,
 )
 
+ERNIE_VL = usual(
+    mlps=hybrids.ernie_vl_mlp,
+    other_weights=hybrids.ernie_vl_experts,
+    defaults=TIED,
+    no_effect=("moe_norm_min", "moe_use_hard_gate", "moe_dense_experts_token_type_id", "moe_group"),
+)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": Architecture(attention=layers.llama_attention),
     "MistralForCausalLM": MISTRAL,
@@ -253,7 +343,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": Architecture(
-        attention=layers.qwen2_attention, mlp=layers.qwen_moe_mlp, needs=QWEN_MOE
+        attention=layers.qwen2_attention,
+        mlp=layers.qwen_moe_mlp,
+        needs=QWEN_MOE,
+        renamed=with_names("num_experts"),
     ),
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
@@ -292,6 +385,47 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "MiniMaxForCausalLM": LIGHTNING,
     "Qwen3_5ForCausalLM": QWEN3_5,
     "KimiLinearForCausalLM": KIMI_LINEAR,
+    "LagunaForCausalLM": usual(
+        attention=hybrids.laguna_attention,
+        mlps=partial(usual_mlp, router_bias=True),
+        no_effect=("moe_routed_scaling_factor", "moe_router_logit_softcapping"),
+    ),
+    "Glm5NextForCausalLM": GLM5_NEXT,
+    "HYV4ForCausalLM": HY_V4,
+    "Dots3NoteForCausalLM": DOTS3,
+    "AXK2ForCausalLM": replace(
+        DEEPSEEK_V3,
+        attention=partial(layers.latent_attention, query_gate=True),
+        needs=(*DEEPSEEK, "q_lora_rank", "gated_norm_rank"),
+        other_weights=gated_norms,
+        left_out={"gated_norm_rank": "gates of norms counted in memory, not in time"},
+    ),
+    "InklingForCausalLM": INKLING,
+    "Inkling2ForCausalLM": INKLING2,
+    "MuseGlimmerForCausalLM": MUSE,
+    "BailingHybridForCausalLM": BAILING_V3,
+    "BailingMoeV3ForCausalLM": BAILING_V3,
+    "Cohere2MoeForCausalLM": usual(
+        attention=partial(usual_attention, full_every=4),
+        renamed=cohere2_moe_names,
+        num_norms=1,
+        defaults=TIED,
+        no_effect=(
+            "expert_selection_fn",
+            "prefix_dense_sliding_window_pattern",
+            "shared_expert_combination_strategy",
+            "sliding_window_pattern",
+        ),
+    ),
+    "MiniMaxM3VLForCausalLM": MINIMAX_M3,
+    "OlmoHybridForCausalLM": usual(attention=hybrids.olmo_hybrid_attention, needs=LINEAR),
+    "Lfm3ForCausalLM": LFM3,
+    "BeamForCausalLM": usual(
+        attention=partial(NORMED, output_gate=True),
+        mlps=partial(usual_mlp, router_bias=True),
+        num_norms=4,
+    ),
+    "LaraMiniForCausalLM": usual(attention=hybrids.lara_attention, needs=LINEAR, defaults=TIED),
     "Glm4MoeLiteForCausalLM": DEEPSEEK_V3,
     "MistralLarge3ForCausalLM": DEEPSEEK_V3,
     "LongcatFlashForCausalLM": LONGCAT,
@@ -336,6 +470,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "BaichuanForCausalLM": BAICHUAN,
     "BailingMoeForCausalLM": USUAL,
     "BailingMoeV2ForCausalLM": usual(attention=NORMED, mlps=partial(usual_mlp, router_bias=True)),
+    "BitNetForCausalLM": usual(mlps=partial(usual_mlp, gated=True)),
     "BloomForCausalLM": biased(defaults={"max_position_embeddings": 2048, **TIED}),
     "ChatGLMForConditionalGeneration": CHATGLM,
     "ChatGLMModel": CHATGLM,
@@ -346,6 +481,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults=TIED,
         no_effect=("layer_switch",),
     ),
+    "CodeGenForCausalLM": usual(mlps=GPT, num_norms=1),
     "CwmForCausalLM": USUAL,
     "DbrxForCausalLM": usual(renamed=dbrx_names),
     "DeepseekForCausalLM": USUAL,
@@ -353,6 +489,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Ernie4_5ForCausalLM": usual(defaults=TIED),
     "Ernie4_5_ForCausalLM": usual(defaults=TIED),
     "Ernie4_5_MoeForCausalLM": usual(mlps=partial(usual_mlp, router_bias=True), defaults=TIED),
+    "Ernie4_5_VLMoeForConditionalGeneration": ERNIE_VL,
+    "Ernie4_5_VLMoeForCausalLM": ERNIE_VL,
     "ExaoneForCausalLM": usual(mlps=partial(usual_mlp, gated=True)),
     "Exaone4ForCausalLM": usual(
         attention=partial(usual_attention, qk_norm=True, full_every=4), no_effect=("mtp_share_layers",)
@@ -375,6 +513,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "Grok1ForCausalLM": GROK,
     "Grok1ModelForCausalLM": GROK,
+    "HYV3ForCausalLM": usual(
+        attention=NORMED,
+        mlps=partial(usual_mlp, router_bias=True),
+        no_effect=("enable_moe_fp32_combine", "enable_lm_head_fp32", "enable_attention_fp32_softmax"),
+    ),
     "HunYuanDenseV1ForCausalLM": usual(attention=NORMED, no_effect=HUNYUAN),
     "HunYuanMoEV1ForCausalLM": usual(attention=NORMED, no_effect=HUNYUAN),
     "InternLMForCausalLM": USUAL,
@@ -425,17 +568,29 @@ WRAPPERS: Mapping[str, Architecture] = {
     "Gemma4ForConditionalGeneration": GEMMA4,
     "Glm4vForConditionalGeneration": GLM4,
     "Glm4vMoeForConditionalGeneration": GLM4_MOE,
+    "Glm5NextForConditionalGeneration": GLM5_NEXT,
+    "HYV4VLForConditionalGeneration": HY_V4,
+    "InklingForConditionalGeneration": INKLING,
+    "Inkling2ForConditionalGeneration": INKLING2,
     "KimiK25ForConditionalGeneration": DEEPSEEK_V3,
     "KimiK3ForConditionalGeneration": KIMI_LINEAR,
+    "Lfm3VlForConditionalGeneration": LFM3,
     "Llama4ForConditionalGeneration": LLAMA4,
     "MiniMaxM3SparseForConditionalGeneration": MINIMAX_M3,
     "Mistral3ForConditionalGeneration": MISTRAL,
+    "Molmo2ForConditionalGeneration": usual(
+        attention=NORMED, no_effect=("additional_vocab_size", "rope_scaling_layers")
+    ),
+    "MistralLarge4ForConditionalGeneration": MISTRAL_LARGE4,
+    "MuseGlimmerForConditionalGeneration": MUSE,
+    "MuseSparkForConditionalGeneration": MUSE,
     "Qwen2_5_VLForConditionalGeneration": QWEN2,
     "Qwen2VLForConditionalGeneration": QWEN2,
     "Qwen3VLForConditionalGeneration": QWEN3,
     "Qwen3VLMoeForConditionalGeneration": QWEN3_MOE,
     "Qwen3_5ForConditionalGeneration": QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5_MOE,
+    "Step3p7ForConditionalGeneration": STEP3_7,
 }
 """Models with image or audio inputs whose language model does not name its own architecture.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hwmodels.checks import is_finite
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
 from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import Fields, shown, wrong
@@ -191,7 +192,7 @@ def model_settings(
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
     fields.ignore("architectures", *REQUIRED, *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
-    attention, mlps = how.attention(fields), how.mlp(fields)
+    attention, mlps = attention_and_mlps(fields, how)
     layers = layers_of(attention, mlps, how.num_norms)
     if not any(layer.attention.kv_bytes_per_token("bf16") for layer in layers):
         raise ValueError(f"architectures={architecture}: no layer keeps KV, and such models have no price")
@@ -200,7 +201,7 @@ def model_settings(
     settings: dict[str, Any] = {
         "hidden_size": hidden_size,
         "vocab_size": fields.whole("vocab_size"),
-        "max_position_embeddings": fields.whole("max_position_embeddings"),
+        "max_position_embeddings": context_of(fields),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dtype": dtype,
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
@@ -242,6 +243,57 @@ def model_settings(
         )
     is_quantised = stored.weights or stored.moe_weights or stored.lm_head_weights
     return settings, method_of(description.fields) if description is not None and is_quantised else None
+
+
+def context_of(fields: Fields) -> int:
+    """Returns the longest sequence in tokens, by vLLM's rule.
+
+    Linear and dynamic scaling of positions multiply max_position_embeddings; other ways have done so already,
+    and so has Gemma 3.
+    """
+    length = fields.whole("max_position_embeddings")
+    if "gemma3" in str(fields.config.get("model_type")):
+        return length
+    given = [fields.config.get(name) for name in ("rope_scaling", "rope_parameters")]
+    outer = [part for part in given if isinstance(part, Mapping)]
+    inner = [part for whole in outer for part in whole.values() if isinstance(part, Mapping)]
+    for rope in (*outer, *inner):
+        factor: Any = rope.get("factor")
+        if rope.get("rope_type", rope.get("type")) in ("linear", "dynamic") and is_finite(factor):
+            return max(length, int(length * factor))
+    return length
+
+
+def attention_and_mlps(fields: Fields, how: Architecture) -> tuple[list[Attention], list[Mlp]]:
+    """Returns the attention and the MLP of each layer.
+
+    per_layer_config (transformers 5): fields of single layers, by number, which replace those of the model.
+    """
+    attention, mlps = how.attention(fields), how.mlp(fields)
+    by_layer = fields.part("per_layer_config").config
+    for number, changes in by_layer.items():
+        known = str(number).isdecimal() and int(number) < len(attention)
+        if not known or not isinstance(changes, Mapping):
+            rule = f"must have fields by the number of a layer below {len(attention)}"
+            raise wrong("per_layer_config", {number: changes}, rule)
+    for changes in unequal(by_layer.values()):
+        own = Fields(how.renamed({**fields.config, **changes}), how.defaults)
+        own_attention, own_mlps = how.attention(own), how.mlp(own)
+        fields.ignore(*(own.names_read - changes.keys()))
+        if unknown := [name for name in changes if name not in own.names_read]:
+            raise wrong("per_layer_config", changes, f"{', '.join(unknown)} must not differ between layers")
+        for i in (int(number) for number, its in by_layer.items() if its == changes):
+            attention[i], mlps[i] = own_attention[i], own_mlps[i]
+    return attention, mlps
+
+
+def unequal(items: Iterable[Any]) -> list[Any]:
+    """Returns the items without repetitions; they may be dicts, which have no hash."""
+    found: list[Any] = []
+    for item in items:
+        if item not in found:
+            found.append(item)
+    return found
 
 
 def assumed(architecture: str, fields: Fields, model: ModelSpec) -> str:
@@ -351,9 +403,13 @@ def inner_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def merged(config: Mapping[str, Any], inner: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the inner configuration with those fields of the whole model that it does not have itself."""
+    """Returns the inner configuration with those fields of the whole model that it does not have itself.
+
+    Whether the vocabulary tables are one is a matter of the whole model, as for transformers and vLLM.
+    """
     outer = {key: config[key] for key in OF_THE_WHOLE_MODEL if config.get(key) is not None}
-    return {**outer, **(inner or {})}
+    tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
+    return {**outer, **(inner or {}), **tied}
 
 
 def known_inside(inner: Mapping[str, Any] | None) -> str | None:

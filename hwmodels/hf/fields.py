@@ -22,7 +22,7 @@ IRRELEVANT = re.compile(
             r"fuse_.*|fp32_residual|residual_in_fp32|rescale_.*|bos|eos|pad|torch_dtype_str|exponential_decay.*",
             # Tokens and sampling.
             r".*_token(_ids?|_index)?|.*_tokens?_(ids?|index)|max_(sequence_)?length|min_length|do_sample|num_beam.*",
-            r"temperature|top_[kp]|typical_p|.*_penalty|early_stopping|num_return_sequences|suppress_tokens",
+            r"num_image_tokens|temperature|top_[kp]|typical_p|.*_penalty|early_stopping|num_return_sequences|suppress_tokens",
             # Positions: the same kernel rotates by any angles.
             r"rope_.*|.*rope_(theta|interleave)|rotary_.*|partial_rotary_factor|use_mrope|mrope_.*|no_rope_layer_interval",
             r"original_max_position_embeddings|initial_context_length|interpolate_factor|full_attn_mod|attn_temperature_.*",

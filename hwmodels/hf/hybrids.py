@@ -8,12 +8,21 @@ The module is long because each architecture has its own fields for the kinds of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from hwmodels.hf.fields import Fields, wrong
-from hwmodels.hf.layers import grouped_layers, latent_attention, windows
+from hwmodels.hf.layers import delta_net, grouped_layers, latent_attention, latent_layers, windows
 from hwmodels.hf.usual import reach, usual_attention, usual_experts, usual_mlp
-from hwmodels.model.attention import Attention, CompressedAttention, GroupedQueryAttention, NoAttention
+from hwmodels.model.attention import (
+    Attention,
+    CompressedAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+    NoAttention,
+)
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
+from hwmodels.model.model_spec import OtherWeights
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
@@ -25,6 +34,8 @@ from hwmodels.model.recurrent import (
 
 NEMOTRON = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Kinds of layers of Nemotron-H by their letter in hybrid_override_pattern."""
+SINCE_TRANSFORMERS_5 = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Kinds of layers as transformers 5 writes them, and as the models' own files do."""
 OF_MAMBA = ("chunk_size", "mamba_chunk_size", "mamba_expand", "expand", "mamba_dt_rank", "conv_bias")
 """Fields of state-space layers that repeat others or change nothing that is priced."""
 
@@ -35,6 +46,8 @@ def nemotron_kinds(fields: Fields) -> list[str]:
     pattern = fields.value("hybrid_override_pattern")
     if listed is None and isinstance(pattern, str):
         listed = [NEMOTRON.get(letter, letter) for letter in pattern]
+    if isinstance(listed, list):
+        listed = [SINCE_TRANSFORMERS_5.get(str(kind), kind) for kind in listed]
     known = set(NEMOTRON.values())
     if not isinstance(listed, list) or len(listed) < num_layers or not known.issuperset(map(str, listed)):
         given = fields.value("layers_block_type") or pattern
@@ -99,6 +112,12 @@ def dense_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Atte
     return (windowed or mixers)[-1], (dense or mlps)[0]
 
 
+def latent_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Attention, Mlp]:
+    """Returns the parts of an MTP module of GLM-5.3-Flash or Ling 3: MLA, and the MLP of the last layer."""
+    latent = [layer for layer in attention if isinstance(layer, LatentAttention)]
+    return (latent or attention)[-1], mlps[-1]
+
+
 def state_dtype(fields: Fields, name: str, default: str) -> str:
     """Returns the dtype of a recurrent state, a field with float32, bfloat16 or float16."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -140,7 +159,9 @@ def bamba_attention(fields: Fields) -> list[Attention]:
 def granite_hybrid_attention(fields: Fields) -> list[Attention]:
     """Reads Granite 4's mixers: layer_types says mamba or attention; without state-space layers all are."""
     num_layers = fields.whole("num_hidden_layers")
-    kinds = fields.names("layer_types", ("mamba", "attention"), num_layers) or ["attention"] * num_layers
+    names = ("mamba", "attention", *SINCE_TRANSFORMERS_5)
+    kinds = fields.names("layer_types", names, num_layers) or ["attention"] * num_layers
+    kinds = [SINCE_TRANSFORMERS_5.get(kind, kind) for kind in kinds]
     bias = fields.flag("attention_bias", default=False)
     [full] = grouped_layers(fields, [None], qkv_bias=bias, o_bias=bias)
     if "mamba" not in kinds:
@@ -238,8 +259,13 @@ def lfm2_mlp(fields: Fields) -> list[Mlp]:
 
 
 def kimi_linear_attention(fields: Fields) -> list[Attention]:
-    """Reads Kimi Linear's mixers: Kimi delta attention, and MLA in full_attn_layers, counted from 1."""
+    """Reads Kimi Linear's mixers: Kimi delta attention, and MLA in full_attn_layers, counted from 1.
+
+    Transformers 5 has the fields of linear_attn_config beside the others, and layer_types.
+    """
     num_layers, of_linear = fields.whole("num_hidden_layers"), fields.value("linear_attn_config")
+    if of_linear is None and fields.value("linear_num_heads") is not None:
+        return delta_or_latent(fields)
     if not isinstance(of_linear, Mapping):
         raise wrong("linear_attn_config", of_linear, "must be an object")
     inner = Fields(of_linear)
@@ -256,6 +282,187 @@ def kimi_linear_attention(fields: Fields) -> list[Attention]:
     return [full[i] if i + 1 in softmax else linear for i in range(num_layers)]
 
 
+def delta_or_latent(
+    fields: Fields, *, delta: Mapping[str, Any] | None = None, latent: Mapping[str, Any] | None = None
+) -> list[Attention]:
+    """Reads Kimi delta attention and MLA by layer_types; delta, latent: traits of the two kinds."""
+    num_layers = fields.whole("num_hidden_layers")
+    kinds = fields.value("layer_types")
+    linear = KimiDeltaAttention(
+        num_heads=fields.whole("linear_num_heads", default=fields.whole("num_attention_heads")),
+        head_dim=fields.whole("linear_head_dim" if fields.value("linear_head_dim") else "head_dim"),
+        conv_kernel=fields.whole("linear_conv_kernel_dim", default=4),
+        **(delta or {}),
+    )
+    fields.ignore("short_conv_kernel_size", "linear_lower_bound", "kda_lower_bound", "kda_safe_gate")
+    full = latent_layers(fields, other_kinds=("linear_attention",), **(latent or {}))
+    if kinds is None:
+        group = fields.whole("layer_group_size")
+        kinds = ["linear_attention" if (i + 1) % group else "full_attention" for i in range(num_layers)]
+    fields.ignore("layer_group_size")
+    return [linear if kind == "linear_attention" else full[i] for i, kind in enumerate(kinds)]
+
+
+def bailing_hybrid_attention(fields: Fields) -> list[Attention]:
+    """Reads the mixers of Ling 3: Kimi delta attention with full gates, and MLA with a gate per head."""
+    full = {"full_rank_gate": True, "full_rank_decay": True}
+    return delta_or_latent(fields, delta=full, latent={"head_gate": True})
+
+
+def glm5_next_attention(fields: Fields) -> list[Attention]:
+    """Reads GLM-5.3-Flash's mixers: Kimi delta attention, and MLA whose indexer selects pools of tokens."""
+    fields.ignore("index_kpool_always_select_tail", "qk_head_dim", "hc_sinkhorn_iters")
+    return delta_or_latent(fields, latent={"index_ratio": fields.whole("index_kpool", default=1)})
+
+
+def dots3_attention(fields: Fields) -> list[Attention]:
+    """Reads dots3's MLA, with a gate per head: within a window in most layers, by an indexer in others."""
+    num_layers, window = fields.whole("num_hidden_layers"), fields.whole("sliding_window", default=512)
+    kinds = fields.value("layer_types") or [
+        "indexed_attention" if i < 2 or i % 4 == 1 else "sliding_attention" for i in range(num_layers)
+    ]
+    layers = latent_layers(fields, other_kinds=("sliding_attention",), head_gate=True)
+    reach_tokens = window if window < fields.whole("max_position_embeddings") else None
+    no_indexer: dict[str, Any] = {
+        "sparse_top_k": None,
+        "index_n_heads": 0,
+        "index_head_dim": 0,
+        "shares_index": False,
+    }
+    return [
+        replace(layer, window=reach_tokens, **no_indexer) if kind == "sliding_attention" else layer
+        for layer, kind in zip(layers, kinds, strict=True)
+    ]
+
+
+def mistral_large4_attention(fields: Fields) -> list[Attention]:
+    """Reads Mistral Large 4's MLA, whose layers may use the latent vectors of an earlier one.
+
+    no_rope_layers: 0 for layers in which the whole width of queries and keys is without position.
+    kv_source_layers: the layer that makes the latent vectors of each layer.
+    """
+    layers = latent_layers(fields)
+    num_layers = len(layers)
+    with_rope = fields.wholes("no_rope_layers") or [1] * num_layers
+    sources = fields.wholes("kv_source_layers") or list(range(num_layers))
+    for name, given in (("no_rope_layers", with_rope), ("kv_source_layers", sources)):
+        if len(given) != num_layers:
+            raise wrong(name, given, f"must name {num_layers} layers, names {len(given)}")
+    mixers: list[Attention] = []
+    for i, layer in enumerate(layers):
+        whole = layer.qk_nope_head_dim + layer.qk_rope_head_dim
+        widths: dict[str, Any] = {} if with_rope[i] else {"qk_nope_head_dim": whole, "qk_rope_head_dim": 0}
+        mixers.append(replace(layer, shares_kv=sources[i] != i, **widths))
+    return mixers
+
+
+def laguna_attention(fields: Fields) -> list[Attention]:
+    """Reads Laguna's attention: a number of heads per layer, windows in some layers, and a gate.
+
+    gating: true or per-head for one number per head, per-element for one per element of the output.
+    """
+    every_layer, gating = reach(fields), fields.value("gating")
+    if gating not in (None, True, "per-head", "per-element"):
+        raise wrong("gating", gating, "must be true, per-head or per-element")
+    heads = fields.wholes("num_attention_heads_per_layer") or [fields.whole("num_attention_heads")] * len(
+        every_layer
+    )
+    if len(heads) != len(every_layer):
+        rule = f"must name {len(every_layer)} layers, names {len(heads)}"
+        raise wrong("num_attention_heads_per_layer", heads, rule)
+    bias = fields.flag("attention_bias", default=False)
+    traits = {"qk_norm": True, "qkv_bias": bias, "o_bias": bias}
+    traits |= {"output_gate" if gating == "per-element" else "head_gate": True}
+    fields.ignore("num_key_value_heads", "head_dim")
+    return [
+        grouped_layers(Fields({**fields.config, "num_attention_heads": own}), [window], **traits)[0]
+        for own, window in zip(heads, every_layer, strict=True)
+    ]
+
+
+def inkling_attention(fields: Fields, **traits: Any) -> list[Attention]:
+    """Reads Inkling's attention: layers with a window have heads of their own."""
+    num_layers, local = fields.whole("num_hidden_layers"), fields.wholes("local_layer_ids")
+    kinds = fields.names("layer_types", ("hybrid_sliding", "hybrid"), num_layers) or [
+        "hybrid_sliding" if (i in local if local else (i + 1) % 6) else "hybrid" for i in range(num_layers)
+    ]
+    fields.ignore("rel_extent", "d_rel", "conv_kernel_size", "sconv_kernel_size", "number_of_conv_states")
+    [full] = grouped_layers(fields, [None], qk_norm=True, **traits)
+    window = fields.whole("sliding_window", default=fields.whole_or_none("sliding_window_size"))
+    [windowed] = grouped_layers(of_windows(fields), [window], qk_norm=True, **traits)
+    return [windowed if kind == "hybrid_sliding" else full for kind in kinds]
+
+
+def inkling_weights(fields: Fields, *, second: bool = False) -> tuple[OtherWeights, ...]:
+    """Returns the weights of relative positions and short convolutions; second: of Inkling 2.
+
+    Each layer projects the hidden state to d_rel numbers per head, and has convolutions over keys, values and
+    the outputs of attention and MLP. Inkling 2 also makes sinks from the hidden state and, in layers without
+    a window, weights of the convolutions.
+    """
+    hidden, rank = fields.whole("hidden_size"), fields.whole("d_rel")
+    kernel = fields.whole("sconv_kernel_size", default=fields.whole("conv_kernel_size", default=4))
+    elements = 0
+    for layer in inkling_attention(fields):
+        assert isinstance(layer, GroupedQueryAttention)
+        per_head = rank + second
+        elements += hidden * layer.num_heads * per_head + rank * (layer.window or fields.whole("rel_extent"))
+        elements += kernel * (2 * layer.num_kv_heads * layer.head_dim + 2 * hidden)
+        if second and layer.window is None:
+            elements += 2 * hidden * layer.num_kv_heads * kernel
+    return (OtherWeights(name="relative positions and short convolutions", elements=elements),)
+
+
+def of_windows(fields: Fields) -> Fields:
+    """Returns the fields with the heads of layers with a window, which names with swa_ state."""
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+    return Fields(
+        {**fields.config, **{name: fields.value(f"swa_{name}") or fields.config.get(name) for name in names}}
+    )
+
+
+def olmo_hybrid_attention(fields: Fields) -> list[Attention]:
+    """Reads OLMo Hybrid's mixers: gated delta nets, and softmax attention with norms over all heads."""
+    num_layers = fields.whole("num_hidden_layers")
+    kinds = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers) or [
+        "linear_attention" if (i + 1) % 4 else "full_attention" for i in range(num_layers)
+    ]
+    linear, bias = delta_net(fields), fields.flag("attention_bias", default=False)
+    fields.ignore(*(f"linear_{name}" for name in ("a_log_max", "a_log_min", "allow_neg_eigval")))
+    fields.ignore(*(f"linear_{name}" for name in ("dt_init_floor", "dt_max", "dt_min")))
+    traits = {"qk_norm": True, "qk_norm_joins_heads": True, "qkv_bias": bias, "o_bias": bias}
+    [full] = grouped_layers(fields, [None], **traits)
+    return [linear if kind == "linear_attention" else full for kind in kinds]
+
+
+def lara_attention(fields: Fields) -> list[Attention]:
+    """Reads Lara's mixers: gated delta nets, and softmax attention with and without a window."""
+    return beside_softmax(fields, "linear_attention", delta_net(fields), qk_norm=True)
+
+
+def lfm3_attention(fields: Fields) -> list[Attention]:
+    """Reads LFM3's mixers: short convolutions, and attention with and without a window, with a head gate."""
+    convolution = ShortConvolution(
+        width=fields.whole("hidden_size"),
+        conv_kernel=fields.whole("conv_L_cache", default=7),
+        bias=fields.flag("conv_bias", default=False),
+    )
+    gate = fields.flag("use_attention_gate", default=True)
+    return beside_softmax(fields, "conv", convolution, qk_norm=True, head_gate=gate)
+
+
+def beside_softmax(fields: Fields, name: str, other: Attention, **traits: Any) -> list[Attention]:
+    """Reads layers of softmax attention, and another kind in those that layer_types names `name`."""
+    num_layers, window = fields.whole("num_hidden_layers"), fields.whole_or_none("sliding_window")
+    allowed = (name, "full_attention", "sliding_attention")
+    kinds = fields.names("layer_types", allowed, num_layers)
+    if kinds is None:
+        raise wrong("layer_types", None, f"must be a list of {' and '.join(allowed)}")
+    bias = fields.flag("attention_bias", default=False)
+    full, windowed = grouped_layers(fields, [None, window], qkv_bias=bias, o_bias=bias, **traits)
+    return [{name: other, "sliding_attention": windowed}.get(kind, full) for kind in kinds]
+
+
 def lightning_attention(fields: Fields) -> list[Attention]:
     """Reads MiniMax-M1's mixers: attn_type_list or layer_types say linear (0) or softmax (1)."""
     num_layers, kinds = fields.whole("num_hidden_layers"), fields.wholes("attn_type_list")
@@ -270,7 +477,7 @@ def lightning_attention(fields: Fields) -> list[Attention]:
     fields.ignore(
         *(name for name in fields.config if name.startswith(("layernorm_", "full_attn_", "linear_attn_")))
     )
-    fields.ignore("block_size", "shared_moe_mode", "postnorm")
+    fields.ignore("block_size", "shared_moe_mode", "postnorm", "mlp_alpha_factor", "mlp_beta_factor")
     return [full if kind else linear for kind in kinds[:num_layers]]
 
 
@@ -389,7 +596,7 @@ def v4_mtp(attention: Sequence[Attention], mlps: Sequence[Mlp]) -> tuple[Attenti
 
 def minimax_m3_attention(fields: Fields) -> list[Attention]:
     """Reads MiniMax-M3's attention: in most layers, an indexer selects blocks of tokens."""
-    num_layers, sparse = fields.whole("num_hidden_layers"), fields.value("sparse_attention_config")
+    num_layers, sparse = fields.whole("num_hidden_layers"), m3_sparse_config(fields)
     [full] = grouped_layers(fields, [None], qk_norm=fields.flag("use_qk_norm", default=True))
     fields.ignore("qk_norm_type", "sliding_window")
     if not isinstance(sparse, Mapping) or not sparse.get("use_sparse_attention", True):
@@ -409,9 +616,30 @@ def minimax_m3_attention(fields: Fields) -> list[Attention]:
     return [selected if flag else full for flag in flags[:num_layers]]
 
 
+def m3_sparse_config(fields: Fields) -> Any:
+    """Returns sparse_attention_config, or the fields of transformers 5 under its names."""
+    num_layers, given = fields.whole("num_hidden_layers"), fields.value("sparse_attention_config")
+    kinds = fields.names("layer_types", ("full_attention", "minimax_m3_sparse"), num_layers)
+    if given is not None or kinds is None:
+        return given
+    fields.ignore("index_local_blocks")
+    names = {
+        "sparse_topk_blocks": "index_topk_blocks",
+        "sparse_block_size": "index_block_size",
+        "sparse_num_index_heads": "index_n_heads",
+        "sparse_index_dim": "index_head_dim",
+    }
+    inner = {name: fields.value(flat) for name, flat in names.items()}
+    flags = [int(kind == "minimax_m3_sparse") for kind in kinds]
+    return {**inner, "sparse_attention_freq": flags} if any(flags) else None
+
+
 def mimo_v2_attention(fields: Fields) -> list[Attention]:
     """Reads MiMo-V2's attention: layers with a window have heads of their own; values are narrower."""
     num_layers, pattern = fields.whole("num_hidden_layers"), fields.wholes("hybrid_layer_pattern")
+    kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
+    if not pattern and kinds is not None:
+        pattern = [int(kind == "sliding_attention") for kind in kinds]
     if len(pattern) < num_layers:
         raise wrong("hybrid_layer_pattern", pattern, f"must name {num_layers} layers, names {len(pattern)}")
     fields.ignore("attention_chunk_size", "attention_value_scale", "swa_rope_theta", "attention_bias")
@@ -419,11 +647,10 @@ def mimo_v2_attention(fields: Fields) -> list[Attention]:
     sinks = fields.flag("add_swa_attention_sink_bias", default=False)
     # Values as wide as keys are not written twice.
     [full] = grouped_layers(fields, [None], v_head_dim=value_dim(fields, "v_head_dim"), sinks=full_sinks)
-    of_window = {
-        name: fields.value(f"swa_{name}") or fields.config.get(name)
-        for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-    }
-    inner = Fields({**fields.config, **of_window})
+    inner = of_windows(fields)
+    if not any(fields.value(name) for name in fields.config if name.startswith("swa_num_")):
+        kv_heads = 2 * fields.whole("num_key_value_heads")  # as in transformers 5, which does not write them
+        inner, sinks = Fields({**inner.config, "num_key_value_heads": kv_heads}), True
     reach_tokens = fields.whole("sliding_window", default=fields.whole_or_none("sliding_window_size"))
     fields.ignore("sliding_window_size")
     [windowed] = grouped_layers(inner, [reach_tokens], v_head_dim=value_dim(inner, "v_head_dim"), sinks=sinks)
@@ -436,10 +663,15 @@ def value_dim(fields: Fields, name: str) -> int | None:
     return None if given == fields.value("head_dim") else given
 
 
-def step3_attention(fields: Fields) -> list[Attention]:
-    """Reads Step-3.5's attention: layers with a window may have other numbers of heads; a gate per head."""
-    other = fields.value("attention_other_setting")
-    gate = fields.flag("use_head_wise_attn_gate", default=False)
+def step3_attention(fields: Fields, *, head_gate: bool = False) -> list[Attention]:
+    """Reads Step-3.5's attention: layers with a window may have other numbers of heads; a gate per head.
+
+    head_gate: whether there is one where use_head_wise_attn_gate does not say.
+    """
+    other, of_window = fields.value("attention_other_setting"), fields.value("num_sliding_attention_heads")
+    if other is None and of_window is not None:
+        other = {"num_attention_heads": fields.whole("num_sliding_attention_heads")}
+    gate = fields.flag("use_head_wise_attn_gate", default=head_gate)
     fields.ignore("att_impl_type", "use_rope_layers", "yarn_only_types", "max_window_layers", "use_qk_norm")
     traits = {"qk_norm": True, "head_gate": gate}
     every_layer = reach(fields)
@@ -492,6 +724,37 @@ def gemma4_mlp(fields: Fields) -> list[Mlp]:
         )
         return [experts] * num_layers
     return [DenseMlp(intermediate_size=2 * width if wide and i >= own else width) for i in range(num_layers)]
+
+
+def ernie_vl_mlp(fields: Fields) -> list[Mlp]:
+    """Reads ERNIE 4.5 VL's experts for text; those for images are in memory alone: `ernie_vl_experts`."""
+    widths, numbers = _ernie_vl_sizes(fields)
+    text = Fields({**fields.config, "moe_intermediate_size": widths[0], "num_experts": numbers[0]})
+    mlps = usual_mlp(text, router_bias=True)
+    fields.ignore(*text.names_read)
+    return mlps
+
+
+def ernie_vl_experts(fields: Fields) -> tuple[OtherWeights, ...]:
+    """Returns the experts for images and their routers, which no text passes."""
+    widths, numbers = _ernie_vl_sizes(fields)
+    hidden = fields.whole("hidden_size")
+    layers = sum(isinstance(mlp, MixtureOfExperts) for mlp in ernie_vl_mlp(fields))
+    each = numbers[1] * (3 * hidden * widths[1] + hidden)
+    return (OtherWeights(name="experts for images", elements=layers * each),) if each else ()
+
+
+def _ernie_vl_sizes(fields: Fields) -> tuple[list[int], list[int]]:
+    """Returns the widths and the numbers of experts, for text and for images."""
+    sizes = []
+    for name in ("moe_intermediate_size", "num_experts"):
+        given = fields.value(name)
+        both = fields.wholes(name) if isinstance(given, list) else [fields.whole(name)] * 2
+        if len(both) != 2:
+            raise wrong(name, given, "must be one number, or two: for text and for images")
+        sizes.append(both)
+    widths, numbers = sizes
+    return widths, numbers
 
 
 def longcat_attention(fields: Fields) -> list[Attention]:

@@ -114,9 +114,17 @@ def llama4_attention(fields: Fields) -> list[Attention]:
 
 
 def latent_attention(fields: Fields, **traits: Any) -> list[Attention]:
+    """Reads MLA in every layer; traits: of `LatentAttention`."""
+    return list[Attention](latent_layers(fields, **traits))
+
+
+def latent_layers(
+    fields: Fields, *, other_kinds: tuple[str, ...] = (), **traits: Any
+) -> list[LatentAttention]:
     """Reads MLA of DeepSeek V2, V3, V3.2, Kimi K2, GLM-5; index_topk means DeepSeek sparse attention.
 
     indexer_types: layers that are shared use the tokens that the layer before them selected (GLM-5.2).
+    other_kinds: names in layer_types of layers that the caller reads itself. traits: of `LatentAttention`.
     """
     fields.ignore("num_key_value_heads", "attention_bias", "head_dim", "qk_head_dim")
     num_layers, top_k = fields.whole("num_hidden_layers"), fields.whole_or_none("index_topk")
@@ -125,7 +133,7 @@ def latent_attention(fields: Fields, **traits: Any) -> list[Attention]:
         q_lora_rank=fields.whole_or_none("q_lora_rank"),
         kv_lora_rank=fields.whole("kv_lora_rank"),
         qk_nope_head_dim=fields.whole("qk_nope_head_dim"),
-        qk_rope_head_dim=fields.whole("qk_rope_head_dim"),
+        qk_rope_head_dim=0 if fields.value("qk_rope_head_dim") == 0 else fields.whole("qk_rope_head_dim"),
         v_head_dim=fields.whole("v_head_dim"),
         sparse_top_k=top_k,
         index_n_heads=0 if top_k is None else fields.whole("index_n_heads"),
@@ -139,8 +147,8 @@ def latent_attention(fields: Fields, **traits: Any) -> list[Attention]:
         first = fields.count("index_skip_topk_offset")
         kinds = ["full" if i < first or (i - first + 1) % every == 0 else "shared" for i in range(num_layers)]
     fields.ignore("index_skip_topk_offset", "index_share_for_mtp_iteration", "index_topk_pattern")
-    names = ("deepseek_sparse_attention", "full_attention")
-    fields.names("layer_types", names, num_layers)
+    names = ("deepseek_sparse_attention", "indexed_attention", "full_attention")
+    fields.names("layer_types", (*names, *other_kinds), num_layers)
     shared = replace(layer, shares_index=True) if top_k is not None else layer
     return [shared if kind == "shared" else layer for kind in kinds or ["full"] * num_layers]
 
@@ -152,10 +160,20 @@ def hybrid_attention(fields: Fields) -> list[Attention]:
     kinds = fields.names("layer_types", ("linear_attention", "full_attention"), num_layers) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
     ]
+    linear = delta_net(fields)
+    fields.ignore("use_sliding_window")
+    bias = fields.flag("attention_bias", default=False)
+    gate = fields.flag("attn_output_gate", default=True)
+    [full] = grouped_layers(fields, [None], qkv_bias=bias, o_bias=bias, qk_norm=True, output_gate=gate)
+    return [linear if kind == "linear_attention" else full for kind in kinds]
+
+
+def delta_net(fields: Fields) -> LinearAttention:
+    """Reads the gated delta net of linear layers."""
     dtype = fields.value("mamba_ssm_dtype")
     if dtype not in (None, "float32", "bfloat16"):
         raise wrong("mamba_ssm_dtype", dtype, "must be float32 or bfloat16")
-    linear = LinearAttention(
+    return LinearAttention(
         num_key_heads=fields.whole("linear_num_key_heads"),
         key_head_dim=fields.whole("linear_key_head_dim"),
         num_value_heads=fields.whole("linear_num_value_heads"),
@@ -163,11 +181,6 @@ def hybrid_attention(fields: Fields) -> list[Attention]:
         conv_kernel=fields.whole("linear_conv_kernel_dim", default=4),
         state_dtype="bf16" if dtype == "bfloat16" else "fp32",
     )
-    fields.ignore("use_sliding_window")
-    bias = fields.flag("attention_bias", default=False)
-    gate = fields.flag("attn_output_gate", default=True)
-    [full] = grouped_layers(fields, [None], qkv_bias=bias, o_bias=bias, qk_norm=True, output_gate=gate)
-    return [linear if kind == "linear_attention" else full for kind in kinds]
 
 
 def grouped_layers(fields: Fields, reach: Sequence[int | None], **traits: Any) -> list[Attention]:
@@ -212,7 +225,7 @@ def windows(fields: Fields, full_every: int | None = None) -> list[int | None]:
     num_layers = fields.whole("num_hidden_layers")
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
     in_force = fields.flag("use_sliding_window", default=True)
-    window, synonym = (fields.whole_or_none(name) for name in ("sliding_window", "sliding_window_size"))
+    window, synonym = (fields.count(name) or None for name in ("sliding_window", "sliding_window_size"))
     if window and synonym and window != synonym:
         raise wrong("sliding_window_size", synonym, f"must be the same as sliding_window={window}")
     window = window or synonym

@@ -38,10 +38,10 @@ LAYERS = (
 MLP = ("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim", "mlp_dim", "ffn_dim")
 GATED = {"silu", "swiglu", "swish"}
 GATED_TYPES = (
-    "gemma4_vision",
+    "gemma4",
     "pixtral",
     "qwen2_5_vl",
-    "qwen2_5_omni_vision_encoder",
+    "qwen2_5_omni",
     "glm4v",
     "glm4v_moe",
     "aimv2",
@@ -50,6 +50,8 @@ MERGER_OF_MLP = ("glm4v", "glm4v_moe")
 """model_type of towers in which intermediate_size is the width of the projector's MLP, not of the layers'."""
 CONFORMERS = ("gemma3n_audio", "gemma4_audio", "phi4mm_audio", "granite_speech_encoder", "parakeet")
 """model_type of towers of Conformer layers: two MLPs, and a convolution between them."""
+OF_VISION = ("_vision_encoder", "_vision_model", "_vision")
+"""Endings that transformers 5 adds to the model_type of a tower."""
 
 
 class Towers(NamedTuple):
@@ -92,18 +94,24 @@ def elements_of(tower: Mapping[str, Any], hidden_size: int, config: Mapping[str,
     width, layers = first(tower, WIDTH), first(tower, LAYERS)
     if width is None or layers is None:
         return None
-    kind = tower.get("model_type")
+    kind = kind_of(tower)
     ratio = tower.get("mlp_ratio")
     mlp = first(tower, MLP) or (int(width * ratio) if isinstance(ratio, int | float) else 4 * width)
     act = tower.get("hidden_act") or tower.get("hidden_activation")
-    gated = str(act) in GATED or str(kind) in GATED_TYPES or tower.get("use_swiglu_ffn") is True
+    gated = str(act) in GATED or kind in GATED_TYPES or tower.get("use_swiglu_ffn") is True
     attention = first(tower, ("qkv_hidden_size",)) or heads_width(tower, width)
-    if str(kind) in MERGER_OF_MLP:
+    if kind in MERGER_OF_MLP:
         mlp = first(tower, ("out_hidden_size",)) or hidden_size
     layer = width * (2 * attention + 2 * kv_width(tower, attention)) + (3 if gated else 2) * width * mlp
-    if str(kind) in CONFORMERS:
+    if kind in CONFORMERS:
         layer = 4 * width**2 + 4 * width * 4 * width + 4 * width**2
     return layers * layer + patches(tower, width) + projector(tower, width, hidden_size, config)
+
+
+def kind_of(tower: Mapping[str, Any]) -> str:
+    """Returns the model_type of a tower, without the ending that says that it sees."""
+    kind = str(tower.get("model_type"))
+    return next((kind.removesuffix(ending) for ending in OF_VISION if kind.endswith(ending)), kind)
 
 
 def heads_width(tower: Mapping[str, Any], width: int) -> int:
@@ -135,7 +143,7 @@ def patches(tower: Mapping[str, Any], width: int) -> int:
         table = 2 * (first(tower, ("position_embedding_size",)) or 0)
     if first(tower, ("init_pos_emb_height",)):
         table = (first(tower, ("init_pos_emb_height",)) or 0) * (first(tower, ("init_pos_emb_width",)) or 0)
-    if tower.get("model_type") in ("pixtral",) or tower.get("position_embedding_type") == "rope":
+    if kind_of(tower) in ("pixtral",) or tower.get("position_embedding_type") == "rope":
         table = 0
     return channels * frames * size**2 * width + table * width
 
@@ -153,7 +161,7 @@ def projector(tower: Mapping[str, Any], width: int, hidden_size: int, config: Ma
         merge = round(1 / config["downsample_ratio"])
     merged = merge**2 * width
     out = first(tower, ("out_hidden_size",)) or hidden_size
-    if tower.get("model_type") in MERGER_OF_MLP:
+    if kind_of(tower) in MERGER_OF_MLP:
         return merge**2 * width * out + out * out + 3 * out * (first(tower, MLP) or out)
     deep = tower.get("deepstack_visual_indexes")
     num = 1 + (len(deep) if isinstance(deep, list) else 0)

@@ -148,7 +148,7 @@ def usual_attention(
 def reach(fields: Fields, full_every: int | None = None) -> list[int | None]:
     """Returns the window of each layer by layer_types, by a pattern, or the same; None: full attention."""
     num_layers = fields.whole("num_hidden_layers")
-    window = fields.whole_or_none("sliding_window")
+    window = fields.count("sliding_window") or None
     in_force = fields.flag("use_sliding_window", default=True)
     fields.ignore("max_window_layers")
     windowed = layer_kinds(fields, num_layers)
@@ -328,6 +328,29 @@ def per_layer_embeddings(fields: Fields) -> tuple[OtherWeights, ...]:
     return (OtherWeights(name="per-layer embeddings", elements=table + projections),)
 
 
+def hyper_connections(fields: Fields, *, mixes: bool = True) -> tuple[OtherWeights, ...]:
+    """Returns the weights of hyper-connections (hc_mult streams), two of them in each layer.
+
+    mixes: whether they also make the n^2 weights with which the n streams are mixed (GLM-5.3-Flash).
+    """
+    n = fields.count("hc_mult")
+    fields.ignore("hc_sinkhorn_iters", "hc_magnitude")
+    if n < 2:
+        return ()
+    rows = n * (2 + n) if mixes else 2 * n
+    elements = 2 * fields.whole("num_hidden_layers") * rows * n * fields.whole("hidden_size")
+    return (OtherWeights(name="hyper-connections", elements=elements),)
+
+
+def gated_norms(fields: Fields) -> tuple[OtherWeights, ...]:
+    """Returns the weights of the gates of norms, of low rank: two in layers with experts, else one."""
+    hidden, rank = fields.whole("hidden_size"), fields.whole("gated_norm_rank")
+    num_layers = fields.whole("num_hidden_layers")
+    kinds = fields.names("mlp_layer_types", ("dense", "sparse"), num_layers) or []
+    elements = (2 * num_layers - kinds.count("dense")) * 2 * hidden * rank
+    return (OtherWeights(name="gates of norms", elements=elements),)
+
+
 def gemma3n_tables(fields: Fields) -> tuple[OtherWeights, ...]:
     """Returns per-layer embeddings, and the matrices of LAuReL and AltUp."""
     hidden, num_layers = fields.whole("hidden_size"), fields.whole("num_hidden_layers")
@@ -401,6 +424,61 @@ def qwen_names(config: Mapping[str, Any]) -> dict[str, Any]:
     width = named.get("intermediate_size")
     if isinstance(width, int):
         named["intermediate_size"] = width // 2
+    return named
+
+
+def muse_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Muse Spark's fields; moe_hidden_size is the width of the experts' inputs and outputs."""
+    named = with_usual_names(config)
+    width = named.pop("moe_hidden_size", None)
+    if width != named.get("hidden_size"):
+        named["moe_latent_size"] = width
+    return named
+
+
+def cohere2_moe_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Command A+'s fields: intermediate_size is the experts' width, dense layers have their own.
+
+    Without layer_types, the windows of the first dense layers follow a pattern of their own.
+    """
+    named = with_usual_names(config)
+    dense = named.pop("prefix_dense_intermediate_size", None)
+    named["moe_intermediate_size"] = named.get("intermediate_size")
+    if dense is not None:
+        named["intermediate_size"] = dense
+    fields = Fields(named)
+    if named.get("layer_types") is None:
+        first = fields.count("first_k_dense_replace")
+        of_first = fields.whole("prefix_dense_sliding_window_pattern", default=1)
+        every = fields.whole("sliding_window_pattern", default=4)
+        others = fields.whole("num_hidden_layers") - first
+        full = [(i + 1) % of_first == 0 for i in range(first)] + [(i + 1) % every == 0 for i in range(others)]
+        named["layer_types"] = ["full_attention" if flag else "sliding_attention" for flag in full]
+    return named
+
+
+def inkling_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Inkling's fields; published files count the first dense layers in dense_mlp_idx."""
+    named = with_usual_names(config)
+    first = named.pop("dense_mlp_idx", None)
+    if named.get("mlp_layer_types") is None and first is not None:
+        named["first_k_dense_replace"] = first
+    return named
+
+
+def dots3_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of dots3, which has a name of its own for the width of a shared expert."""
+    named = dict(config)
+    if "shared_experts_intermediate_size" in named:
+        named["shared_expert_intermediate_size"] = named.pop("shared_experts_intermediate_size")
+    return with_usual_names(named)
+
+
+def v4_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns DeepSeek-V4's fields; transformers 5 names two routers in mlp_layer_types, all of experts."""
+    named, kinds = dict(config), config.get("mlp_layer_types")
+    if isinstance(kinds, list) and set(map(str, kinds)) <= {"hash_moe", "moe"}:
+        del named["mlp_layer_types"]
     return named
 
 

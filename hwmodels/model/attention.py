@@ -254,25 +254,33 @@ class LatentAttention(Attention):
     """Width of the compressed keys and values."""
     qk_nope_head_dim: PositiveInt
     """Width of the part of each head's query and key without position."""
-    qk_rope_head_dim: PositiveInt
-    """Width of the part with position; all heads share its key."""
+    qk_rope_head_dim: NonNegativeInt
+    """Width of the part with position, whose key all heads share; 0: there is none (GLM-5.3-Flash)."""
     v_head_dim: PositiveInt
+    window: PositiveInt | None = None
+    """Tokens that attention reaches back, its own included (dots3); None: all."""
+    shares_kv: bool = False
+    """Reuse of an earlier layer's latent vectors: no projection to them, no cache (Mistral Large 4)."""
     output_gate: bool = False
     """Gate on the heads' outputs, a projection of the hidden state (Kimi-K3)."""
+    head_gate: bool = False
+    """Gate of one number per head on the output, from the hidden state (dots3)."""
+    query_gate: bool = False
+    """Gate on the heads' outputs, made with the queries from their low rank, twice as wide (A.X K2)."""
     sparse_top_k: int | None = None
     """Largest number of tokens that a query attends to; None: no limit."""
     index_n_heads: int = 0
     index_head_dim: int = 0
     shares_index: bool = False
     """Reuse of the tokens that an earlier layer's indexer selected (GLM-5.2): no indexer, no index keys."""
+    index_ratio: PositiveInt = 1
+    """Tokens that share a key of the indexer, which a gate pools from theirs (GLM-5.3-Flash)."""
 
     def __post_init__(self) -> None:
         check(self)
-        if self.sparse_top_k is not None and self.q_lora_rank is None:
-            raise ValueError(
-                f"sparse_top_k={self.sparse_top_k}: the indexer reads the compressed query; give q_lora_rank"
-            )
         check_indexer(self.sparse_top_k, self.index_n_heads, self.index_head_dim)
+        if self.query_gate and self.q_lora_rank is None:
+            raise ValueError("query_gate=True: is made from the compressed query; give q_lora_rank")
 
     @property
     def has_indexer(self) -> bool:
@@ -288,6 +296,11 @@ class LatentAttention(Attention):
         """Elements cached per token: 512 + 64 in DeepSeek-V2 and V3."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    @property
+    def made_width(self) -> int:
+        """Elements of the latent vector that the layer makes of a token itself."""
+        return 0 if self.shares_kv else self.latent_width
+
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
         """Returns one rank's matrices.
 
@@ -298,43 +311,56 @@ class LatentAttention(Attention):
         if self.q_lora_rank is None:
             queries = [
                 Matrix("q_proj", hidden_size, q_width),
-                Matrix("kv_a_proj", hidden_size, self.latent_width),
+                *((Matrix("kv_a_proj", hidden_size, self.made_width),) if self.made_width else ()),
             ]
         else:
             queries = [
-                Matrix("qkv_a_proj", hidden_size, self.q_lora_rank + self.latent_width),
-                Matrix("q_b_proj", self.q_lora_rank, q_width),
+                Matrix("qkv_a_proj", hidden_size, self.q_lora_rank + self.made_width),
+                Matrix("q_gate_proj", 2 * self.q_lora_rank, q_width + heads * self.v_head_dim)
+                if self.query_gate
+                else Matrix("q_b_proj", self.q_lora_rank, q_width),
             ]
         return (
             *queries,
             Matrix("kv_b_proj", self.kv_lora_rank, heads * (self.qk_nope_head_dim + self.v_head_dim)),
             *((Matrix("gate_proj", hidden_size, heads * self.v_head_dim),) if self.output_gate else ()),
+            *((Matrix("head_gate", hidden_size, heads),) if self.head_gate else ()),
             Matrix("o_proj", heads * self.v_head_dim, hidden_size),
             *self._indexer(hidden_size),
         )
 
     def _indexer(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Returns the indexer's matrices, replicated on every rank: each needs the whole choice of tokens."""
-        if not self.has_indexer or self.q_lora_rank is None:
+        """Returns the indexer's matrices, replicated on every rank: each needs the whole choice of tokens.
+
+        Its queries are made from the compressed query or, without one, from the hidden state.
+        """
+        if not self.has_indexer:
             return ()
+        pool = (Matrix("index_pool_gate", hidden_size, self.index_head_dim),) if self.index_ratio > 1 else ()
         return (
-            Matrix("index_q_proj", self.q_lora_rank, self.index_n_heads * self.index_head_dim),
+            Matrix("index_q_proj", self.q_lora_rank or hidden_size, self.index_n_heads * self.index_head_dim),
             Matrix("index_k_proj", hidden_size, self.index_head_dim),
+            *pool,
             Matrix("index_weights_proj", hidden_size, self.index_n_heads, role=Role.plain),
         )
 
     def vector_elements(self, hidden_size: int) -> int:
         """Returns the elements of the norms of compressed queries and keys, and of index keys."""
-        norms = self.kv_lora_rank + (self.q_lora_rank or 0)
+        norms = (0 if self.shares_kv else self.kv_lora_rank) + (self.q_lora_rank or 0)
         return norms + (2 * self.index_head_dim if self.has_indexer else 0)
 
     def kv_bytes_per_token(self, kv_dtype: str, tensor_parallel_size: int = 1) -> float:
         """Returns (kv_lora_rank + qk_rope_head_dim) x element bytes, the same on every rank.
 
-        With an indexer, one fp8 key and its fp32 scale are added.
+        With an indexer, one fp8 key and its fp32 scale are added, for index_ratio tokens.
         """
         latent = self.latent_width * KV_BYTES[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0.0)
-        return latent + (self.index_head_dim + 4.0 if self.has_indexer else 0.0)
+        return (0.0 if self.shares_kv else latent) + self.index_key_bytes / self.index_ratio
+
+    @property
+    def index_key_bytes(self) -> float:
+        """Bytes of a key of the indexer, in fp8 with a scale; 0 without an indexer."""
+        return self.index_head_dim + 4.0 if self.has_indexer else 0.0
 
     def with_fewer_heads(self, share: float) -> Self:
         return replace(self, num_heads=kept_heads(self.num_heads, share))

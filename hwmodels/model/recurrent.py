@@ -315,6 +315,8 @@ class KimiDeltaAttention(HeadedLayer):
     conv_kernel: PositiveInt = 4
     full_rank_gate: bool = False
     """Whether the output gate is one matrix (Kimi-K3); else it goes through head_dim numbers."""
+    full_rank_decay: bool = False
+    """Whether the decay is made by one matrix (Ling 3); else it goes through head_dim numbers."""
 
     scan_name: ClassVar[str] = "delta_rule"
 
@@ -322,7 +324,7 @@ class KimiDeltaAttention(HeadedLayer):
         return 3 * self.value_width(tensor_parallel_size)
 
     def matrices(self, hidden_size: int, tensor_parallel_size: int = 1) -> tuple[Matrix, ...]:
-        """Returns one rank's matrices: Q, K, V; write gate; decay's two, output gate's one or two; output."""
+        """Returns one rank's matrices: Q, K, V; write gate; decay's and output gate's one or two; output."""
         width, rank = self.value_width(tensor_parallel_size), self.head_dim
         heads = self.heads_per_rank(tensor_parallel_size)
         gate = (
@@ -330,11 +332,15 @@ class KimiDeltaAttention(HeadedLayer):
             if self.full_rank_gate
             else (Matrix("gate_a_proj", hidden_size, rank), Matrix("gate_b_proj", rank, width))
         )
+        decay = (
+            (Matrix("decay_proj", hidden_size, width),)
+            if self.full_rank_decay
+            else (Matrix("decay_a_proj", hidden_size, rank), Matrix("decay_b_proj", rank, width))
+        )
         return (
             Matrix("in_proj_qkv", hidden_size, 3 * width),
             Matrix("in_proj_b", hidden_size, heads, role=Role.plain),
-            Matrix("decay_a_proj", hidden_size, rank),
-            Matrix("decay_b_proj", rank, width),
+            *decay,
             *gate,
             Matrix("out_proj", width, hidden_size),
         )

@@ -55,8 +55,10 @@ class MlaHeads:
     kv_bytes_per_element: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "kv_lora_rank", "rope_head_dim", "nope_head_dim", "v_head_dim"):
+        for name in ("num_heads", "kv_lora_rank", "nope_head_dim", "v_head_dim"):
             check_whole(name, getattr(self, name))
+        if self.rope_head_dim != 0:  # there may be none
+            check_whole("rope_head_dim", self.rope_head_dim)
         check_finite("kv_bytes_per_element", self.kv_bytes_per_element, unit="bytes")
 
     @property

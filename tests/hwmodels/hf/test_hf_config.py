@@ -151,7 +151,7 @@ def test_rejects_a_size_that_is_no_whole_number(written):
             "hidden_size=66: must be a multiple of num_attention_heads=4, or give head_dim",
         ),
         ({"sliding_window": "x"}, 'sliding_window="x": must be a whole number >= 1'),
-        ({"sliding_window": 0}, "sliding_window=0: must be a whole number >= 1"),
+        ({"sliding_window": -1}, "sliding_window=-1: must be a whole number >= 1"),
         ({"use_sliding_window": "no"}, 'use_sliding_window="no": must be true or false'),
         ({"tie_word_embeddings": "false"}, 'tie_word_embeddings="false": must be true or false'),
         ({"attention_bias": 1}, "attention_bias=1: must be true or false"),
