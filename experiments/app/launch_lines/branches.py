@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,20 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
 }
-_PRODUCTS = re.compile(r"(\d+)\s*([*/%])\s*(\d+)")
-_SUMS = re.compile(r"(\d+)\s*([+-])\s*(\d+)")
-_INNER = re.compile(r"\(\s*(\d+)\s*\)")
-_OPERATORS: Mapping[str, Callable[[int, int], int]] = {
-    "*": operator.mul,
-    "/": operator.floordiv,
-    "%": operator.mod,
-    "+": operator.add,
-    "-": operator.sub,
+_ARITHMETIC = re.compile(r"[\d\s()+\-*/%<>=!?:&|]{1,200}")
+_INNER = re.compile(r"\(([^()]*)\)")
+_OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
 }
 
 
@@ -81,6 +87,11 @@ def holds(words: Sequence[str]) -> bool | None:
         words = words[1:]
     else:
         return None
+    for several, sufficient in (("||", True), ("&&", False)):
+        if several in words:
+            first = words.index(several)
+            both = [holds(["test", *part]) for part in (words[:first], words[first + 1 :])]
+            return sufficient if sufficient in both else None if None in both else not sufficient
     if words[:1] == ["!"]:
         other = holds(["test", *words[1:]])
         return None if other is None else not other
@@ -101,24 +112,39 @@ def holds(words: Sequence[str]) -> bool | None:
 
 
 def number_of(expression: str) -> str | None:
-    """Returns the value of whole numbers with + - * / % and brackets; None for anything else."""
-    for _ in range(100):
-        if expression.strip().isdecimal():
-            return expression.strip()
-        if len(expression) > 200:
-            return None
-        for pattern in (_INNER, _PRODUCTS, _SUMS):
-            if found := pattern.search(expression):
-                break
-        else:
-            return None
-        if pattern is _INNER:
-            value = int(found[1])
-        elif found[2] in "/%" and int(found[3]) == 0:
-            return None
-        else:
-            value = _OPERATORS[found[2]](int(found[1]), int(found[3]))
-        if value < 0:
-            return None
-        expression = f"{expression[: found.start()]}{value}{expression[found.end() :]}"
-    return None
+    """Returns the value of a shell's arithmetic with whole numbers; None for anything else, or below zero."""
+    if not _ARITHMETIC.fullmatch(expression):
+        return None
+    try:
+        while inner := _INNER.search(expression):
+            expression = f"{expression[: inner.start()]} {_value(inner[1])} {expression[inner.end() :]}"
+        value = _value(expression)
+    except (ValueError, SyntaxError, ArithmeticError):
+        return None
+    return str(value) if value >= 0 else None
+
+
+def _value(text: str) -> int:
+    """Returns the value of arithmetic without brackets. Raises what `ast.parse` raises, and ValueError."""
+    condition, asks, rest = text.partition("?")
+    if asks:
+        colons = [i for i, letter in enumerate(rest) if letter == ":"]
+        own = next((i for i in colons if rest[:i].count(":") == rest[:i].count("?")), len(rest))
+        return _value(rest[:own] if _value(condition) else rest[own + 1 :])
+    for several, sufficient in (("||", True), ("&&", False)):
+        if several in text:
+            found = [bool(_value(part)) for part in text.split(several)]
+            return int(sufficient in found) if sufficient else int(False not in found)
+    return _of_node(ast.parse(text.strip(), mode="eval").body)
+
+
+def _of_node(node: ast.AST) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_of_node(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_of_node(node.left), _of_node(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return int(_OPERATORS[type(node.ops[0])](_of_node(node.left), _of_node(node.comparators[0])))
+    raise ValueError("is not arithmetic with whole numbers")

@@ -7,11 +7,13 @@ from experiments.app.launch_lines.translation import (
     EXPERTS,
     Context,
     Translation,
+    allow_longer,
     set_copies,
     set_draft_model,
     set_eplb,
     set_formats,
     set_model_overrides,
+    set_state_dtype,
     set_text_only,
     text_of,
 )
@@ -40,6 +42,8 @@ def meaning(at: Context, own: Translation) -> None:
     if at.get("--language-model-only") or at.get("--language-only"):
         set_text_only(at, own)
     set_formats(at, own)
+    flag, variable = "--mamba-ssm-dtype", "SGLANG_MAMBA_SSM_DTYPE"
+    set_state_dtype(at, own, flag, at.get(flag) or at.command.environment.get(variable))
     _layout(at, own)
     _limits(at, own)
     _cache(at, own)
@@ -91,6 +95,8 @@ def ranks_of(at: Context) -> tuple[int, int]:
 def _limits(at: Context, own: Translation) -> None:
     if at.get("--context-length") is not None:
         own.put("engine.max_model_len", at.get("--context-length"))
+        if at.command.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") == "1":
+            allow_longer(at, own, at.get("--context-length"))
     chunk = at.get("--chunked-prefill-size")
     if chunk == -1:
         own.put("batching.enable_chunked_prefill", False)

@@ -46,7 +46,7 @@ _VARIABLE = re.compile(
     r"\$\{(?P<braced>\w+)(?:\[@\]|\[\*\])?(?::?[-=](?P<default>[^{}]*))?\}|\$\((?P<kubernetes>\w+)\)|\$(?P<plain>[A-Za-z_]\w*)"
 )
 _WORD = re.compile(
-    r"""\s+|\d?>&\d|[;&|]+|(?:\\.|\$\([^()]*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|'"\\`])+"""
+    r"""\s+|\d?>&\d|[;&|]+|(?:\\.|\$\(\([^\n]*?\)\)|\$\([^()]*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|'"\\`])+"""
     r"""|(?P<open>['"`\\])""",
     re.S,
 )
@@ -206,9 +206,12 @@ def _split(line: str) -> list[str]:
 def _apart(words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the commands of a line: those between ;, &&, || and |, without redirections."""
     own: list[str] = []
-    skips = False
+    skips = tests = False
     for word in words:
-        if re.fullmatch(r"[;&|]+", word):
+        tests = word == "[[" or (tests and word != "]]")
+        if tests and word in ("&&", "||"):
+            own.append(word)
+        elif re.fullmatch(r"[;&|]+", word):
             yield own
             own = []
         elif _PLACEHOLDER.fullmatch(word):
@@ -217,6 +220,9 @@ def _apart(words: Sequence[str]) -> Iterator[list[str]]:
             skips = True
         elif re.match(r"[&\d]?>|\d?<", word):
             continue
+        elif word.endswith(">") and len(word) > 1:
+            own.append(word.rstrip(">"))
+            skips = True
         elif skips:
             skips = False
         else:

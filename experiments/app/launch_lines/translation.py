@@ -22,6 +22,8 @@ from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import model_named
 from experiments.app.settings.resolve import resolved
+from hwmodels.checks import is_finite, is_whole
+from hwmodels.hf.config import INNER
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
@@ -146,14 +148,15 @@ class Context:
 
     def has_experts(self, settings: Mapping[str, str]) -> bool:
         """Returns whether the model is a mixture of experts."""
-        model: ModelSpec = build(self._model(settings), "model")
+        model: ModelSpec = build(self.model_fields(settings), "model")
         return model.has_experts
 
     def has_towers(self, settings: Mapping[str, str]) -> bool:
         """Returns whether towers of the model may be left out."""
-        return "language_model_only" in self._model(settings)
+        return "language_model_only" in self.model_fields(settings)
 
-    def _model(self, settings: Mapping[str, str]) -> Mapping[str, Any]:
+    def model_fields(self, settings: Mapping[str, str]) -> Mapping[str, Any]:
+        """Returns the settings of the group `model` that the command and its settings beside it mean."""
         own = [text for text in self.beside if Override.parse(text).root == "model"]
         chosen = [f"{key}={value}" for key, value in settings.items() if Override.parse(key).root == "model"]
         mine = {Override.parse(text).name for text in own}
@@ -186,6 +189,11 @@ def yaml_of(command: Command, name: str) -> dict[str, Any]:
         try:
             content = parse_yaml(written, name)
         except (yaml.YAMLError, ValueError) as error:
+            if unknown := re.search(r"\$\{[^}\n]*\}|\$\w+", written):
+                raise ValueError(
+                    f"{unknown[0]} has no value in the text, which is read and not executed; write the value "
+                    "in its place"
+                ) from None
             what = getattr(error, "problem", None) or str(error).partition("\n")[0]
             raise ValueError(f"is not valid YAML: {what}") from None
     else:
@@ -270,23 +278,71 @@ def set_limits(at: Context, own: Translation, limits: Mapping[str, str], ranks: 
 
 
 def set_model_overrides(at: Context, own: Translation, flag: str, given: Any) -> None:
-    """Sets the context that changes of a config.json allow; accepts changes of positions, refuses others."""
+    """Sets what changes of a config.json mean: the context, and fields that the model's preset has.
+
+    Angles of positions change no cost. Raises ConfigError for other fields.
+    """
     try:
         changes = dict(json.loads(given) if isinstance(given, str) else given)
     except (ValueError, TypeError, RecursionError):
         raise at.wrong(flag, "must be a JSON object") from None
-    longest = changes.pop("max_position_embeddings", None)
-    changed = changes.keys() - {"rope_scaling", "rope_parameters", "rope_theta"}
-    if changed:
-        raise at.wrong(
-            flag,
-            f"{', '.join(sorted(map(str, changed)))} may change the costs; write a config.json with it, and "
-            "give model=hf model.path=FOLDER beside --from",
-        )
-    if longest is not None and own.settings.get("model") == "hf":
-        raise at.wrong(flag, "max_position_embeddings: write it into the config.json of model.path")
-    if longest is not None:
-        own.put("model.config.max_position_embeddings", longest)
+    for name in INNER:
+        inner = changes.pop(name, {})
+        changes |= inner if isinstance(inner, Mapping) else {name: inner}
+    rope = [changes.pop(name, None) for name in ("rope_scaling", "rope_parameters")]
+    changes.pop("rope_theta", None)
+    scaled = next((as_mapping(part) for part in rope if part), {})
+    if "max_position_embeddings" not in changes and (length := scaled_context(scaled, at, own)):
+        changes["max_position_embeddings"] = length
+    stated = as_mapping(at.model_fields(own.settings).get("config"))
+    for name, value in changes.items():
+        if name not in stated or not isinstance(value, int | float):
+            raise at.wrong(
+                flag,
+                f"{name} may change the costs; write a config.json with it, and give model=hf "
+                "model.path=FOLDER beside --from",
+            )
+        own.put(f"model.config.{name}", value)
+
+
+def set_state_dtype(at: Context, own: Translation, flag: str, dtype: Any) -> None:
+    """Sets the dtype of states of linear layers, where the model's config has a field for it."""
+    if dtype in (None, "auto"):
+        return
+    model: ModelSpec = build(at.model_fields(own.settings), "model")
+    if not model.state_bytes_per_sequence(1):
+        own.without_effect[f"{flag} {dtype}"] = "the model has no linear layers"
+        return
+    for name in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
+        key = f"++model.config.{name}"
+        try:
+            build(at.model_fields({**own.settings, key: str(dtype)}), "model")
+        except ConfigError:
+            continue
+        own.put(key, dtype)
+        return
+    if dtype != "float32":
+        own.refused[f"{flag} {dtype}"] = "state of linear layers is counted in the checkpoint's own way"
+
+
+def scaled_context(rope: Mapping[str, Any], at: Context, own: Translation) -> int | None:
+    """Returns the context that a scaling of positions reaches, in tokens; None if it states no factor."""
+    factor: Any = rope.get("factor")
+    length: Any = rope.get("original_max_position_embeddings")
+    if not is_whole(length):
+        length = as_mapping(at.model_fields(own.settings).get("config")).get("max_position_embeddings")
+    if not is_finite(factor) or not is_whole(length):
+        return None
+    return int(length * factor) if factor > 0 and length > 0 else None
+
+
+def allow_longer(at: Context, own: Translation, length: Any) -> None:
+    """Lets the context of a preset be as long as the command asks, where its environment allows that."""
+    config = as_mapping(at.model_fields(own.settings).get("config"))
+    key, context = "model.config.max_position_embeddings", config.get("max_position_embeddings")
+    known = own.settings.get(key, context)
+    if is_whole(length) and known is not None and context is not None and length > int(known):
+        own.put(key, length)
 
 
 def set_eplb(own: Translation, config: Any) -> None:

@@ -10,6 +10,7 @@ from experiments.app.launch_lines.translation import (
     EXPERTS,
     Context,
     Translation,
+    allow_longer,
     as_mapping,
     set_copies,
     set_draft_model,
@@ -17,6 +18,7 @@ from experiments.app.launch_lines.translation import (
     set_formats,
     set_limits,
     set_model_overrides,
+    set_state_dtype,
     set_text_only,
     text_of,
 )
@@ -111,6 +113,7 @@ def meaning(at: Context, own: Translation) -> None:
     if at.get("--language-model-only"):
         set_text_only(at, own)
     set_formats(at, own)
+    set_state_dtype(at, own, "--mamba-ssm-cache-dtype", at.get("--mamba-ssm-cache-dtype"))
     _layout(at, own)
     _cache(at, own)
     _order(at, own)
@@ -156,6 +159,8 @@ def _layout(at: Context, own: Translation) -> None:
     if at.get("--max-model-len") is not None:
         length = at.get("--max-model-len")
         own.put("engine.max_model_len", None if length in ("auto", -1) else length)
+        if at.command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+            allow_longer(at, own, length)
 
 
 def _cache(at: Context, own: Translation) -> None:
@@ -247,12 +252,14 @@ def _graphs(at: Context, own: Translation) -> None:
     config = at.get("--compilation-config")
     config = {"mode": config} if isinstance(config, int) else config
     config = dict(config) if isinstance(config, Mapping) else {}
-    is_eager = _level_without_graphs(at) or at.get("--enforce-eager")
-    has_no_graphs = _mode_without_graphs(at, config)
-    if is_eager or has_no_graphs:
+    level, mode = _optimization_level(at), _graph_mode(config)
+    is_eager = level == 0 or at.get("--enforce-eager")
+    if is_eager or mode == "NONE":
         own.put("engine.cuda_graphs.enabled", False)
-    if has_no_graphs and not is_eager:  # the model is compiled even so
-        own.put("engine.compilation", "inductor")
+        if not is_eager:  # the model is compiled even so
+            own.put("engine.compilation", "inductor")
+    elif mode == "PIECEWISE" or (level == 1 and mode is None):
+        own.put("engine.cuda_graphs.mode", "piecewise")
     sizes = config.pop("cudagraph_capture_sizes", None)
     sizes = sizes or at.get("--cudagraph-capture-sizes") or at.get("--cuda-graph-sizes")
     largest = config.pop("max_cudagraph_capture_size", None)
@@ -293,24 +300,19 @@ def _lora(at: Context, own: Translation) -> None:
             own.put(f"engine.kernels.lora.{key}", at.get(flag))
 
 
-def _level_without_graphs(at: Context) -> bool:
+def _optimization_level(at: Context) -> int | None:
     level = at.get("--optimization-level")
-    if level is None:
-        return False
-    if str(level) not in ("0", "1", "2", "3"):
+    if level is not None and str(level) not in ("0", "1", "2", "3"):
         raise at.wrong("--optimization-level", "must be 0, 1, 2 or 3")
-    if str(level) == "1":
-        raise at.wrong("--optimization-level", "piecewise CUDA graphs alone are not modelled; use 0, 2 or 3")
-    return str(level) == "0"
+    return None if level is None else int(level)
 
 
-def _mode_without_graphs(at: Context, config: dict[str, Any]) -> bool:
-    """Takes the mode of CUDA graphs from the compilation config; returns whether there are none."""
+def _graph_mode(config: dict[str, Any]) -> str | None:
+    """Takes the mode of CUDA graphs from the compilation config, as vLLM names it; None: the engine's own."""
     mode, used = config.pop("cudagraph_mode", None), config.pop("use_cudagraph", True)
-    name = {0: "NONE", 1: "PIECEWISE"}.get(mode, str(mode).upper()) if mode is not None else ""
-    if name == "PIECEWISE":
-        raise at.wrong("--compilation-config", "cudagraph_mode PIECEWISE is not modelled; use NONE or FULL")
-    return name == "NONE" or used is False
+    if used is False:
+        return "NONE"
+    return None if mode is None else {0: "NONE", 1: "PIECEWISE"}.get(mode, str(mode).upper())
 
 
 def _drafts(at: Context, own: Translation) -> None:

@@ -13,6 +13,8 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 
 LLAMA = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
+QWEN = "vllm serve Qwen/Qwen3-8B"
+YARN = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
 MODEL = "--model meta-llama/Llama-3.1-8B-Instruct"
 IMAGE = "docker run --gpus all vllm/vllm-openai"
 SGLANG = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B"
@@ -59,6 +61,24 @@ def settings(command, *beside):
         (f"{LLAMA} --no-async-scheduling --enforce-eager",
          {"engine.host.overlapped": "false", "engine.cuda_graphs.enabled": "false"}),
         (f"{LLAMA} -O0", {"engine.cuda_graphs.enabled": "false"}),
+        (f"{LLAMA} -O1", {"engine.cuda_graphs.mode": "piecewise"}),
+        (f"{LLAMA} -cc.cudagraph_mode=PIECEWISE", {"engine.cuda_graphs.mode": "piecewise"}),
+        (f"{LLAMA} --kv-cache-memory-bytes 8G", {"engine.kv_cache_memory_bytes": "8589934592"}),
+        (f"{QWEN} --max-model-len 131072 --hf-overrides '{{\"rope_scaling\": {YARN}}}'",
+         {"model.config.max_position_embeddings": "131072", "engine.max_model_len": "131072"}),
+        (f"{QWEN} --hf-overrides '{{\"text_config\": {{\"rope_parameters\": {YARN}}}}}'",
+         {"model.config.max_position_embeddings": "131072"}),
+        (f"{QWEN} --hf-overrides '{{\"num_hidden_layers\": 18}}'", {"model.config.num_hidden_layers": "18"}),
+        ("vllm serve Qwen/Qwen3.5-27B --mamba-ssm-cache-dtype bfloat16",
+         {"++model.config.mamba_ssm_dtype": "bfloat16"}),
+        ("vllm serve nvidia/NVIDIA-Nemotron-Nano-9B-v2 --mamba-ssm-cache-dtype float32",
+         {"++model.config.mamba_ssm_cache_dtype": "float32"}),
+        ("SGLANG_MAMBA_SSM_DTYPE=bfloat16 sglang serve --model-path Qwen/Qwen3.5-27B",
+         {"++model.config.mamba_ssm_dtype": "bfloat16"}),
+        (f"VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 {QWEN} --max-model-len 65536",
+         {"model.config.max_position_embeddings": "65536", "engine.max_model_len": "65536"}),
+        (f"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 {SGLANG} --context-length 65536",
+         {"model.config.max_position_embeddings": "65536", "engine.max_model_len": "65536"}),
         (f"{LLAMA} --compilation-config '{{\"cudagraph_mode\": \"NONE\"}}'",
          {"engine.cuda_graphs.enabled": "false", "engine.compilation": "inductor"}),
         (f"{LLAMA} --num-gpu-blocks-override 999 --cpu-offload-gb 8",
@@ -231,7 +251,6 @@ def test_a_local_folder_is_a_checkpoint(tmp_path):
         ),
         ("vllm serve -tp 2", "names no model; add it to the command (--model MODEL)"),
         (f"{LLAMA} another", "another: is neither a flag nor the model"),
-        (f"{LLAMA} -O1", "piecewise CUDA graphs alone are not modelled"),
         (f"{LLAMA} --kv-cache-dtype nvfp4", "this format of KV is not modelled"),
         (f"{LLAMA} --quantization torchao", "the checkpoint states its format"),
         (f"{LLAMA} --quantization nosuch", "this method is not modelled; "),
@@ -244,6 +263,9 @@ def test_a_local_folder_is_a_checkpoint(tmp_path):
         (f"{SGLANG} --enable-lora --lora-backend torch_native", "--lora-backend torch_native: the kernels"),
         (f"{SGLANG} --enable-lora --lora-eviction-policy fifo", "--lora-eviction-policy fifo"),
         (f"{LLAMA} --hf-overrides '{{\"num_experts\": 4}}'", "num_experts may change the costs"),
+        (f'{LLAMA} --hf-overrides \'{{"num_hidden_layers": "x"}}\'', "num_hidden_layers may change"),
+        (f"{LLAMA} --hf-overrides '[1]'", "must be a JSON object"),
+        ("vllm serve Qwen/Qwen3.5-27B --mamba-ssm-cache-dtype int8", "state of linear layers is counted in"),
         (f"VLLM_USE_V1=0 {LLAMA}", "the v0 engine is another one"),
         (f"VLLM_PP_LAYER_PARTITION=a,20 {LLAMA} -pp 2", "VLLM_PP_LAYER_PARTITION=a,20: must be the layers"),
         (f"VLLM_PP_LAYER_PARTITION=16:16 {LLAMA} -pp 2", "VLLM_PP_LAYER_PARTITION"),

@@ -370,11 +370,32 @@ def test_a_branch_of_which_the_text_does_not_tell_leaves_its_variables_without_a
     assert command_in(chosen).tokens == ("Qwen/Qwen3-32B",)
 
 
+def test_a_test_of_two_parts_chooses_the_branch():
+    script = "if [[ $ISL -eq 1024 && $OSL -eq 1024 ]]; then\n{}\nelse\n{}\nfi"
+    servers = script.format("vllm serve Qwen/Qwen3-8B", "vllm serve Qwen/Qwen3-32B")
+    assert command_in(f"ISL=1024\nOSL=1024\n{servers}").tokens == ("Qwen/Qwen3-8B",)
+    assert command_in(f"ISL=1024\nOSL=8192\n{servers}").tokens == ("Qwen/Qwen3-32B",)
+
+
+def test_sums_with_blanks_and_an_output_without_one_before_it():
+    script = (
+        "CONC=64\nMOST=$((2 * CONC))\nvllm serve Qwen/Qwen3-8B --max-num-seqs $MOST --enforce-eager> log 2>&1"
+    )
+    assert command_in(script).tokens == ("Qwen/Qwen3-8B", "--max-num-seqs", "128", "--enforce-eager")
+
+
+def test_a_file_with_a_value_that_only_a_shell_computes_names_it(tmp_path):
+    script = "cat > a.yml << EOF\nbatch_sizes: [${LIST%, }]\nEOF\ntrtllm-serve Qwen/Qwen3-8B --config a.yml"
+    with pytest.raises(ConfigError, match=r"\$\{LIST%, \} has no value in the text, which is read and not"):
+        translated(command_in(script), [CONFIG_DIR])
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [("[ 4 -gt 2 ]", True), ("[ ! 4 -gt 2 ]", False), ("[[ a != b ]]", True), ("test -n ''", False),
      ("[ -z '' ]", True), ("[ $X = a ]", None), ("[ -f file ]", None), ("grep x file", None),
-     ("[ a -gt 2 ]", None)],
+     ("[ a -gt 2 ]", None), ("[[ 1 -eq 1 && 2 -eq 3 ]]", False), ("[[ 1 -eq 1 || $X = 1 ]]", True),
+     ("[[ 1 -eq 1 && $X = 1 ]]", None), ("[[ $X = 1 && 1 -eq 2 ]]", False)],
 )  # fmt: skip
 def test_simple_tests_of_a_shell_hold_as_in_a_shell(test, expected):
     assert holds(shlex.split(test)) is expected
@@ -389,6 +410,17 @@ def test_simple_tests_of_a_shell_hold_as_in_a_shell(test, expected):
         ("X * 2", None),
         ("1 / 0", None),
         ("a ? 1 : 2", None),
+        ("64 > 16 ? 64 : 16", "64"),
+        ("(64 * 3 / 2 > 8) ? 64 * 3 / 2 : 8", "96"),
+        ("1 ? 0 ? 3 : 4 : 5", "4"),
+        ("3 > 2 && 1 > 2", "0"),
+        ("0 || 2 == 2", "1"),
+        ("1 < 2 ? 5 : 1 / 0", "5"),
+        ("2 - 3", None),
+        ("2 ** 9", None),
+        ("(1", None),
+        ("1 +", None),
+        ("9" * 201, None),
     ],
 )
 def test_sums_of_a_shell_are_reckoned(expression, expected):
