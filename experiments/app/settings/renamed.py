@@ -242,16 +242,26 @@ EQUAL = {
     "gemma-1.1-2b": "gemma-2b",
     "gemma-1.1-7b": "gemma-7b",
     "glm-5.1": "glm-5",
+    "glyph": "glm-4.1v-9b",
+    "granite-3.2-2b": "granite-3.1-2b",
     "granite-3.2-8b": "granite-3.1-8b",
+    "granite-3.3-2b": "granite-3.1-2b",
     "granite-3.3-8b": "granite-3.1-8b",
     "hermes-3-llama-3.1-70b": "llama-3.1-70b",
     "hermes-3-llama-3.1-8b": "llama-3.1-8b",
     "hermes-4-14b": "qwen3-14b",
     "hermes-4-405b": "llama-3.1-405b",
     "hermes-4-70b": "llama-3.1-70b",
+    "hy3-preview": "hy3",
     "kimi-k2-instruct-0905": "kimi-k2-thinking",
     "kimi-k2.6": "kimi-k2.5",
     "kimi-k2.7-code": "kimi-k2.5",
+    "laguna-xs.2": "laguna-xs-2.1",
+    "lfm2-1.2b": "lfm2.5-1.2b",
+    "lfm2-350m": "lfm2.5-350m",
+    "lfm2-vl-1.6b": "lfm2.5-vl-1.6b",
+    "lfm2-vl-450m": "lfm2.5-vl-450m",
+    "lfm2.5-1.2b-jp": "lfm2.5-1.2b",
     "llama-3-3-nemotron-super-49b-v1.5": "llama-3-3-nemotron-super-49b-v1",
     "llama-3-3-nemotron-super-49b-v1-5": "llama-3-3-nemotron-super-49b-v1",
     "llama-3.1-nemotron-70b": "llama-3.1-70b",
@@ -271,6 +281,8 @@ EQUAL = {
     "openthinker-32b": "qwen2.5-32b",
     "openthinker3-7b": "qwen2.5-7b",
     "phi-3-mini-128k": "phi-3.5-mini",
+    "phi-4-mini-reasoning": "phi-4-mini",
+    "phi-4-reasoning-plus": "phi-4-reasoning",
     "pixtral-12b-2409": "pixtral-12b",
     "qwen2-0.5b": "qwen2.5-0.5b",
     "qwen2-1.5b": "qwen2.5-1.5b",
@@ -286,9 +298,12 @@ EQUAL = {
     "qwen3-coder-next": "qwen3-next-80b-a3b",
     "qwen3.6-27b": "qwen3.5-27b",
     "qwen3.6-35b-a3b": "qwen3.5-35b-a3b",
+    "qwen3.8-27b": "qwen3.5-27b",
     "s1.1-32b": "qwen2.5-32b",
     "sky-t1-32b-preview": "qwen2.5-32b",
     "skywork-or1-32b": "deepseek-r1-distill-qwen-32b",
+    "trinity-large-preview": "trinity-large",
+    "trinity-large-truebase": "trinity-large",
     "wizardlm-2-8x22b": "mixtral-8x22b-v0.1",
     "xlam-2-32b-fc-r": "qwen2.5-32b",
     "yi-1.5-34b": "yi-34b",
@@ -300,6 +315,7 @@ EQUAL = {
 CHANGED = {
     *("vision", "vl", "audio", "omni", "speech", "tts", "asr", "ocr", "mm", "multimodal", "image", "video"),
     *("embedding", "embed", "embeddings", "reranker", "rerank", "reward", "rm", "prm", "orm", "classifier"),
+    *("colbert", "assistant", "mobile"),  # Gemma 4's assistants are drafts, its mobile ones of mixed formats
     *("eagle", "eagle3", "mtp", "medusa", "hydra", "draft", "drafter", "speculator", "dflash", "accelerator"),
     *(
         "moe",
@@ -351,7 +367,7 @@ _CHECKPOINTS = Path(__file__).with_name("checkpoints.yaml")
 """Published checkpoints whose names do not state their formats."""
 _KV_IN_FP8 = {"fp8", "nvfp4"}
 """Formats of weights beside which NVIDIA's checkpoints have KV in fp8, if `_CHECKPOINTS` has no other."""
-_FP8_BY_BLOCK = {"qwen", "deepseek-ai", "minimaxai", "stepfun-ai", "zai-org"}
+_FP8_BY_BLOCK = {"qwen", "deepseek-ai", "minimaxai", "poolside", "stepfun-ai", "zai-org"}
 """Organisations whose fp8 checkpoints have a scale for every 128 x 128 weights."""
 
 _SOURCE = re.compile(r"^source: *([^\s#]+)", re.M)

@@ -75,6 +75,36 @@ def test_a_model_is_found_by_its_choice_its_name_and_its_source(file):
         ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3_32b", "fp8"),
         ("unsloth/gpt-oss-20b-BF16", "gpt_oss_20b", "bf16"),
         ("unsloth/Qwen3-8B-BF16", "qwen3_8b", None),
+        ("google/gemma-4-E2B-it", "gemma4_e2b", None),
+        ("google/gemma-4-E2B", "gemma4_e2b", None),
+        ("RedHatAI/gemma-4-E2B-it-FP8-dynamic", "gemma4_e2b", "fp8"),
+        ("google/gemma-4-12B-it", "gemma4_12b", None),
+        ("Qwen/Qwen3.5-4B-FP8", "qwen3_5_4b", "fp8_block"),
+        ("Qwen/Qwen3.5-0.8B-Base", "qwen3_5_0_8b", None),
+        ("Qwen/Qwen3.8-27B-FP8", "qwen3_5_27b", "fp8_block"),
+        ("Inferact/Qwen3.8-27B-NVFP4", "qwen3_5_27b", "nvfp4"),
+        ("LiquidAI/LFM2.5-1.2B-JP-202606", "lfm2_5_1_2b", None),
+        ("LiquidAI/LFM2-350M", "lfm2_5_350m", None),
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4", "mistral_large_3_675b", "nvfp4"),
+        ("mistralai/Mistral-Small-4-119B-2603-NVFP4", "mistral_small_4_119b", "nvfp4"),
+        ("tencent/Hy3-preview", "hy3", None),
+        ("tencent/Hy3-FP8", "hy3", "fp8"),
+        ("inclusionAI/Ring-1T-FP8", "ring_1t", "fp8"),
+        ("arcee-ai/Trinity-Large-Preview", "trinity_large", None),
+        ("nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8", "nemotron_nano_9b_v2", "fp8"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-4B-FP8", "nemotron_3_nano_4b", "fp8"),
+        ("ibm-granite/granite-3.2-2b-instruct", "granite_3_1_2b", None),
+        ("OpenGVLab/InternVL3_5-8B-HF", "internvl3_5_8b", None),
+        ("internlm/Intern-S1-FP8", "intern_s1", "fp8"),
+        ("zai-org/GLM-4.6V-FP8", "glm_4_6v", "fp8_block"),
+        ("zai-org/Glyph", "glm_4_1v_9b", None),
+        ("microsoft/Phi-4-reasoning-plus", "phi_4_reasoning", None),
+        ("JetBrains/Mellum2-12B-A2.5B-Thinking", "mellum2_12b_a2_5b", None),
+        ("XiaomiMiMo/MiMo-V2.5-Pro", "mimo_v2_5_pro", None),
+        ("poolside/Laguna-S-2.1-INT4", "laguna_s_2_1", "int4_wo"),
+        ("poolside/Laguna-M.1", "laguna_m_1", None),
+        ("poolside/Laguna-XS.2", "laguna_xs_2_1", None),
+        ("poolside/Laguna-XS-2.1-FP8", "laguna_xs_2_1", "fp8_block"),
     ],
 )
 def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice, weights):
@@ -95,6 +125,11 @@ def test_training_dates_and_formats_are_no_part_of_the_architecture(name, choice
         "gradientai/Llama-3-8B-Instruct-Gradient-1048k",
         "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
         "RedHatAI/Qwen3-8B-speculator.eagle3",
+        "google/gemma-4-31B-it-assistant",
+        "google/gemma-4-E4B-it-qat-mobile-ct",
+        "LiquidAI/LFM2.5-ColBERT-350M",
+        "LiquidAI/LFM2.5-Audio-1.5B",
+        "microsoft/Phi-4-multimodal-instruct",
         "acme/Model-8B",
         "acme/Llama-3.1-8B-and-Qwen3-8B",
         "meta-llama/Llama-3.5-8B",
@@ -222,6 +257,12 @@ def test_sizes_of_published_checkpoints():
     model = model_of("model=nvidia/DeepSeek-R1-0528-NVFP4-v2")
     assert model.weight_bytes_per_rank() / 1e9 == pytest.approx(413.3 - 23.6, rel=0.01)
     assert model.kv_bytes_per_token() == 61 * (512 + 64)
+    model = model_of("model=mistralai/Mistral-Large-3-675B-Instruct-2512-NVFP4")
+    assert model.weight_bytes_per_rank() / 1e9 == pytest.approx(403.1, rel=0.01)
+    model = model_of("model=mistralai/Ministral-3-14B-Reasoning-2512")
+    assert model.weight_bytes_per_rank() / 1e9 == pytest.approx(27.9, rel=0.01)
+    model = model_of("model=RedHatAI/Hy3-NVFP4-FP8")
+    assert model.weight_bytes_per_rank() / 1e9 == pytest.approx(178.3 - 7.6, rel=0.01)
 
 
 def test_every_checkpoint_of_the_table_has_a_preset():
