@@ -97,7 +97,7 @@ HARDWARE = {
 }
 """Names of a device of which there is one kind, by people or nvidia-smi -> the choice of `hardware`."""
 
-BY_MAKER = {"b200": "b200_sxm", "h200": "h200_sxm", "h800": "h800_sxm"}
+BY_MAKER = {"b200": "b200_sxm", "b300": "b300_sxm", "h200": "h200_sxm", "h800": "h800_sxm"}
 """What nvidia-smi calls the first kind of several, after the maker's name -> the choice of `hardware`."""
 _MAKER = re.compile(r"(?:(?:NVIDIA|Tesla|GeForce|AMD|Instinct|Intel)[ _-]+)+", re.IGNORECASE)
 

@@ -30,6 +30,8 @@ SIMULATED_ONLY = {
     "character_ai_like_8b": "does not support transformed models",
     "kimi_k2_5": "supported: type float with num_bits 8",
     "kimi_k2_thinking": "supported: type float with num_bits 8",
+    "intern_s1": "intermediate_size: missing",
+    "internvl3_5_241b_a28b": "intermediate_size: missing",
     "qwen3_vl_2b": "head_dim: missing",
     "qwen3_vl_8b": "head_dim: missing",
     "qwen3_vl_235b_a22b": "intermediate_size: missing",

@@ -372,10 +372,6 @@ def test_2_4_sparsity_stores_half_of_the_weights_and_their_places():
         (lambda: grouped(num_heads=True), "num_heads=true: must be a whole number >= 1"),
         (lambda: latent(q_lora_rank=0), "q_lora_rank=0: must be >= 1, or null"),
         (lambda: latent(sparse_top_k=4), "index_n_heads=0: must be .* where sparse_top_k is given"),
-        (
-            lambda: latent(sparse_top_k=4, q_lora_rank=None),
-            "sparse_top_k=4: the indexer reads the compressed",
-        ),
         (lambda: linear(num_value_heads=3), "num_key_heads=2: must divide num_value_heads=3"),
         (lambda: linear(state_dtype="int8"), "state_dtype=int8: must be one of fp32, bf16, fp16"),
         (lambda: experts(top_k=9), "top_k=9: must be 1 to num_experts=8"),
