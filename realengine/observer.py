@@ -1,7 +1,8 @@
-"""Observer of an engine: its events in order, with times on the engine's clock."""
+"""Observers of an engine: its events in order, with times on the engine's clock."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
 import numpy as np
@@ -41,3 +42,42 @@ class Observer(Protocol):
 
     def emitted(self, answer: Answer, num_tokens: int, now_s: float) -> None:
         """Handles num_tokens new tokens of a request, which the client can see now."""
+
+
+class Observers:
+    """Several observers in the place of one: passes every event on, in their order."""
+
+    def __init__(self, observers: SequenceOf[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def entered(self, seq: Sequence, now_s: float) -> None:
+        for each in self._observers:
+            each.entered(seq, now_s)
+
+    def planned(self, plan: StepPlan, num_iterations: int, now_s: float) -> None:
+        for each in self._observers:
+            each.planned(plan, num_iterations, now_s)
+
+    def waited(self, now_s: float) -> None:
+        for each in self._observers:
+            each.waited(now_s)
+
+    def committed(self, outcome: StepOutcome, progress: Progress, now_s: float) -> None:
+        for each in self._observers:
+            each.committed(outcome, progress, now_s)
+
+    def verified(self, plan: StepPlan, accepted: NDArray[np.int64]) -> None:
+        for each in self._observers:
+            each.verified(plan, accepted)
+
+    def left(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
+        for each in self._observers:
+            each.left(seq, reason, now_s)
+
+    def read(self, now_s: float) -> None:
+        for each in self._observers:
+            each.read(now_s)
+
+    def emitted(self, answer: Answer, num_tokens: int, now_s: float) -> None:
+        for each in self._observers:
+            each.emitted(answer, num_tokens, now_s)

@@ -21,9 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.report import evidence, wording
-from sim.report.bill import bill_line, training_line
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet_lines import fleet_lines
+from sim.report.pressure_lines import pressure_lines
+from sim.report.wording import bill_line, training_line
 from sim.workload.base import Source
 
 WIDE_COLUMNS = 96
@@ -61,7 +62,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if pools := wording.pool_table(summary):
         print_tables([pools], console)
     print_tables([rows for rows in (wording.own_table(summary), *dialect_tables(summary)) if rows], console)
-    for line in (*wording.pressure_lines(summary), *fleet_lines(summary)):
+    for line in (*pressure_lines(summary), *fleet_lines(summary)):
         console.print(Text(line))
     for line in evidence.interval_lines(summary):
         console.print(Text(line, style="dim"))

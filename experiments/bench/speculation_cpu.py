@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.bench.engine import peer_model
-from experiments.study.edit_tasks import TASKS
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import DTYPES
@@ -32,6 +31,34 @@ from realengine.speculation.drafters.self_speculative import kept_layers
 WRONG_STEPS = 24
 
 System = Callable[[list[int], SamplingParams], list[int]]
+
+CODE = """class Basket:
+    def __init__(self, owner):
+        self.owner = owner
+        self.items = []
+
+    def add(self, name, price):
+        self.items.append((name, price))
+
+    def total(self):
+        return sum(price for name, price in self.items)
+"""
+TEXT = (
+    "The harbour was quiet when the first ferry came in. Two men tied the ropes, and a woman with a red "
+    "suitcase walked to the station. She had receive a letter the day before and wanted to answer it."
+)
+LIST = "apples, pears, plums, cherries, apricots, quinces, figs, grapes, lemons, walnuts"
+TASKS = (
+    f"Rewrite this class, renaming it to Cart:\n{CODE}",
+    f"Rewrite this class, renaming items to goods:\n{CODE}",
+    f"Add a docstring to each method of this class:\n{CODE}",
+    f"Correct the grammar of this text:\n{TEXT}",
+    f"Rewrite this text in the present tense:\n{TEXT}",
+    f"Summarise this text with its own words:\n{TEXT}",
+    f"Repeat this list, one item per line with a number before it:\n{LIST}",
+    f"Sort this list by the alphabet:\n{LIST}",
+)
+"""Requests to edit a text or to sum it up, whose answers copy much of it."""
 
 
 class Run(NamedTuple):

@@ -9,16 +9,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from experiments.app.settings.override import Override
 from experiments.app.terminal import plain_table
 from experiments.capacity.advice import advice_lines
 from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
+from experiments.capacity.candidates import Candidate
 from experiments.capacity.exclusions import effort, excluded, exclusion_lines
 from experiments.capacity.exclusions import to_json as exclusions_json
 from experiments.capacity.first_limit import PRECISION
 from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.precision import precision_sentence
-from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
 from experiments.capacity.start_doubt import start_doubt
@@ -40,6 +41,7 @@ from sim.report.numbers import (
 )
 from sim.report.wording import LATENCIES
 
+PRICE, SOURCE = "hardware.price_usd_per_hour", "hardware.price_source"
 AT_ONCE = 5
 """Candidates side by side in a table on the terminal."""
 
@@ -217,6 +219,22 @@ def _day(found: Answer) -> str:
         f"Scaling the replicas with the traffic over the day ({min(day.replicas)} to {max(day.replicas)}) "
         f"would save about {100 * day.saved_share:.0f} % of the cost; to simulate it, add: "
         f"{day.overrides}"
+    )
+
+
+def price_sentence(candidates: Sequence[Candidate], base: Sequence[str]) -> str:
+    """Returns a sentence on the price of each GPU of the candidates; base: overrides of the command line."""
+    prices = []
+    for candidate in candidates:
+        device = candidate.scenario.hardware
+        names = {Override.parse(text).name for text in (*base, *candidate.overrides)}
+        source = f"set by {PRICE}" if PRICE in names and SOURCE not in names else device.price_source
+        prices.append(f"{device.name} ${device.price_usd_per_hour:,.2f} ({source})")
+    return (
+        f"Prices of a GPU for an hour: {'; '.join(dict.fromkeys(prices))}. They are the "
+        "price_usd_per_hour of configs/hardware and age fast; to use your own, give a GPU its price in "
+        "capacity.hardware: "
+        f"'mine: hardware=h100_sxm {PRICE}=1.9'."
     )
 
 

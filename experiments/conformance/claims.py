@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -32,10 +32,10 @@ from experiments.conformance.days import draw_days
 from experiments.conformance.draft_draws import draw_speculating_worlds
 from experiments.conformance.draft_promises import answers_are_complete, draft_lengths_within_limits
 from experiments.conformance.draws import draw_worlds_with
-from experiments.conformance.families import family_of
 from experiments.conformance.promises import (
     Promise,
     budget_respected,
+    choices_need_no_replica,
     chooses_a_replica,
     copies_share_nothing,
     every_request_ends,
@@ -51,11 +51,12 @@ from experiments.conformance.promises import (
     target_within_bounds,
     unasked_decodes_equal_fill,
 )
-from experiments.conformance.static_routing import choices_need_no_replica
 from experiments.conformance.words import in_words
+from policies.adapters import AdapterServing
 from policies.batching import DecodesUnasked, supports_mixed_role
+from policies.caching.pool import Caching
 from policies.routing.static import reads_replicas
-from policies.scheduling import StarvationTraits
+from policies.scheduling import Scheduling, StarvationTraits
 from policies.user_code.failure import PolicyError, failure, with_quote
 from policies.user_code.traits import traits_of
 from sim.settings.build import build, policies_of
@@ -87,6 +88,42 @@ PROMISES: Mapping[str, tuple[Promise, ...]] = {
 
 MAX_SHRINKING_S = 20.0
 """Time for which a smaller world is searched once a promise was found broken, in seconds."""
+
+
+class Family(NamedTuple):
+    """Config group of policies, with the methods and the base class that its members must have."""
+
+    name: str
+    methods: tuple[str, ...]
+    base: type | None = None
+
+
+FAMILIES = (
+    Family("batching", ("fill",)),
+    Family("scheduling", ("rank",), Scheduling),
+    Family("caching", ("pool",), Caching),
+    Family("routing", ("choose",)),
+    Family("admission", ("refusal",)),
+    Family("scaling", ("target",)),
+    Family("prediction", ("predict", "observe")),
+    Family("adapters", ("residents",), AdapterServing),
+    Family("draft_length", ("num_draft_tokens",)),
+)
+
+
+def family_of(policy: Any) -> str:
+    """Returns the family of a policy, by its methods. Raises ValueError if no family or several match."""
+    found = [family for family in FAMILIES if all(callable(getattr(policy, m, None)) for m in family.methods)]
+    name = type(policy).__name__
+    if len(found) != 1:
+        wanted = "; ".join(f"{family.name}: {', '.join(family.methods)}" for family in FAMILIES)
+        has = f"those of {' and '.join(family.name for family in found)}" if found else "those of none"
+        raise ValueError(f"{name}: must have the methods of one family, but has {has} ({wanted})")
+    (family,) = found
+    if family.base is not None and not isinstance(policy, family.base):
+        base = f"{family.base.__module__}.{family.base.__name__}"
+        raise ValueError(f"{name}: a policy of the family {family.name} must inherit from {base}")
+    return family.name
 
 
 class _Enough(BaseException):

@@ -18,6 +18,7 @@ from policies.core.request import Request
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.routing import ReplicaView
+from policies.routing.static import index_views
 from policies.user_code.traits import traits_of
 from sim.records.table import to_pandas
 
@@ -158,6 +159,27 @@ class Routed:
 def chooses_a_replica(world: World) -> None:
     """Requires that choose() returns the index of a replica for every request."""
     replace(world, routing=Routed(world.routing)).simulate()
+
+
+class Blind(Routed):
+    """Routing policy that gets views of replicas with their index only."""
+
+    def __init__(self, routing: Any) -> None:
+        super().__init__(routing)
+        self._seen: Sequence[ReplicaView] = ()
+        self._views: list[ReplicaView] = []
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the policy's choice."""
+        if replicas is not self._seen:
+            self._seen, self._views = replicas, index_views([view.index for view in replicas], self._routing)
+        return super().choose(request, self._views, now)
+
+
+def choices_need_no_replica(world: World) -> None:
+    """Requires that a policy with reads_replicas = False reads only the index of replicas."""
+    blind = replace(world, routing=Blind(world.routing))
+    assert_same_records(world.simulate().records, blind.simulate().records)
 
 
 def target_within_bounds(day: Day) -> None:

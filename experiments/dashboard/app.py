@@ -9,12 +9,11 @@ import dash
 from dash import Input, Output, State, ctx, no_update
 from dash.exceptions import PreventUpdate
 
-from experiments.dashboard.controls import Board
+from experiments.dashboard.controls import Board, stepped
 from experiments.dashboard.figures import curve_figure, limit_sentence, roofline_figure
 from experiments.dashboard.guard import guard
 from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, tables, values
 from experiments.dashboard.simulation_service import SimulationService, Superseded
-from experiments.dashboard.stepping import stepped
 from policies.user_code.failure import with_quote
 from sim.settings.errors import ConfigError
 

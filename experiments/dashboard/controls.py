@@ -1,9 +1,9 @@
-"""Controls of the page: settings of `simulate`, parsed from the page and its address."""
+"""Controls of the page: settings of `simulate`, parsed from the page and its address, and their steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
@@ -17,6 +17,7 @@ from experiments.study.figures import leaves
 from experiments.study.request_limit import limiting_override
 from sim.settings.convert import shown
 from sim.settings.errors import ConfigError, suggest
+from sim.settings.scenario import build_scenario
 
 State = Mapping[str, Any]
 """Key of a control -> value."""
@@ -42,6 +43,7 @@ MOST = {
     "seed": 2**32 - 1,
 }
 """Largest values of controls, so that a simulation takes seconds and fits in memory."""
+TENSOR_PARALLEL = "tensor_parallel_size"
 GROUPS = {"model": "model", "hardware": "GPU", "engine": "engine"}
 
 
@@ -302,3 +304,42 @@ def _checked(control: Control) -> Control:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return control
+
+
+def stepped(board: Board, state: State, key: str, *, up: bool) -> Any:
+    """Returns the next value of a control of numbers in one direction, or its value if it is the last one.
+
+    Tensor parallel sizes that the model cannot be divided into, or that one node cannot hold, are left out.
+    """
+    control = next(control for control in board.controls if control.key == key)
+    value = state[key]
+    if value is None:
+        return control.default if control.default is not None else control.step
+    if key == TENSOR_PARALLEL:
+        most = control.maximum or math.inf
+        sizes = range(value + 1, int(most) + 1) if up else range(value - 1, 0, -1)
+        return next(_allowed(board, state, sizes), value)
+    return _limited(control, value + (control.step or 1.0) * (1 if up else -1))
+
+
+def _limited(control: Control, value: float) -> float:
+    """Returns the value within the limits of the control, without rounding errors of steps such as 0.01."""
+    most = math.inf if control.maximum is None else control.maximum
+    limited = round(min(max(value, control.minimum), most), 6)
+    return int(limited) if limited == int(limited) else limited
+
+
+def _allowed(board: Board, state: State, sizes: Iterable[int]) -> Iterator[int]:
+    """Yields the sizes that model and device allow; all sizes if the other settings are wrong."""
+    try:
+        scenario = build_scenario(resolved(board.config({**state, TENSOR_PARALLEL: 1})))
+    except ConfigError:
+        yield from sizes
+        return
+    for size in sizes:
+        try:
+            scenario.hardware.check_reaches(size)
+            scenario.model.check_tensor_parallel_size(size)
+        except ValueError:
+            continue
+        yield size

@@ -15,6 +15,7 @@ from experiments.dashboard.simulation_service import Answer
 from sim.report import numbers, wording
 from sim.report.chart import narrow_js
 from sim.report.fleet_lines import fleet_lines
+from sim.report.pressure_lines import pressure_lines
 
 POLL_MS = 400
 """Interval at which the page asks for new points of the curve, in ms."""
@@ -154,7 +155,7 @@ def tables(answer: Answer) -> list[Any]:
     blocks["Cost"] = {"per hour": numbers.dollars(figures["cost"]["usd_per_hour"]), **blocks["Cost"]}
     if energy := wording.energy(figures):
         blocks["Energy"] = energy
-    lines = [*wording.pressure_lines(figures), *fleet_lines(figures)]
+    lines = [*pressure_lines(figures), *fleet_lines(figures)]
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(figures)]
     return [
         html.Div(html.Div(_table(latencies), className="scroll")),

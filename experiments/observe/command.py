@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from experiments.app.job import UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
@@ -20,7 +23,6 @@ from experiments.app.settings.compose import Composition
 from experiments.app.terminal import plain_table, print_verdict, terminal_console
 from experiments.observe.figures import client_notes, observed_figures, workload_notes
 from experiments.observe.outputs import write_observation
-from experiments.observe.progress import requests_sent
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
 from sim.engine.interpreter import ctrl_c_noted
@@ -28,9 +30,12 @@ from sim.records.run import RunRecords
 from sim.report import numbers, wording
 from sim.report.files import config_digest
 from sim.settings.errors import ConfigError
+from sim.workload.base import Source
 
 if TYPE_CHECKING:
     from experiments.observe.session import Observed
+
+REFRESHES_PER_S = 2  # drawing takes CPU time from the client
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,3 +130,34 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         f"delay of sending: {', '.join(late)}",
         highlight=False,
     )
+
+
+@contextmanager
+def requests_sent(
+    console: Console, *, enabled: bool
+) -> Iterator[Callable[[Source], Callable[[float, int, int], None] | None]]:
+    """Yields a function that makes a bar for a source; it returns a callback (seconds, sent, ended requests).
+
+    It draws on a terminal only.
+    """
+    if not (enabled and console.is_terminal):
+        yield lambda source: None
+        return
+    columns = (
+        TextColumn("observing"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[sent]:,} sent, {task.fields[ended]:,} ended"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, refresh_per_second=REFRESHES_PER_S) as progress:
+
+        def begin(source: Source) -> Callable[[float, int, int], None]:
+            task = progress.add_task("", total=source.num_requests, sent=0, ended=0)
+
+            def report(now: float, num_sent: int, num_ended: int) -> None:
+                progress.update(task, completed=num_ended, sent=num_sent, ended=num_ended)
+
+            return report
+
+        yield begin

@@ -1,12 +1,14 @@
-"""Assembles the application of a server over a simulated fleet: its routes and its attached features."""
+"""Assembles a server over a simulated fleet: the fleet, and the application with its routes and features."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from experiments.serve.backend import Backend
+from experiments.serve.approximate_tokenizer import ApproximateTokenizer
+from experiments.serve.backend import Backend, Tokenizer
 from experiments.serve.batches.routes import add_batch_routes
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
@@ -15,17 +17,59 @@ from experiments.serve.http.control import add_control_routes
 from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.served_names import with_names
 from experiments.serve.settings import ServeSettings
+from experiments.serve.simulated.answers import Answers
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.fleet_metrics import FleetMetrics
+from experiments.serve.simulated.lengths import OutputLengths
 from experiments.serve.simulated.remote_kv import RemoteKvLayer
 from experiments.serve.simulated.single_replica import PinnedRequests, SingleReplica
 from experiments.serve.simulated.sleep import SleepyFleet
 from experiments.serve.simulated.waiting_limit import WaitingLimit
 from experiments.serve.stop import Stop, refusal_while_draining
 from experiments.serve.without_remote_kv import WithoutRemoteKv
+from sim.settings.errors import ConfigError
+from sim.setup.scenario import Scenario
 
 BACKEND: web.AppKey[Backend] = web.AppKey("backend")
 METRICS = web.AppKey("metrics", FleetMetrics)
+
+
+def build_fleet(scenario: Scenario, settings: ServeSettings, time_scale: float) -> SimulatedFleet:
+    """Returns the fleet; its clock does not run yet. Raises ConfigError."""
+    try:
+        tokenizer = _tokenizer(settings.tokenizer)
+        longest = min(pool.max_model_len for pool in scenario.pools_by_name.values())
+        fleet = SimulatedFleet(
+            scenario,
+            tokenizer=tokenizer,
+            answers=Answers(
+                settings.text, tokenizer, scenario.seed, settings.dataset, settings.tool_call_share
+            ),
+            lengths=OutputLengths(settings.output_length, scenario.workload, scenario.seed, longest),
+            time_scale=time_scale,
+            max_record_bytes=settings.max_record_mib * (1 << 20),
+            tokens_per_image=settings.image_tokens,
+        )
+        if settings.cold_start:
+            fleet.simulation.start_cold()
+        return fleet
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _tokenizer(path: Path | None) -> Tokenizer:
+    if path is None:
+        return ApproximateTokenizer()
+    try:
+        from experiments.serve.model_tokenizer import ModelTokenizer  # noqa: PLC0415  (torch, by way of GGUF)
+    except ImportError as error:
+        raise ConfigError(
+            f"serve.tokenizer={path}: needs {error.name}: pip install 'windtunnel[engine]'"
+        ) from error
+    try:
+        return ModelTokenizer.from_path(path)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"serve.tokenizer={path}: cannot be read: {error}") from error
 
 
 def make_application(

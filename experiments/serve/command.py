@@ -19,7 +19,7 @@ from experiments.app.run_folder import SERVER_KEYS
 from experiments.app.settings.compose import Composition
 from experiments.app.settings.override import Override
 from experiments.app.terminal import terminal_console
-from experiments.serve.engine.arguments import with_checkpoint
+from experiments.serve.arguments import with_checkpoint, without_flags
 from experiments.serve.engine.settings import RealEngine
 from experiments.serve.kv_events.settings import PACKAGES as KV_EVENTS_PACKAGES
 from experiments.serve.kv_events.settings import KvEventsSettings
@@ -33,7 +33,6 @@ from experiments.serve.settings import (
     full_note,
     hosts_of,
 )
-from experiments.serve.vllm_flags import without_flags
 from sim.metrics.slo import check_no_workload_terms
 from sim.records.run import RunRecords
 from sim.settings.build import build_as, policy_errors
@@ -99,7 +98,7 @@ class ServeJob:
 
     def fleet(self) -> SimulatedFleet:
         """Returns the fleet; its clock does not run yet. Raises ConfigError."""
-        from experiments.serve.simulated.build import build_fleet  # noqa: PLC0415 (it needs aiohttp)
+        from experiments.serve.application import build_fleet  # noqa: PLC0415 (it needs aiohttp)
 
         return build_fleet(self.scenario, self.settings, self.address.time_scale)
 

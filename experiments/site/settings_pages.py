@@ -14,7 +14,6 @@ from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, Choice, find_groups, key_comments
 from experiments.site.docstrings import definition, docstring, fields_of
-from experiments.site.group_contents import CONTENTS
 from fieldlimits import limits_of
 from sim.report.config_text import yaml_text
 from sim.settings.build import locate
@@ -32,6 +31,50 @@ UNITS = {
     "_percent": "%", "_kwh": "kWh",
 }  # fmt: skip
 """Ends of names -> units; the longest end counts."""
+CONTENTS = {
+    "batching": "policies of an engine: which sequences take part in an iteration, and with how many tokens",
+    "scheduling": "policies of an engine: the order of waiting requests, and which ones are preempted",
+    "caching": "policies of an engine: how KV memory is allocated, shared between prompts, and evicted",
+    "adapters": "policies of an engine: which LoRA adapters are in GPU memory",
+    "prediction": "policies of an engine: predictions of output lengths, for scheduling and routing",
+    "routing": "policies of a cluster: the replica of each request",
+    "migration": "policies of a cluster: which running requests move to another replica",
+    "admission": "policies of a cluster: which requests are refused on arrival",
+    "scaling": "policies of a cluster: the number of replicas over time",
+    "roles": "policies of a cluster: which replicas prefill and which decode",
+    "pools": "replicas of different kinds in one fleet, such as prefill and decode, or two GPUs",
+    "network": "links between replicas and nodes",
+    "failures": "crashes, slow replicas, lost links and bad releases",
+    "recovery": "what becomes of the requests of a replica that has failed",
+    "cold_start": "the start time of a replica",
+    "layout": "how a replica's model is parallelised: as set, or chosen by a search",
+    "placing": "algorithms that place models on GPUs (`windtunnel place`)",
+    "model": "shapes of models, by the fields of their `config.json`",
+    "model/transform": "changes of a model: pruned, distilled, sparse",
+    "hardware": "data sheets of GPUs and other devices, and their prices",
+    "engine": "profiles of serving engines: their host times, kernels and default limits",
+    "latency": "sources of iteration times: roofline, tables, recorded times",
+    "latency/jitter": "random scatter of iteration times",
+    "calibration": "parameters of the roofline, fitted to operators measured on a GPU",
+    "workload": "traffic: generated, or read from a trace",
+    "client": "load generator of a measurement, whose own time is part of TTFT",
+    "workload/arrivals": "arrival processes of generated traffic",
+    "workload/lengths": "distributions of prompt and output lengths of generated traffic",
+    "retries": "what clients do when a request is refused or takes too long",
+    "speculation": "speculative decoding: what proposes draft tokens",
+    "speculation/tree": "speculative decoding: shapes of draft trees",
+    "speculation/draft": "speculative decoding: shapes of published draft heads and models",
+    "draft_length": "speculative decoding: how many tokens are drafted",
+    "acceptance": "speculative decoding: how many draft tokens are accepted",
+    "slo": "service level objectives: limits on latencies, and the share of requests that must meet them",
+    "tariff": "prices of an API, per token",
+    "experiment": "comparisons for `windtunnel compare`",
+    "whatif": "lists of changes for `windtunnel whatif`",
+    "suite": "cases of a validation of the real engine",
+    "thresholds": "largest errors at which a validation passes",
+    "launcher": "what runs the simulations of a sweep: local processes, Ray or Slurm",
+}
+"""Group -> its content. The reference needs a line for every group."""
 _LONGEST_VALUE = 200
 _FIRST_LARGE = 1e6
 

@@ -6,8 +6,10 @@ import importlib
 import time
 import traceback
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
@@ -16,12 +18,12 @@ from experiments.app.terminal import terminal_console
 from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Outcome
 from experiments.study.progress import Report, lasting_progress
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
-from experiments.sweep.messages import print_done, print_remaining, print_resumed
 from experiments.sweep.plan import Point
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import SweepOptions
 from policies.user_code.failure import trace_of
 from sim.engine.interpreter import Interrupt, ctrl_c_noted
+from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 
 
@@ -136,3 +138,45 @@ def _draw(folder: SweepFolder, sweep_options: SweepOptions, console: Console) ->
     redrawn.print_found(found, console)
     if sweep_options.sweep.report:
         redrawn.write(found, folder, sweep_options.report)
+
+
+def print_resumed(folder: SweepFolder, already: int, missing: int, console: Console) -> None:
+    """Prints how many runs are done and how many are missing when a sweep is resumed."""
+    console.print(Text(f"{plural(already, 'run')} done; {missing:,} missing or failed."))
+    if len(folder.about["code"]) > 1:
+        console.print(
+            Text(
+                "  The code or a config has changed since then; see the column code of runs.parquet.",
+                style="yellow",
+            )
+        )
+
+
+def print_done(folder: SweepFolder, num_new: int, seconds: float, console: Console) -> None:
+    """Prints the number of runs by status, the runs per second, and up to five error messages."""
+    total, rate = folder.plan.num_points, num_new / seconds if seconds > 0 else 0.0
+    parts = [f"{folder.num_of(DONE):,} of {plural(total, 'run')} done"]
+    parts += [f"{count:,} {status}" for status in (FAILED, REFUSED) if (count := folder.num_of(status))]
+    new = f"; {num_new:,} simulated in {seconds:.1f} s ({rate:.1f} runs/s)" if num_new else ""
+    console.print(Text(f"{', '.join(parts)}{new}", style="bold"))
+    messages: dict[str, list[dict[str, Any]]] = {}
+    for row in folder.rows.values():
+        if row["status"] != DONE:
+            messages.setdefault(f"{row['status']}: {row['error']}", []).append(row)
+    for message, rows in list(messages.items())[:5]:
+        where = ", ".join(str(row["run"]) for row in rows[:5]) + (", ..." if len(rows) > 5 else "")
+        console.print(Text(f"  {message} (run {where})", style="yellow"), soft_wrap=True)
+    if len(messages) > 5:
+        console.print(
+            Text(f"  {plural(len(messages) - 5, 'more reason')} in the column error of runs.parquet")
+        )
+
+
+def print_remaining(count: int, command: str, console: Console) -> None:
+    """Prints the command that continues with the missing runs."""
+    console.print(
+        f"{plural(count, 'run')} left; to continue: {command}",
+        style="yellow",
+        soft_wrap=True,
+        highlight=False,
+    )

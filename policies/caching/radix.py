@@ -19,11 +19,7 @@ from typing import Annotated, ClassVar
 from fieldlimits import Ge, Lt, OneOf, Unit
 from policies.caching.content import ContentListener, all_segments, of_rank, prompt_segments
 from policies.caching.eviction import Eviction
-from policies.caching.eviction.belady import Belady
-from policies.caching.eviction.fifo import Fifo
-from policies.caching.eviction.lfu import Lfu
-from policies.caching.eviction.lru import Lru
-from policies.caching.eviction.priority import Priority
+from policies.caching.eviction.orders import Belady, Fifo, Lfu, Lru, Priority
 from policies.caching.eviction.s3_fifo import S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from policies.caching.content import NO_HISTORY, FutureUses
 from policies.caching.eviction import Eviction
 from policies.caching.eviction.candidates import Candidates
-from policies.caching.eviction.lru import Lru
+from policies.caching.eviction.orders import Lru
 from policies.caching.radix_node import Key, Node, Segments, child_key, locate, num_shared
 from policies.core.request import Segment
 from policies.user_code.traits import name_of

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from sim.cluster.recording import RecordedRun
 from sim.engine.replica import Replica
 from sim.records.chunk import GROUP_ROWS, RecordChunk
+from sim.records.event_rows import PendingWaits, joined_events
 from sim.records.gaps import Gaps
-from sim.records.iteration_tables import own_gaps_table
+from sim.records.iteration_tables import joined_iterations, own_gaps_table
 from sim.records.iterations import IterationLog
-from sim.records.joined_logs import joined_events, joined_iterations
 from sim.records.mapped_requests import MappedRequestLog
-from sim.records.pending_waits import PendingWaits
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table
 from sim.speculation.records import SpeculationRecord, added_acceptance, speculation_record

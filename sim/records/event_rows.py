@@ -1,7 +1,8 @@
-"""Rows of the event log: events of sequences, their columns, and the table of all replicas."""
+"""Rows of the event log: events of sequences, columns, the table of all replicas, and waits of requests."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct
 from sys import byteorder
@@ -11,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.records.mapped_buffers import MappedBuffers
-from sim.records.table import Table
+from sim.records.table import Table, joined
 
 WAITS = ("frontend", "iteration", "slot", "budget", "memory", "policy", "adapter", "load")
 """Causes of a wait. frontend: the request has not reached the engine yet; load: its KV is being copied from
 another tier, or its adapter is being loaded; the others: `policies.core.plan.Cause`."""
 WAIT_COLUMNS = tuple(f"wait_{cause}_s" for cause in WAITS)
+_COLUMNS_OF_WAITS = ["replica", "request_id", *WAIT_COLUMNS]
 TIERS = ("", "gpu", "host", "disk", "remote", "mirror", "live")
 
 
@@ -152,6 +154,14 @@ def logged_events(logs: list[EventRows]) -> Table:
     return Table({"replica": replica, **columns})
 
 
+def joined_events(logs: Sequence[EventRows]) -> Table:
+    """Returns what `logged_events` does, at the cost of one log. The rows of the logs are dropped."""
+    whole, sizes = EventRows(), [len(log) for log in logs]
+    for log in logs:
+        whole.extend(log)
+    return logged_events([whole]).assign(replica=np.repeat(np.arange(len(logs), dtype=np.int32), sizes))
+
+
 def waits_by_request(events: Table, request_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """Returns the seconds that each request waited, over all its waits, by column of `WAIT_COLUMNS`."""
     ids_of_events = events["request_id"]
@@ -169,3 +179,35 @@ def waits_by_request(events: Table, request_ids: NDArray[np.int64]) -> dict[str,
         else:
             found[name] = np.zeros(len(request_ids))
     return found
+
+
+class PendingWaits:
+    """The events with a wait of the requests whose rows have not been taken.
+
+    The waits are kept one by one and not as sums, because `waits_by_request` adds them replica by replica,
+    and the last bit of a sum depends on the order.
+    """
+
+    def __init__(self) -> None:
+        self._waits: list[Table] = []
+
+    def add(self, events: Table) -> None:
+        """Adds the waits of events, which follow those of earlier calls in time on each replica."""
+        waits = events[_COLUMNS_OF_WAITS]
+        is_wait: NDArray[np.bool_] = np.any([waits[name] for name in WAIT_COLUMNS], axis=0)
+        is_wait &= events["request_id"] >= 0
+        self._waits.append(waits[is_wait])
+
+    def take(self, request_ids: NDArray[np.int64], end: int) -> dict[str, NDArray[np.float64]]:
+        """Returns the seconds that requests waited, by column of `WAIT_COLUMNS`, and drops those below `end`.
+
+        request_ids: those below `end` that have arrived, ascending.
+        """
+        waits = joined(self._waits)
+        is_taken = waits["request_id"] < end
+        self._waits = [waits[~is_taken]]
+        taken = waits[is_taken]
+        taken = taken.take(np.argsort(taken["replica"], kind="stable"))
+        first = int(request_ids[0]) if len(request_ids) else 0
+        ids = taken["request_id"] - first
+        return waits_by_request(taken.assign(request_id=ids), request_ids - first)

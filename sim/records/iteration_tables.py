@@ -47,3 +47,23 @@ def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
         num_gaps += log.expand(own, gaps.part(num_gaps, max_gaps))
         row = end
     return columns, gaps.part(0, num_gaps)
+
+
+def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
+    """Returns what `expanded` does, the gaps in another order. The logs are dropped.
+
+    All logs are expanded at once: a thousand small ones cost a thousand times less.
+    """
+    kinds = {(log.block_size, log.serves_adapters, log.drafts is None) for log in logs}
+    if len(kinds) != 1 or logs[0].drafts is not None:  # the passes of each refer to its own iterations
+        return expanded(logs)
+    joined = IterationLog(0, logs[0].block_size, logs[0].serves_adapters)
+    sizes = np.array([log.num_iterations for log in logs])
+    for log in logs:
+        joined.extend(log)
+    columns, gaps = expanded([joined])
+    begin = np.cumsum(sizes) - sizes
+    columns["replica"][:] = np.repeat([log.replica for log in logs], sizes)
+    columns["iteration"] += np.repeat([log.first_iteration for log in logs] - begin, sizes).astype(np.int32)
+    logs.clear()
+    return columns, gaps

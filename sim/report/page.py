@@ -22,6 +22,7 @@ from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet import replicas_over_time
 from sim.report.fleet_lines import fleet_lines
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
+from sim.report.pressure_lines import pressure_lines
 from sim.report.speculation import CAPTION as SPECULATION
 from sim.report.speculation import speculation
 from sim.report.timeline import timeline
@@ -158,7 +159,7 @@ def write_sections(
             f"<p class=caption>{html.escape(text)}</p>"
             for text in (
                 *filter(None, [wording.busy_line(summary)]),
-                *wording.pressure_lines(summary),
+                *pressure_lines(summary),
                 *fleet_lines(summary),
                 *evidence.interval_lines(summary),
             )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.metrics.slo import WORKLOAD_TERMS
-from sim.report.migration_line import migration_line
 from sim.report.numbers import (
     MISSING,
-    amount_of_kv,
     dollars,
     grams,
     milliseconds,
@@ -17,8 +15,6 @@ from sim.report.numbers import (
     percent_at_least,
     seconds,
 )
-from sim.report.speculation_lines import speculation_lines
-from sim.report.traffic_lines import traffic_lines
 
 LATENCIES = {
     "ttft": "TTFT",
@@ -165,55 +161,6 @@ def energy(summary: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def pressure_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns lines on cache, preemptions, waits, pipeline, transfers, migrations, speculation and traffic.
-
-    The line on waiting appears only if causes other than the current iteration and the frontend exceed a
-    tenth of the mean wait and 1 ms per request.
-    """
-    lines = (
-        _cache(summary),
-        _preemption(summary),
-        _waiting(summary),
-        _pipeline("Pipeline", summary.get("pipeline")),
-        *(
-            _pipeline(f"Pipeline of {name}", pool.get("pipeline"))
-            for name, pool in summary.get("by_pool", {}).items()
-        ),
-        _kv_transfer(summary),
-        migration_line(summary),
-        *speculation_lines(summary),
-        *traffic_lines(summary),
-    )
-    return [line for line in lines if line]
-
-
-def _kv_transfer(summary: dict[str, Any]) -> str:
-    use = summary.get("kv_transfer")
-    if not use:
-        return ""
-    seconds, links = use["seconds"], use["links"]
-    return (
-        f"KV transfers: {use['requests']:,}, {use['bytes'] / 1e9:,.1f} GB in total; "
-        f"mean {seconds['mean_s'] * 1e3:.3g} ms (p99 {seconds['p99_s'] * 1e3:.3g} ms), "
-        f"{percent(use['share_of_e2e'])} of E2E; busiest link {percent(links['fullest_share'])}; "
-        f"the {use['first_token_at']} replica sends the first token"
-    )
-
-
-def _pipeline(title: str, figures: dict[str, Any] | None) -> str:
-    if not figures:
-        return ""
-    drafting = f", {percent(figures['drafting_share'])} drafting" if "drafting_share" in figures else ""
-    return (
-        f"{title}: {figures['stages']} stages, {figures['mean_micro_batches']:.1f} micro-batches in flight; "
-        f"bubbles take {percent(figures['bubble_share'])} of the stages' time "
-        f"({percent(figures['unequal_stages_share'])} unequal stages, "
-        f"{percent(figures['few_micro_batches_share'])} too few micro-batches{drafting}); "
-        f"{percent(figures['host_share'])} is spent waiting for the host"
-    )
-
-
 def pool_table(summary: dict[str, Any]) -> list[list[str]]:
     """Returns a table (heading and rows) with one row per pool; empty if there is one pool only."""
     pools = summary.get("by_pool")
@@ -237,61 +184,6 @@ def pool_table(summary: dict[str, Any]) -> list[list[str]]:
 def plural(count: int, one: str, many: str | None = None) -> str:
     """Returns a count with its noun: 1 request, 2 requests. many: an irregular plural."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
-def _cache(summary: dict[str, Any]) -> str:
-    cache = summary.get("cache")
-    if not cache:
-        return ""
-    parts = []
-    again = cache["with_resumptions"]
-    if cache["found_tokens"] or again["found_tokens"]:
-        with_resumed = f", {percent(again['hit_share'])} including resumed requests"
-        resumed = with_resumed if again["looked_up_tokens"] != cache["looked_up_tokens"] else ""
-        parts.append(
-            f"hit rate {percent(cache['hit_share'])} of {cache['looked_up_tokens']:,} prompt tokens{resumed}"
-        )
-    if cache["evicted_blocks"] and again["found_tokens"]:  # without hits, evictions have no effect
-        trimmed = summary["trimmed"]
-        when = " in the whole run" if trimmed["warmup_s"] or trimmed["cooldown_s"] else ""
-        parts.append(f"{plural(cache['evicted_blocks'], 'block')} evicted{when}")
-    for verb, way in (("loaded", "from"), ("stored", "to")):
-        for tier, num_tokens in cache[f"{verb}_tokens"].items():
-            if num_tokens:
-                amount = amount_of_kv(num_tokens, cache[f"{verb}_bytes"][tier])
-                parts.append(f"{amount} {verb} {way} {tier}")
-    return f"Cache: {'; '.join(parts)}" if parts else ""
-
-
-def _preemption(summary: dict[str, Any]) -> str:
-    figures = summary.get("preemption")
-    if not figures:
-        return ""
-    parts = []
-    if figures["recompute"]:
-        parts.append(f"{figures['recompute']:,} by recompute")
-    if figures["swap"]:
-        out, back = (
-            amount_of_kv(figures[f"swapped_{way}_tokens"], figures[f"swapped_{way}_bytes"])
-            for way in ("out", "in")
-        )
-        parts.append(f"{figures['swap']:,} by swap ({out} out, {back} in)")
-    if parts:
-        parts.append(f"{plural(figures['recomputed_tokens'], 'token')} recomputed")
-    return f"Preemptions: {'; '.join(parts)}" if parts else ""
-
-
-def _waiting(summary: dict[str, Any]) -> str:
-    figures = summary.get("waiting")
-    if not figures or not figures["mean_s"]:
-        return ""
-    by_cause_s = figures["by_cause_s"]
-    least_s = max(1e-3, 0.1 * figures["mean_s"])
-    if sum(by_cause_s.values()) - by_cause_s["frontend"] - by_cause_s["iteration"] < least_s:
-        return ""
-    causes = sorted(by_cause_s, key=lambda cause: -by_cause_s[cause])
-    parts = [f"{WAITS[cause]} {milliseconds(by_cause_s[cause])}" for cause in causes if by_cause_s[cause] > 0]
-    return f"Waiting, ms per request: {milliseconds(figures['mean_s'])}; {', '.join(parts)}"
 
 
 def busy_line(summary: dict[str, Any]) -> str:
@@ -318,6 +210,29 @@ def energy_line(summary: dict[str, Any]) -> str:
     return (
         f"Energy: {figures['electricity']}, {figures['emissions']}; {figures['per output token']} per output "
         f"token, {figures['per 1,000 requests']} per 1,000 requests; {figures['power per GPU']}/GPU"
+    )
+
+
+def bill_line(summary: dict[str, Any]) -> str:
+    """Returns the bill of an API for this traffic, and the break-even; empty without a tariff."""
+    bill, load = summary.get("bill_usd"), summary.get("break_even_load")
+    if bill is None or load is None:
+        return ""
+    return (
+        f"API at this tariff: ${bill:,.4g} for the same traffic, the fleet ${summary['cost']['usd']:,.4g}; "
+        f"this fleet costs less from {load:.3g} times the traffic on, as far as it can serve it"
+    )
+
+
+def training_line(summary: dict[str, Any]) -> str:
+    """Returns how much serving takes as many FLOPs as training; empty without `energy.training_tokens`."""
+    figures = summary.get("training")
+    if figures is None:
+        return ""
+    return (
+        f"Training on {figures['training_tokens']:,.4g} tokens took {figures['training_flops']:,.3g} FLOPs; "
+        f"serving takes as many for {figures['output_tokens_of_equal_flops']:,.4g} output tokens of such "
+        "traffic"
     )
 
 

@@ -8,8 +8,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.conformance import claims, promises
-from experiments.conformance.claims import claims_by_name
-from experiments.conformance.families import FAMILIES
+from experiments.conformance.claims import FAMILIES, claims_by_name
 from tests.experiments.conformance.kept import num_kept
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.site import __main__ as site
 from experiments.site.built import fetched_from_outside
-from experiments.site.group_contents import CONTENTS
+from experiments.site.settings_pages import CONTENTS
 
 
 def test_the_site_is_built_and_fetches_nothing_from_outside(tmp_path, monkeypatch):

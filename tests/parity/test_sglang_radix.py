@@ -18,10 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from policies.caching.eviction.fifo import Fifo
-from policies.caching.eviction.lfu import Lfu
-from policies.caching.eviction.lru import Lru
-from policies.caching.eviction.priority import Priority
+from policies.caching.eviction.orders import Fifo, Lfu, Lru, Priority
 from policies.caching.radix_tree import RadixTree
 from policies.core.request import Segment
 

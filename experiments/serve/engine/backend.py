@@ -8,18 +8,23 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 
-from experiments.serve.backend import Delta, Generation, Sampling, ServedModel, Structure, TokenLogprob
-from experiments.serve.engine.beams import beam_sampling, results_of
-from experiments.serve.engine.forms import check_functions, form_of
+from experiments.serve.backend import Delta, Generation, ServedModel, Structure
+from experiments.serve.engine.conversion import (
+    beam_sampling,
+    check_functions,
+    delta_of,
+    form_of,
+    prompt_logprobs,
+    results_of,
+    sampling_params,
+)
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.errors import ApiError
 from experiments.serve.metrics.engine import EngineMetrics
 from experiments.serve.model_tokenizer import ModelTokenizer
-from realengine.serving.answer import TokenLogprobs
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.engine_thread import EngineDeadError, QueueFullError
-from realengine.serving.forms import CANNOT_GO_ON, FormError, StructuredOutputs
-from realengine.serving.llm import RequestOutput
+from realengine.serving.forms import CANNOT_GO_ON, FormError
 from realengine.serving.sampling_params import SamplingParams
 
 WARM_UP_PROMPT_TOKENS = 16
@@ -199,7 +204,7 @@ class EngineBackend:
                         for result in results_of(output, ends):
                             yield result
                         continue
-                    yield _delta(output, prompt_logprobs=None if has_begun else _prompt_logprobs(output))
+                    yield delta_of(output, prompt_logprobs=None if has_begun else prompt_logprobs(output))
                     has_begun = True
         except FormError as error:
             raise await asyncio.to_thread(self._form_error, generation.structure, error) from None
@@ -214,68 +219,8 @@ class EngineBackend:
                     metrics.parameters(generation.num_outputs)
 
 
-def sampling_params(
-    sampling: Sampling, vocab_size: int, form: StructuredOutputs | None = None
-) -> SamplingParams:
-    """Returns the engine's parameters for one output. Raises ValueError for one that it does not take.
-
-    form: that the output must have; None: any. Stop tokens beyond the vocabulary, which are never drawn, are
-    left out.
-    """
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        logit_bias=sampling.logit_bias,
-        structured_outputs=form,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        ignore_eos=sampling.ignore_eos,
-        stop_token_ids=tuple(token for token in sampling.stop_token_ids if token < vocab_size),
-        stop=sampling.stop,
-        seed=sampling.seed,
-    )
-
-
 def _error_of(reason: str, structure: Structure | None) -> ApiError:
     """Returns the error of an output that has ended without its tokens."""
     if structure is not None and reason.startswith(CANNOT_GO_ON):
         return ApiError(f"{structure.param}: {reason}", param=structure.param)
     return ApiError(reason, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def _delta(request: RequestOutput, prompt_logprobs: Sequence[TokenLogprob] | None) -> Delta:
-    output = request.outputs[0]
-    reason = "abort" if output.finish_reason == "aborted" else output.finish_reason
-    logprobs = () if output.logprobs is None else output.logprobs
-    return Delta(
-        output.text,
-        output.token_ids,
-        tuple(
-            _logprob(token, each) for token, each in zip(output.token_ids, logprobs, strict=bool(logprobs))
-        ),
-        reason,
-        output.stop_reason,
-        request.num_cached_tokens,
-        prompt_logprobs=prompt_logprobs,
-    )
-
-
-def _prompt_logprobs(request: RequestOutput) -> list[TokenLogprob] | None:
-    """Returns those of the prompt's tokens after the first; None if they are not wanted, or not all there."""
-    known = request.prompt_logprobs
-    if known is None:
-        return None
-    tokens = zip(request.prompt_token_ids[1:], known[1:], strict=True)
-    found = [_logprob(token, each) for token, each in tokens if each is not None]
-    return found if len(found) == len(known) - 1 else None
-
-
-def _logprob(token: int, logprobs: TokenLogprobs) -> TokenLogprob:
-    return TokenLogprob(token, logprobs.logprob, tuple(logprobs.top.items()))

@@ -19,7 +19,6 @@ from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.engine_settings import engine_settings
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
-from experiments.serve.engine.observers import Observers
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
@@ -43,6 +42,7 @@ from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, Se
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from experiments.serve.without_remote_kv import WithoutRemoteKv
 from policies.scheduling.fcfs import Fcfs
+from realengine.observer import Observers
 from realengine.runner.rank import max_model_len_of
 from realengine.serving.async_llm import AsyncLLM
 from realengine.settings import EngineSettings

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +17,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Annotated
 
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
-from experiments.study.launchers.parent import end_with_parent
 from fieldlimits import Checked, PositiveInt
 from sim.engine.interpreter import Interrupt
 from sim.settings.errors import ConfigError
@@ -24,7 +24,7 @@ from sim.settings.errors import ConfigError
 GRACE_S = 1.5
 """How long running tasks may go on after Ctrl-C, in seconds, before their processes are killed."""
 PATIENCE_S = 0.5
-"""Longest time in seconds until Ctrl-C is noticed."""
+"""Longest time in seconds until Ctrl-C, or in a worker the end of its parent, is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +193,21 @@ def _end_reason(exitcode: int | None) -> str:
         how = f"ended abruptly (exit code {exitcode})"
     why = ", perhaps for lack of memory; try fewer jobs" if exitcode == -signal.SIGKILL else ""
     return f"its process {how}{why}"
+
+
+def end_with_parent(parent: int) -> None:
+    """Ends this process when its parent, a process id, has ended, whatever it is doing meanwhile.
+
+    A pipe does not show the end of the parent: a forked worker, and those forked after it, hold the parent's
+    side of it open. So a worker whose parent was killed would wait for ever, with the parent's locks.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PATIENCE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _serve(pipe: Connection, work: Callable[[T], R], parent: int) -> None:

@@ -1,4 +1,4 @@
-"""The interface of eviction orders, which decide which cached entry is evicted first. One order per file."""
+"""The interface of eviction orders, which decide which cached entry is evicted first."""
 
 from __future__ import annotations
 

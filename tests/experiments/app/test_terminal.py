@@ -7,6 +7,7 @@ from rich.console import Console
 
 from experiments.app.terminal import print_summary
 from sim.report import numbers, wording
+from sim.report.pressure_lines import pressure_lines
 
 GOODPUT = {
     "requests_per_s": 5.1,
@@ -165,7 +166,7 @@ WAITING = {"mean_s": 0.02, "by_cause_s": dict.fromkeys(wording.WAITS, 0.0) | {"i
 
 
 def pressure(**changed):
-    return wording.pressure_lines(summary(cache=CACHE, preemption=PREEMPTION, waiting=WAITING) | changed)
+    return pressure_lines(summary(cache=CACHE, preemption=PREEMPTION, waiting=WAITING) | changed)
 
 
 def test_a_run_without_pressure_says_nothing_about_it():
@@ -255,8 +256,8 @@ def test_evictions_are_said_to_be_of_the_whole_run_where_it_was_trimmed():
     }
     trimmed = {"warmup_s": 60, "cooldown_s": 0, "start_s": 60.0, "end_s": 3600.0, "requests_left_out": 3}
     line = "Cache: hit rate 50.0 % of 10 prompt tokens; 1,234 blocks evicted"
-    assert wording.pressure_lines(summary(cache=cache)) == [line]
-    assert wording.pressure_lines(summary(cache=cache, trimmed=trimmed)) == [f"{line} in the whole run"]
+    assert pressure_lines(summary(cache=cache)) == [line]
+    assert pressure_lines(summary(cache=cache, trimmed=trimmed)) == [f"{line} in the whole run"]
 
 
 def test_a_pipelines_bubbles_are_reported_by_cause():

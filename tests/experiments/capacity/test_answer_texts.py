@@ -15,11 +15,11 @@ from experiments.capacity.candidates import TOO_LARGE, Refused, build_candidates
 from experiments.capacity.exclusions import by_reason, effort, excluded, exclusion_lines
 from experiments.capacity.first_limit import FirstLimit, GrowthTask, first_limit
 from experiments.capacity.precision import Checkpoints, Unchanged, cheapest_unchanged, precision_sentence
-from experiments.capacity.prices import price_sentence
 from experiments.capacity.probe import Run
 from experiments.capacity.results import Limit
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
+from experiments.capacity.tables import price_sentence
 from experiments.study.steady_state import Lack
 from sim.engine.interpreter import Interrupt
 from sim.metrics.slo import Slo

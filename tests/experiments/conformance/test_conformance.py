@@ -7,8 +7,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.conformance.claims import BrokenPromise, claims_by_name, claims_of
-from experiments.conformance.families import FAMILIES, family_of
+from experiments.conformance.claims import FAMILIES, BrokenPromise, claims_by_name, claims_of, family_of
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
 from policies.adapters.fixed_slots import FixedSlots

@@ -10,8 +10,8 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from experiments.serve.arguments import without_flags
 from experiments.serve.settings import hosts_of
-from experiments.serve.vllm_flags import without_flags
 from sim.settings.errors import ConfigError
 from tests.worlds.serving import complete, get, make_job, post, serving
 from tests.worlds.socket_server import error_of, parsed, socket_server

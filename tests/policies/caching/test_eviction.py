@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from policies.caching.content import FutureUses, extend_history
 from policies.caching.eviction import s3_fifo
-from policies.caching.eviction.belady import Belady
-from policies.caching.eviction.fifo import Fifo
-from policies.caching.eviction.lfu import Lfu
-from policies.caching.eviction.lru import Lru
-from policies.caching.eviction.priority import Priority
+from policies.caching.eviction.orders import Belady, Fifo, Lfu, Lru, Priority
 from policies.caching.eviction.s3_fifo import SMALL, S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import MAIN, PROBATION, TwoQ

@@ -1,6 +1,6 @@
 """Text on the bill of an API, and on training."""
 
-from sim.report.bill import bill_line, training_line
+from sim.report.wording import bill_line, training_line
 
 
 def test_the_line_names_both_costs_and_the_break_even():

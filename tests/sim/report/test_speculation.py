@@ -17,9 +17,9 @@ from sim.metrics.plots import plots_of
 from sim.metrics.window import Window
 from sim.report.page import report_sections
 from sim.report.perfetto import write_timeline
+from sim.report.pressure_lines import speculation_lines
 from sim.report.saved import read_records
 from sim.report.speculation import speculation
-from sim.report.speculation_lines import speculation_lines
 from sim.speculation.acceptance.iid import Iid
 from tests.tables import assert_equal_tables
 

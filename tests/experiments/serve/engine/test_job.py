@@ -17,7 +17,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.resolve import resolved
 from experiments.serve import command
-from experiments.serve.engine.arguments import with_checkpoint
+from experiments.serve.arguments import with_checkpoint
 from experiments.serve.engine.result import result_of
 from policies.scheduling.priority import Priority
 from realengine.serving.llm import LLM

@@ -1,9 +1,14 @@
-"""Flags of `vllm serve` that `windtunnel serve` takes beside its settings; the key's is read before."""
+"""Arguments of `windtunnel serve` beside its settings: flags of `vllm serve`, and checkpoints as `model=`.
+
+The flag of the key is read before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from experiments.app.settings.override import Override
 from sim.settings.errors import ConfigError
 
 SETTINGS = {
@@ -15,6 +20,8 @@ SETTINGS = {
 }
 """The setting of each flag; the last two take several values."""
 LISTS = ("--served-model-name", "--allowed-hosts")
+SMOLLM2 = "smollm2"
+CHECKPOINT = "serve.engine.model"
 
 
 def without_flags(words: Sequence[str]) -> list[str]:
@@ -42,6 +49,23 @@ def without_flags(words: Sequence[str]) -> list[str]:
     if model is not None and not any(word.startswith("serve.served_model_name=") for word in found):
         found.append(f"serve.served_model_name=[{quoted(model)}]")
     return found
+
+
+def with_checkpoint(words: Sequence[str]) -> list[str]:
+    """Returns the words with `serve.engine.model=` for a model that is no choice of the group `model`.
+
+    Those are smollm2, GGUF files, and folders. Without a model, it is smollm2. Other back ends: unchanged.
+    """
+    found = {parsed.name: parsed for parsed in map(Override.parse, words)}
+    backend, model = found.get("backend"), found.get("model")
+    if backend is None or backend.value != "engine":
+        return list(words)
+    if model is None:
+        return list(words) if CHECKPOINT in found else [*words, f"{CHECKPOINT}={SMOLLM2}"]
+    value = (model.value or "").strip("\"'")
+    if value != SMOLLM2 and not value.endswith(".gguf") and not Path(value).is_dir():
+        return list(words)
+    return [f"{CHECKPOINT}={quoted(value)}" if word == model.text else word for word in words]
 
 
 def quoted(text: str) -> str:
