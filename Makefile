@@ -24,7 +24,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all docs wheel-test clients coverage parity parity-short parity-latest nightly lint types layers cases bench gallery clean
+.PHONY: help run test test-all durations docs wheel-test clients coverage parity parity-short parity-latest nightly lint types layers cases bench gallery clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -39,6 +39,11 @@ EXAMPLES ?= more
 TESTS_DRAWN ?= 1
 test-all: .venv/installed-test $(CLIENTS)/installed ## the slow tests, too, other projects' clients, and more examples (TESTS_DRAWN=all: every case)
 	HYPOTHESIS_PROFILE=$(EXAMPLES) TESTS_DRAWN=$(TESTS_DRAWN) $(PY) -m pytest $(PYTEST_ARGS)
+
+durations: .venv/installed-test ## which test functions take longer than a second: the rest of their cases is slow (tests/drawn.py)
+	rm -f tests/durations.csv
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS) --junitxml=build/durations.xml
+	$(PY) -m tests.durations build/durations.xml
 
 docs: .venv/installed-docs ## the documentation site, in build/site/VERSION (VERSION=0.1; without it: dev)
 	$(PY) -m experiments.site --version $(VERSION)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.drawn import DRAW, keep_sampled
+from tests.drawn import DRAW, keep_quick, keep_sampled
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 AS_FOUND = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking takes minutes
@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is not drawn, and moves slow tests to the front: no worker is left alone with one."""
     keep_sampled(config, items)
+    keep_quick(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -1,4 +1,9 @@
-"""Chooses the cases that one run of the tests tries, of those that are many and take seconds each.
+"""Chooses the cases that one run of the tests tries, of those that are many or take long.
+
+`make test` gives every test function a second (`BUDGET_S`). `durations.csv` has the seconds of a case of each
+function that takes longer with all its cases: as many cases as fit into the second run in `make test`, evenly
+spread, and the others are slow. A case that takes longer than the second is slow, so each idea needs a case
+that does not. `make durations` measures them anew; a function that is not in the file runs whole.
 
     @pytest.mark.sampled(fast=4, slow=12)
 
@@ -10,11 +15,13 @@ loops over numbers asks `drawn_of` for those to try.
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import secrets
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -23,6 +30,9 @@ T = TypeVar("T")
 
 DRAW = os.environ.setdefault("TESTS_DRAWN", secrets.token_hex(4))  # workers of pytest-xdist inherit it
 ALL = "all"
+BUDGET_S = 1.0
+"""Seconds that a test function has in `make test`, on a core of its own."""
+DURATIONS = Path(__file__).with_name("durations.csv")
 
 
 def drawn_of(cases: Sequence[T], count: int, name: str) -> list[T]:
@@ -34,6 +44,30 @@ def drawn_of(cases: Sequence[T], count: int, name: str) -> list[T]:
         return list(cases)
     chosen = random.Random(f"{DRAW} {name}").sample(range(len(cases)), count)  # nosec B311
     return [cases[i] for i in sorted(chosen)]
+
+
+def spread(items: Sequence[pytest.Item], count: int) -> set[pytest.Item]:
+    """Returns so many of the items, evenly spread; all if there are no more."""
+    number = min(count, len(items))
+    return {items[i * len(items) // number] for i in range(number)}
+
+
+def seconds_by_function(file: Path = DURATIONS) -> dict[str, float]:
+    """Returns the seconds of a case of each test function that takes longer than `BUDGET_S` in all."""
+    if not file.exists():
+        return {}
+    with file.open(newline="") as lines:
+        return {row["test"]: float(row["seconds"]) for row in csv.DictReader(lines)}
+
+
+def keep_quick(items: Sequence[pytest.Item]) -> None:
+    """Marks the cases as slow for which `make test` has no time."""
+    seconds = seconds_by_function()
+    for name, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        cases = [item for item in group if not item.get_closest_marker("slow")]
+        if cases and name in seconds:
+            for item in set(cases) - spread(cases, int(BUDGET_S / seconds[name])):
+                item.add_marker(pytest.mark.slow)
 
 
 def keep_sampled(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,8 +82,7 @@ def keep_sampled(config: pytest.Config, items: list[pytest.Item]) -> None:
         if marker is None:
             continue
         quick = [item for item in cases if not item.get_closest_marker("slow")]
-        num_fast = marker.kwargs.get("fast", len(quick))
-        fast = {quick[i * len(quick) // num_fast] for i in range(min(num_fast, len(quick)))}
+        fast = spread(quick, marker.kwargs.get("fast", len(quick)))
         for item in set(quick) - fast:
             item.add_marker(pytest.mark.slow)
         slow = [item for item in cases if item not in fast]
