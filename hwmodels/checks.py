@@ -46,8 +46,11 @@ def check_curve(
 
 
 def is_finite(value: object) -> bool:
-    """Tests whether a value is a finite number; a boolean is not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Tests whether a value is a finite number; a boolean, and a whole number beyond a float's, is not."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def is_whole(value: object) -> bool:

@@ -137,7 +137,11 @@ class Roofline:
             op.calls * host.launches(op.name, op.kernels) for op in self.operators
         )
         mixed_kernels = most_layers * sum(op.calls * op.mixed_kernels for op in self.operators)
-        attentions = sum(op.calls for op in self.operators if op.per is Per.decode and op.kernels)
+        attentions = sum(
+            op.calls
+            for op in self.operators
+            if op.per is Per.decode and op.kernels and op.component != "communication"
+        )
         self._host = HostShare(
             host,
             cuda_graphs or CudaGraphs(),

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.checks import is_finite
+from hwmodels.checks import is_finite, is_whole
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
 from hwmodels.hf.asked import as_asked
-from hwmodels.hf.fields import Fields, shown, wrong
+from hwmodels.hf.fields import MAX_NUMBER, Fields, shown, wrong
 from hwmodels.hf.json_files import load_json_object, size_notes, stored_size
 from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
 from hwmodels.hf.quantizers import method_of
 from hwmodels.hf.towers import TOWERS, towers_of
-from hwmodels.hf.usual import SYNONYMS
+from hwmodels.hf.usual import SYNONYMS, learned_positions
 from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.model_spec import Block, ModelSpec, Transform
@@ -56,6 +56,12 @@ NOT_GENERATING = re.compile(
 )
 """Matches names of architectures that do not generate text from a decoder alone."""
 
+
+MULTIPLIES = ("linear", "dynamic")
+"""Kinds of scaled positions that multiply max_position_embeddings."""
+KEEPS = (None, "default", "llama3", "longrope", "su", "mrope")
+"""Kinds that do not change how far positions reach."""
+MAX_FACTOR = 1_000_000
 
 MOST_OFF = 0.1
 """Share by which the size of an unknown architecture's checkpoint may be off its count."""
@@ -192,7 +198,7 @@ def model_settings(
     if missing := [name for name in needed if fields.config.get(name) is None]:
         raise ValueError(f"{', '.join(missing)}: missing; {architecture} needs them")
     fields.ignore("architectures", *REQUIRED, *OF_THE_WHOLE_MODEL, *TOWERS, *how.no_effect)
-    attention, mlps = attention_and_mlps(fields, how)
+    attention, mlps = attention_and_mlps(fields, how, text)
     layers = layers_of(attention, mlps, how.num_norms)
     if not any(layer.attention.kv_bytes_per_token("bf16") for layer in layers):
         raise ValueError(f"architectures={architecture}: no layer keeps KV, and such models have no price")
@@ -201,7 +207,7 @@ def model_settings(
     settings: dict[str, Any] = {
         "hidden_size": hidden_size,
         "vocab_size": fields.whole("vocab_size"),
-        "max_position_embeddings": context_of(fields),
+        "max_position_embeddings": context_of(fields, how),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dtype": dtype,
         "num_mtp_modules": sum(fields.count(name) for name in how.mtp_layers),
@@ -245,39 +251,58 @@ def model_settings(
     return settings, method_of(description.fields) if description is not None and is_quantised else None
 
 
-def context_of(fields: Fields) -> int:
-    """Returns the longest sequence in tokens, by vLLM's rule.
-
-    Linear and dynamic scaling of positions multiply max_position_embeddings; other ways have done so already,
-    and so has Gemma 3.
-    """
+def context_of(fields: Fields, how: Architecture) -> int:
+    """Returns the longest sequence in tokens: max_position_embeddings, or what scaled positions reach."""
     length = fields.whole("max_position_embeddings")
-    if "gemma3" in str(fields.config.get("model_type")):
-        return length
-    given = [fields.config.get(name) for name in ("rope_scaling", "rope_parameters")]
-    outer = [part for part in given if isinstance(part, Mapping)]
-    inner = [part for whole in outer for part in whole.values() if isinstance(part, Mapping)]
-    for rope in (*outer, *inner):
-        factor: Any = rope.get("factor")
-        if rope.get("rope_type", rope.get("type")) in ("linear", "dynamic") and is_finite(factor):
-            return max(length, int(length * factor))
-    return length
+    if "gemma3" in str(fields.config.get("model_type")) or how.other_weights is learned_positions:
+        return length  # it is scaled already, or a table has a vector for each position
+    return scaled_context(length, fields.config)
 
 
-def attention_and_mlps(fields: Fields, how: Architecture) -> tuple[list[Attention], list[Mlp]]:
+def scaled_context(length: int, config: Mapping[str, Any]) -> int:
+    """Returns the context that rope_scaling or rope_parameters of a configuration reach, in tokens.
+
+    Linear and dynamic scaling multiply `length`, the context without them, as in vLLM. YaRN reaches factor
+    times its original_max_position_embeddings, which most files state as their context; vLLM before 0.33
+    allows it where they do not. Other kinds change nothing. Raises ValueError for a factor that is no number.
+    """
+    reached = length
+    outer = [config[name] for name in ("rope_scaling", "rope_parameters") if is_object(config.get(name))]
+    for rope in (*outer, *(part for whole in outer for part in whole.values() if is_object(part))):
+        kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+        before = length if kind in MULTIPLIES else rope.get("original_max_position_embeddings")
+        if factor is None or kind in KEEPS or not is_whole(before):
+            continue
+        if not is_finite(factor) or not 0 < factor <= MAX_FACTOR:
+            raise wrong("rope_scaling.factor", factor, f"must be a number > 0 and <= {MAX_FACTOR:,}")
+        reached = max(reached, int(before * factor))
+    return min(reached, MAX_NUMBER)
+
+
+def is_object(value: Any) -> bool:
+    """Returns whether a value of a file is an object."""
+    return isinstance(value, Mapping)
+
+
+def attention_and_mlps(
+    fields: Fields, how: Architecture, text: Mapping[str, Any]
+) -> tuple[list[Attention], list[Mlp]]:
     """Returns the attention and the MLP of each layer.
 
     per_layer_config (transformers 5): fields of single layers, by number, which replace those of the model.
+    text: the fields under the names that the file has.
     """
     attention, mlps = how.attention(fields), how.mlp(fields)
     by_layer = fields.part("per_layer_config").config
     for number, changes in by_layer.items():
-        known = str(number).isdecimal() and int(number) < len(attention)
+        known = re.fullmatch(r"\d{1,5}", str(number)) and int(number) < len(attention)
         if not known or not isinstance(changes, Mapping):
             rule = f"must have fields by the number of a layer below {len(attention)}"
             raise wrong("per_layer_config", {number: changes}, rule)
     for changes in unequal(by_layer.values()):
-        own = Fields(how.renamed({**fields.config, **changes}), how.defaults)
+        if fixed := [name for name in REQUIRED if name in changes and name != "num_attention_heads"]:
+            raise wrong("per_layer_config", changes, f"{', '.join(fixed)} must not differ between layers")
+        own = Fields(how.renamed({**text, **changes}), how.defaults)
         own_attention, own_mlps = how.attention(own), how.mlp(own)
         fields.ignore(*(own.names_read - changes.keys()))
         if unknown := [name for name in changes if name not in own.names_read]:

@@ -348,6 +348,9 @@ def mistral_large4_attention(fields: Fields) -> list[Attention]:
     for name, given in (("no_rope_layers", with_rope), ("kv_source_layers", sources)):
         if len(given) != num_layers:
             raise wrong(name, given, f"must name {num_layers} layers, names {len(given)}")
+    if any(source > i or sources[source] != source for i, source in enumerate(sources)):
+        rule = "must name for each layer itself, or an earlier one that names itself"
+        raise wrong("kv_source_layers", sources, rule)
     mixers: list[Attention] = []
     for i, layer in enumerate(layers):
         whole = layer.qk_nope_head_dim + layer.qk_rope_head_dim
@@ -458,6 +461,8 @@ def beside_softmax(fields: Fields, name: str, other: Attention, **traits: Any) -
     kinds = fields.names("layer_types", allowed, num_layers)
     if kinds is None:
         raise wrong("layer_types", None, f"must be a list of {' and '.join(allowed)}")
+    if window is None and "sliding_attention" in kinds:
+        raise wrong("sliding_window", None, "must be given, as layer_types has sliding_attention")
     bias = fields.flag("attention_bias", default=False)
     full, windowed = grouped_layers(fields, [None, window], qkv_bias=bias, o_bias=bias, **traits)
     return [{name: other, "sliding_attention": windowed}.get(kind, full) for kind in kinds]

@@ -289,6 +289,14 @@ class _Demand:
 def _does_not_fit(demand: _Demand, layout: ParallelLayout, device: Device) -> str:
     """Returns the error message: the missing memory, and the smallest tensor parallelism that fits."""
     model, missing = demand.model, demand.missing_bytes(layout)
+    if (given := demand.kv_cache_memory_bytes) is not None:
+        empty = demand.without_kv(layout)
+        least = demand.block_size * empty.kv_bytes_per_token + empty.state_bytes_per_sequence
+        if given < least:
+            return (
+                f"kv_cache_memory_bytes={given:g}: must hold a block of {demand.block_size} tokens of "
+                f"{model.name}, {least:,.0f} bytes"
+            )
     budget_bytes = demand.budget_bytes(demand.without_kv(layout))
     sizes = [2**n for n in range(device.gpus_per_node.bit_length()) if 2**n <= device.gpus_per_node]
     larger = [replace(layout, tensor_parallel_size=n) for n in sizes if n > layout.tensor_parallel_size]

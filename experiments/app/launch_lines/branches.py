@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-gt": operator.gt,
@@ -20,8 +21,8 @@ _ARITHMETIC = re.compile(r"[\d\s()+\-*/%<>=!?:&|]{1,200}")
 _INNER = re.compile(r"\(([^()]*)\)")
 _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Div: lambda a, b: int(Fraction(a, b)),  # towards zero
+    ast.Mod: lambda a, b: a - b * int(Fraction(a, b)),
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Gt: operator.gt,
@@ -80,21 +81,55 @@ def _either(first: bool | None, second: bool | None) -> bool | None:
 
 
 def holds(words: Sequence[str]) -> bool | None:
-    """Returns whether a test holds; None if a variable in it has no value, or it is of another kind."""
-    if words[:1] in (["["], ["[["]) and words[-1] in ("]", "]]"):
-        words = words[1:-1]
-    elif words[:1] == ["test"]:
-        words = words[1:]
-    else:
+    """Returns whether tests with && or || between them hold; None if the text does not say.
+
+    A variable without a value, another kind of test, and && beside || outside of [[ ]] say nothing.
+    """
+    parts, connectors, inside = [list[str]()], set[str](), False
+    for word in words:
+        inside = word == "[[" or (inside and word != "]]")
+        if word in ("&&", "||") and not inside:
+            connectors.add(word)
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if len(connectors) > 1:
         return None
-    for several, sufficient in (("||", True), ("&&", False)):
-        if several in words:
-            first = words.index(several)
-            both = [holds(["test", *part]) for part in (words[:first], words[first + 1 :])]
-            return sufficient if sufficient in both else None if None in both else not sufficient
-    if words[:1] == ["!"]:
-        other = holds(["test", *words[1:]])
-        return None if other is None else not other
+    return _any_or_all(list(map(_test, parts)), is_any="||" in connectors)
+
+
+def _any_or_all(found: Sequence[bool | None], *, is_any: bool) -> bool | None:
+    if is_any in found:
+        return is_any
+    return None if None in found else not is_any
+
+
+def _test(words: Sequence[str]) -> bool | None:
+    """Returns whether one test holds, in [ ], [[ ]] or after `test`."""
+    if words[:1] == ["[["] and words[-1] == "]]":
+        ways = [[_comparison(part) for part in _cut(way, "&&")] for way in _cut(words[1:-1], "||")]
+        return _any_or_all([_any_or_all(way, is_any=False) for way in ways], is_any=True)
+    if words[:1] == ["["] and words[-1] == "]":
+        return _comparison(words[1:-1])
+    return _comparison(words[1:]) if words[:1] == ["test"] else None
+
+
+def _cut(words: Sequence[str], at: str) -> list[list[str]]:
+    """Returns the parts of a list of words between a word."""
+    parts = [list[str]()]
+    for word in words:
+        if word == at:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def _comparison(words: Sequence[str]) -> bool | None:
+    negations = next((i for i, word in enumerate(words) if word != "!"), len(words))
+    if negations:
+        other = _comparison(words[negations:])
+        return None if other is None else other is (negations % 2 == 0)
     if any("$" in word or "`" in word for word in words):
         return None
     if len(words) == 2 and words[0] in ("-n", "-z"):

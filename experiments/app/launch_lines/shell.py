@@ -35,7 +35,7 @@ _ARRAY = re.compile(
     re.M,
 )
 _QUOTED_ARRAY = re.compile(r"\"(\$\{\w+\[[@*]\]\})\"")
-_ARITHMETIC = re.compile(r"\$\(\(([^$]*?)\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(((?:[^()$\n]|\([^()$\n]*\))*)\)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _HERE = re.compile(
     r"cat[^\n]*?(?:>[ \t]*(?P<before>\S+)[ \t]*<<|<<)-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)['\"]?"
@@ -46,7 +46,7 @@ _VARIABLE = re.compile(
     r"\$\{(?P<braced>\w+)(?:\[@\]|\[\*\])?(?::?[-=](?P<default>[^{}]*))?\}|\$\((?P<kubernetes>\w+)\)|\$(?P<plain>[A-Za-z_]\w*)"
 )
 _WORD = re.compile(
-    r"""\s+|\d?>&\d|[;&|]+|(?:\\.|\$\(\([^\n]*?\)\)|\$\([^()]*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|'"\\`])+"""
+    r"""\s+|\d?>&\d|[;&|]+|(?:\\.|\$\(\((?:[^()\n]|\([^()\n]*\))*\)\)|\$\([^()]*\)|`[^`]*`|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;&|'"\\`])+"""
     r"""|(?P<open>['"`\\])""",
     re.S,
 )
@@ -206,10 +206,11 @@ def _split(line: str) -> list[str]:
 def _apart(words: Sequence[str]) -> Iterator[list[str]]:
     """Yields the commands of a line: those between ;, &&, || and |, without redirections."""
     own: list[str] = []
-    skips = tests = False
+    skips = tests = is_open = False
     for word in words:
-        tests = word == "[[" or (tests and word != "]]")
-        if tests and word in ("&&", "||"):
+        tests, was_open = word == "[[" or (tests and word != "]]"), is_open
+        is_open = (is_open or bool(re.match(r"<[A-Za-z]", word))) and not word.endswith(">")
+        if word in ("&&", "||") and (tests or own[:1] in (["if"], ["elif"])):
             own.append(word)
         elif re.fullmatch(r"[;&|]+", word):
             yield own
@@ -220,7 +221,7 @@ def _apart(words: Sequence[str]) -> Iterator[list[str]]:
             skips = True
         elif re.match(r"[&\d]?>|\d?<", word):
             continue
-        elif word.endswith(">") and len(word) > 1:
+        elif word.endswith(">") and len(word) > 1 and not was_open:
             own.append(word.rstrip(">"))
             skips = True
         elif skips:

@@ -22,8 +22,8 @@ from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import model_named
 from experiments.app.settings.resolve import resolved
-from hwmodels.checks import is_finite, is_whole
-from hwmodels.hf.config import INNER
+from hwmodels.checks import is_whole
+from hwmodels.hf.config import INNER, scaled_context
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
@@ -289,12 +289,17 @@ def set_model_overrides(at: Context, own: Translation, flag: str, given: Any) ->
     for name in INNER:
         inner = changes.pop(name, {})
         changes |= inner if isinstance(inner, Mapping) else {name: inner}
-    rope = [changes.pop(name, None) for name in ("rope_scaling", "rope_parameters")]
+    rope = {name: changes.pop(name, None) for name in ("rope_scaling", "rope_parameters")}
     changes.pop("rope_theta", None)
-    scaled = next((as_mapping(part) for part in rope if part), {})
-    if "max_position_embeddings" not in changes and (length := scaled_context(scaled, at, own)):
-        changes["max_position_embeddings"] = length
     stated = as_mapping(at.model_fields(own.settings).get("config"))
+    length: Any = stated.get("max_position_embeddings")
+    if is_whole(length) and "max_position_embeddings" not in changes:
+        try:
+            reached = scaled_context(length, rope)
+        except ValueError as error:
+            raise at.wrong(flag, str(error)) from None
+        if reached != length:
+            changes["max_position_embeddings"] = reached
     for name, value in changes.items():
         if name not in stated or not isinstance(value, int | float):
             raise at.wrong(
@@ -321,19 +326,13 @@ def set_state_dtype(at: Context, own: Translation, flag: str, dtype: Any) -> Non
             continue
         own.put(key, dtype)
         return
-    if dtype != "float32":
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    kept = {getattr(block.attention, "recurrent", block.attention) for block in model.blocks}
+    stored = {layer.state_dtype for layer in kept if hasattr(layer, "state_dtype")}
+    if stored == {names.get(dtype)}:
+        own.without_effect[f"{flag} {dtype}"] = ""
+    else:
         own.refused[f"{flag} {dtype}"] = "state of linear layers is counted in the checkpoint's own way"
-
-
-def scaled_context(rope: Mapping[str, Any], at: Context, own: Translation) -> int | None:
-    """Returns the context that a scaling of positions reaches, in tokens; None if it states no factor."""
-    factor: Any = rope.get("factor")
-    length: Any = rope.get("original_max_position_embeddings")
-    if not is_whole(length):
-        length = as_mapping(at.model_fields(own.settings).get("config")).get("max_position_embeddings")
-    if not is_finite(factor) or not is_whole(length):
-        return None
-    return int(length * factor) if factor > 0 and length > 0 else None
 
 
 def allow_longer(at: Context, own: Translation, length: Any) -> None:

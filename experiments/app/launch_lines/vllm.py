@@ -22,6 +22,7 @@ from experiments.app.launch_lines.translation import (
     set_text_only,
     text_of,
 )
+from hwmodels.checks import is_whole
 from sim.settings.errors import suggest
 
 LIMITS = {
@@ -252,8 +253,8 @@ def _graphs(at: Context, own: Translation) -> None:
     config = at.get("--compilation-config")
     config = {"mode": config} if isinstance(config, int) else config
     config = dict(config) if isinstance(config, Mapping) else {}
-    level, mode = _optimization_level(at), _graph_mode(config)
-    is_eager = level == 0 or at.get("--enforce-eager")
+    level, mode = _optimization_level(at), _graph_mode(at, config)
+    is_eager = (level == 0 and mode is None) or at.get("--enforce-eager")
     if is_eager or mode == "NONE":
         own.put("engine.cuda_graphs.enabled", False)
         if not is_eager:  # the model is compiled even so
@@ -307,12 +308,22 @@ def _optimization_level(at: Context) -> int | None:
     return None if level is None else int(level)
 
 
-def _graph_mode(config: dict[str, Any]) -> str | None:
+GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+"""vLLM's modes of CUDA graphs; a number stands for one of the first three."""
+
+
+def _graph_mode(at: Context, config: dict[str, Any]) -> str | None:
     """Takes the mode of CUDA graphs from the compilation config, as vLLM names it; None: the engine's own."""
     mode, used = config.pop("cudagraph_mode", None), config.pop("use_cudagraph", True)
     if used is False:
         return "NONE"
-    return None if mode is None else {0: "NONE", 1: "PIECEWISE"}.get(mode, str(mode).upper())
+    if mode is None:
+        return None
+    if is_whole(mode) and 0 <= mode <= 2:
+        return GRAPH_MODES[mode]
+    if str(mode).upper() not in GRAPH_MODES:
+        raise at.wrong("--compilation-config", f"cudagraph_mode must be one of {', '.join(GRAPH_MODES)}")
+    return str(mode).upper()
 
 
 def _drafts(at: Context, own: Translation) -> None:

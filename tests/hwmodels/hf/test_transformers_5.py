@@ -260,6 +260,9 @@ def test_experts_for_images_are_in_memory_and_in_no_time():
         ({"30": {"head_dim": 512}}, "must have fields by the number of a layer below 30"),
         ({"5": 512}, "must have fields by the number of a layer below 30"),
         ({"5": {"made_up": 1}}, "made_up must not differ between layers"),
+        ({"5": {"hidden_size": 4096}}, "hidden_size must not differ between layers"),
+        ({"5": {"num_hidden_layers": 4}}, "num_hidden_layers must not differ between layers"),
+        ({"9" * 5000: {}}, "must have fields by the number of a layer below 30"),
         ([], "must be an object"),
         ({"5": {"head_dim": -1}}, "head_dim=-1: must be a whole number"),
     ],
@@ -267,6 +270,50 @@ def test_experts_for_images_are_in_memory_and_in_no_time():
 def test_fields_of_single_layers_that_cannot_be_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         read("Gemma4ForCausalLM", {**GEMMA4, "per_layer_config": given or [1]})
+
+
+def test_fields_of_a_layer_that_repeat_the_model_s_own_change_nothing():
+    """Renaming twice would give Command A's experts the width of its dense layers."""
+    own = {"first_k_dense_replace": 2, "prefix_dense_intermediate_size": 40960}
+    plain = read("Cohere2MoeForCausalLM", {**COHERE2_MOE, **own})
+    same = {"per_layer_config": {"5": {"num_key_value_heads": 64}}}
+    assert read("Cohere2MoeForCausalLM", {**COHERE2_MOE, **own, **same}).blocks == plain.blocks
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 4 * 32768),
+        ({"type": "dynamic", "factor": 2, "original_max_position_embeddings": 4096}, 2 * 32768),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 4 * 32768),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, 32768),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 32768),
+        ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32768}, 32768),
+        ({"full_attention": {"rope_type": "linear", "factor": 2.0}}, 2 * 32768),
+        ({"rope_type": None, "type": "linear", "factor": 2.0}, 2 * 32768),
+        ({"rope_type": "linear", "factor": 1e6}, 2**31 - 1),
+        (None, 32768),
+    ],
+)
+def test_scaled_positions_reach_further(rope, context):
+    fields = shape(2, 64, 4, 2, 1000, intermediate_size=128)
+    fields |= {"max_position_embeddings": 32768, "rope_scaling": rope}
+    assert read("LlamaForCausalLM", fields).max_position_embeddings == context
+
+
+@pytest.mark.parametrize("factor", [0, -1, "4", float("inf"), 1e305, 10**400, [2]])
+def test_a_factor_of_positions_that_is_no_number_is_refused(factor):
+    fields = {**BITNET, "rope_scaling": {"type": "linear", "factor": factor}}
+    with pytest.raises(ValueError, match=r"rope_scaling.factor=.*: must be a number > 0 and <= 1,000,000"):
+        read("BitNetForCausalLM", fields)
+
+
+def test_layers_without_their_sources_or_windows_are_refused():
+    for sources in ([0, 999, *range(2, 72)], [1, 0, *range(2, 72)]):
+        with pytest.raises(ValueError, match=r"kv_source_layers=.*: must name for each layer itself"):
+            read("MistralLarge4ForConditionalGeneration", {**MISTRAL_LARGE4, "kv_source_layers": sources})
+    with pytest.raises(ValueError, match="sliding_window=null: must be given"):
+        read("LaraMiniForCausalLM", {**LARA, "sliding_window": None})
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,13 @@ def test_windows_and_states_are_in_the_given_memory_of_kv(devices):
     assert plan.num_blocks == 10
 
 
+def test_rejects_memory_for_kv_without_room_for_a_block(models, devices):
+    with pytest.raises(
+        ValueError, match="kv_cache_memory_bytes=1000: must hold a block of 16 tokens of llama"
+    ):
+        plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], kv_cache_memory_bytes=1000)
+
+
 def test_rejects_more_memory_for_kv_than_the_device_has(models, devices):
     with pytest.raises(ValueError, match=r"llama-3.1-8b with 80.0 GiB of KV needs .* more than the 79.6 GiB"):
         plan_memory(model=models["llama3_1_8b"], device=devices["h100_sxm"], kv_cache_memory_bytes=80 * GIB)

@@ -377,6 +377,11 @@ def test_a_test_of_two_parts_chooses_the_branch():
     assert command_in(f"ISL=1024\nOSL=8192\n{servers}").tokens == ("Qwen/Qwen3-32B",)
 
 
+def test_a_placeholder_of_two_words_is_no_redirection():
+    line = "vllm serve Qwen/Qwen3-8B --tool-call-parser <your parser> --enforce-eager"
+    assert command_in(line).tokens[-1] == "--enforce-eager"
+
+
 def test_sums_with_blanks_and_an_output_without_one_before_it():
     script = (
         "CONC=64\nMOST=$((2 * CONC))\nvllm serve Qwen/Qwen3-8B --max-num-seqs $MOST --enforce-eager> log 2>&1"
@@ -395,7 +400,10 @@ def test_a_file_with_a_value_that_only_a_shell_computes_names_it(tmp_path):
     [("[ 4 -gt 2 ]", True), ("[ ! 4 -gt 2 ]", False), ("[[ a != b ]]", True), ("test -n ''", False),
      ("[ -z '' ]", True), ("[ $X = a ]", None), ("[ -f file ]", None), ("grep x file", None),
      ("[ a -gt 2 ]", None), ("[[ 1 -eq 1 && 2 -eq 3 ]]", False), ("[[ 1 -eq 1 || $X = 1 ]]", True),
-     ("[[ 1 -eq 1 && $X = 1 ]]", None), ("[[ $X = 1 && 1 -eq 2 ]]", False)],
+     ("[[ 1 -eq 1 && $X = 1 ]]", None), ("[[ $X = 1 && 1 -eq 2 ]]", False),
+     ("[ 1 -eq 2 ] || [ 1 -eq 1 ]", True), ("[ 1 -eq 2 ] && [ $X = 1 ]", False),
+     ("[ 1 -eq 2 ] || [ 1 -eq 1 ] && [ 1 -eq 2 ]", None), ("[ ! ! 1 -eq 1 ]", True),
+     ("[[ " + "1 -eq 1 && " * 2000 + "1 -eq 1 ]]", True)],
 )  # fmt: skip
 def test_simple_tests_of_a_shell_hold_as_in_a_shell(test, expected):
     assert holds(shlex.split(test)) is expected
@@ -421,6 +429,8 @@ def test_simple_tests_of_a_shell_hold_as_in_a_shell(test, expected):
         ("(1", None),
         ("1 +", None),
         ("9" * 201, None),
+        ("-7 / 2 + 10", "7"),
+        ("-7 % 4 + 10", "7"),
     ],
 )
 def test_sums_of_a_shell_are_reckoned(expression, expected):
