@@ -173,6 +173,10 @@ def _cache(at: Context, own: Translation) -> None:
         own.put("caching", "tiered")
         own.put("caching.host_gib", offloaded / devices)
     _host_tier(at, own)
+    share = "--gpu-memory-utilization"
+    if at.get("--kv-cache-memory-bytes") is not None and at.get(share) is not None:
+        own.settings.pop("engine.gpu_memory_utilization", None)
+        own.without_effect[f"{share} {at.get(share)}"] = "--kv-cache-memory-bytes says the memory for KV"
     if at.get("--block-size") is not None:
         own.put("caching.block_size", at.get("--block-size"))
 

@@ -333,3 +333,10 @@ def test_the_image_of_a_container_names_the_version(tmp_path):
     )
     found = settings(str(file))
     assert (found["engine"], found["engine.version"]) == ("vllm_sync", "0.11.0")
+
+
+def test_the_share_of_memory_has_no_effect_beside_the_memory_of_kv():
+    line = f"{LLAMA} --kv-cache-memory-bytes 4G --gpu-memory-utilization 0.5"
+    found = translated(command_in(line), [CONFIG_DIR], ())
+    assert "engine.gpu_memory_utilization" not in found.settings
+    assert found.without_effect["--gpu-memory-utilization 0.5"].startswith("--kv-cache-memory-bytes says")
