@@ -62,6 +62,8 @@ MULTIPLIES = ("linear", "dynamic")
 KEEPS = (None, "default", "llama3", "longrope", "su", "mrope")
 """Kinds that do not change how far positions reach."""
 MAX_FACTOR = 1_000_000
+MAX_KINDS = 200
+"""Most kinds of layers in per_layer_config, each of which is read for itself."""
 
 MOST_OFF = 0.1
 """Share by which the size of an unknown architecture's checkpoint may be off its count."""
@@ -299,7 +301,10 @@ def attention_and_mlps(
         if not known or not isinstance(changes, Mapping):
             rule = f"must have fields by the number of a layer below {len(attention)}"
             raise wrong("per_layer_config", {number: changes}, rule)
-    for changes in unequal(by_layer.values()):
+    kinds = unequal(by_layer.values())
+    if len(kinds) > MAX_KINDS:
+        raise ValueError(f"per_layer_config: has more than {MAX_KINDS} kinds of layers")
+    for changes in kinds:
         if fixed := [name for name in REQUIRED if name in changes and name != "num_attention_heads"]:
             raise wrong("per_layer_config", changes, f"{', '.join(fixed)} must not differ between layers")
         own = Fields(how.renamed({**text, **changes}), how.defaults)
@@ -313,10 +318,10 @@ def attention_and_mlps(
 
 
 def unequal(items: Iterable[Any]) -> list[Any]:
-    """Returns the items without repetitions; they may be dicts, which have no hash."""
+    """Returns the items without repetitions, at most one more than `MAX_KINDS`; dicts have no hash."""
     found: list[Any] = []
     for item in items:
-        if item not in found:
+        if item not in found and len(found) <= MAX_KINDS:
             found.append(item)
     return found
 

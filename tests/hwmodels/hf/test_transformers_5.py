@@ -272,6 +272,13 @@ def test_fields_of_single_layers_that_cannot_be_are_refused(given, message):
         read("Gemma4ForCausalLM", {**GEMMA4, "per_layer_config": given or [1]})
 
 
+def test_more_kinds_of_layers_than_any_model_has_are_refused():
+    every_layer = {str(i): {"num_attention_heads": i + 1} for i in range(300)}
+    fields = shape(300, 64, 4, 2, 1000, intermediate_size=128, per_layer_config=every_layer)
+    with pytest.raises(ValueError, match="per_layer_config: has more than 200 kinds of layers"):
+        read("LlamaForCausalLM", fields)
+
+
 def test_fields_of_a_layer_that_repeat_the_model_s_own_change_nothing():
     """Renaming twice would give Command A's experts the width of its dense layers."""
     own = {"first_k_dense_replace": 2, "prefix_dense_intermediate_size": 40960}
