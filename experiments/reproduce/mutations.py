@@ -64,6 +64,8 @@ class Mutation:
     what: str
     """The figure, in a few words."""
     patches: Callable[[float], list[Patch]]
+    of: type = object
+    """The type of the objects that hold the figure: a patched function that returns another does not use it."""
 
     @contextmanager
     def applied(self, factor: float) -> Iterator[None]:
@@ -79,8 +81,10 @@ class Mutation:
 
         def noting(change: Callable[..., Any]) -> Callable[..., Any]:
             def noted(*args: Any, **more: Any) -> Any:
-                note()
-                return change(*args, **more)
+                found = change(*args, **more)
+                if isinstance(found, self.of):
+                    note()
+                return found
 
             return noted
 
@@ -207,8 +211,8 @@ def _measured_times(factor: float) -> list[Patch]:
 
 
 MUTATIONS: Mapping[str, Mutation] = {
-    "bandwidth": Mutation(what="memory bandwidth of every device, divided", patches=_bandwidth),
-    "compute": Mutation(what="peak FLOP/s of every device, divided", patches=_compute),
+    "bandwidth": Mutation(what="memory bandwidth of every device, divided", patches=_bandwidth, of=Device),
+    "compute": Mutation(what="peak FLOP/s of every device, divided", patches=_compute, of=Device),
     "launches": Mutation(
         what="starts of kernels and collectives, launches by the host, multiplied", patches=_launches
     ),
