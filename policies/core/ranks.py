@@ -40,7 +40,6 @@ from policies.core.growth import PAGED
 from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
 from policies.core.request import Request
-from policies.core.running_set import RunningSet
 from policies.core.sequence import DECODING, Sequence, SequenceView
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
@@ -169,7 +168,7 @@ class Ranks:
             self.num_blocks
         ] * size  # blocks of each rank that are free, after its part of a step
         self._is_paged = type(pool).blocks_held is BlockPool.blocks_held
-        self._is_drafting = type(state.running_set) is not RunningSet
+        self._is_drafting = state.decodes.holds_planned
         self._max_unasked = 0  # decodes of a rank up to which its policy need not be asked
         step.is_of_rank = True
         state.running_set.by_rank = self.members
