@@ -65,7 +65,7 @@ class Mutation:
     """The figure, in a few words."""
     patches: Callable[[float], list[Patch]]
     of: type = object
-    """The type of the objects that hold the figure: a patched function that returns another does not use it."""
+    """The objects that hold the figure: a patched function that returns others does not use it."""
 
     @contextmanager
     def applied(self, factor: float) -> Iterator[None]:

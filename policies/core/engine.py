@@ -45,7 +45,8 @@ from policies.core.plan import (
     StepPlan,
     Transfer,
 )
-from policies.core.ranks import DataParallel, Ranks
+from policies.core.rank_shares import DataParallel
+from policies.core.ranks import Ranks
 from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.safeguards import MAX_STEPS, MAX_WAITS, PreemptionWatch, Report, WaitWatch, contain, weakly

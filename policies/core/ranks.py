@@ -8,10 +8,7 @@ The ranks share the layers of experts, so all of them run every step together:
             blocks only, and budgets hold for it alone. A rank without tokens runs a dummy batch
     repeat  a plan holds until the first rank has an event, or runs out of its KV blocks
 
-Limits of an engine and of its policies are those of all ranks together: each rank has an equal share, rounded
-down, as SGLang 0.5.23 divides `--chunked-prefill-size` and `--max-running-requests` with
-`--enable-dp-attention`. vLLM 0.32 has a scheduler for each rank, whose `--max-num-batched-tokens` and
-`--max-num-seqs` are such shares.
+Limits of an engine and of its policies are those of all ranks together; see rank_shares.py.
 
 The front end's choice (`load_balance_method`):
 
@@ -28,17 +25,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from fieldlimits import Checked, OneOf, PositiveInt
 from policies.batching import Batching, max_unasked_of
 from policies.caching.content import of_rank as content_of_rank
 from policies.caching.pool import BlockPool
 from policies.core.growth import PAGED
 from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
+from policies.core.rank_shares import DataParallel, of_rank
 from policies.core.request import Request
 from policies.core.sequence import DECODING, Sequence, SequenceView
 from policies.core.state import EngineState
@@ -46,43 +41,8 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 
 BeforeStep = Callable[[StepView, StepBuilder, float], None]
-LOAD_BALANCE_METHODS = ("total_requests", "round_robin")
 MORE_ATTEMPTS = 100
 """Attempts to fill the step of a rank beside one for each slot, as in `EngineCore.plan`."""
-LIMITS = (
-    "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs", "batch_size", "n_parallel",
-    "n_batch", "max_batch_prefill_tokens", "max_batch_total_tokens",
-)  # fmt: skip
-"""Settings of batching policies of which each rank has a share."""
-
-
-@runtime_checkable
-class DividesLimits(Protocol):
-    """A batching policy that makes the policy of a rank itself; others have a share of `LIMITS`."""
-
-    def of_rank(self, size: int) -> Batching:
-        """Returns a new policy for each of `size` ranks."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataParallel(Checked):
-    """Settings of the ranks of an engine."""
-
-    size: PositiveInt = 1
-    load_balance_method: Annotated[str, OneOf(LOAD_BALANCE_METHODS)] = "total_requests"
-
-
-def of_rank(batching: Batching, size: int) -> Batching:
-    """Returns the policy of one of `size` ranks: a copy that has its share of the limits."""
-    if isinstance(batching, DividesLimits):
-        return batching.of_rank(size)
-    own = deepcopy(batching)
-    for name in LIMITS:
-        limit = getattr(own, name, None)
-        if isinstance(limit, int):
-            object.__setattr__(own, name, max(1, limit // size))  # settings are frozen
-    return own
 
 
 class _OfRank(Mapping[int, Sequence]):
@@ -223,22 +183,26 @@ class Ranks:
         for rank in range(self.size):
             if not self.num_requests[rank]:
                 continue
-            num_free, own = pool.num_free, self.members[rank]
+            num_free = pool.num_free
             self._show(self._scopes[rank], num_free - self._num_free[rank])
-            may_repeat = not before_step and len(own) == self.num_requests[rank]
             try:
-                if may_repeat and self._all_decode(own):
-                    step.begin_rank()
-                    step.decode_all()
-                    step.repeat()
-                    step.end_rank()
-                    continue
-                for _ in range(self.max_num_seqs + MORE_ATTEMPTS):
-                    if not self._fill_rank(rank, before_step, now):
-                        break
+                self._fill_rank(rank, before_step, now)
             finally:
                 self._show(self._whole, 0)
                 self._num_free[rank] -= num_free - pool.num_free
+
+    def _fill_rank(self, rank: int, before_step: Iterable[BeforeStep], now: float) -> None:
+        """Lets the policies fill the step of a rank, again as long as they have only freed blocks."""
+        step, own = self._step, self.members[rank]
+        if not before_step and len(own) == self.num_requests[rank] and self._all_decode(own):
+            step.begin_rank()
+            step.decode_all()
+            step.repeat()
+            step.end_rank()
+            return
+        for _ in range(self.max_num_seqs + MORE_ATTEMPTS):
+            if not self._ask_rank(rank, before_step, now):
+                return
 
     def _all_decode(self, own: dict[int, Sequence]) -> bool:
         """Returns whether nothing is to decide in a rank, as all of its sequences get a token."""
@@ -246,7 +210,7 @@ class Ranks:
             return False
         return all(seq.state is DECODING and seq.branches is None for seq in own.values())
 
-    def _fill_rank(self, rank: int, before_step: Iterable[BeforeStep], now: float) -> bool:
+    def _ask_rank(self, rank: int, before_step: Iterable[BeforeStep], now: float) -> bool:
         """Lets the policies fill the step of a rank; returns whether it has only freed blocks."""
         step, view = self._step, self._views[rank]
         step.begin_rank()

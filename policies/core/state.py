@@ -365,10 +365,10 @@ class WaitingQueue:
         entry = self._entry_of.pop(seq.request_id)
         self._num_changes += 1
         index, place, block = 0, 0, self._blocks[0]
-        if block[0] is not entry:
+        if block[0][2] is not seq:
             index, place = self._find(entry)
             block = self._blocks[index]
-            if place == len(block) or block[place] is not entry:
+            if place == len(block) or block[place][2] is not seq:
                 raise ValueError(
                     f"rank={entry[0]} of request {entry[1]}: must have an order, so must not be nan"
                 )

@@ -112,14 +112,11 @@ class CacheReader(Protocol):
         ...
 
 
-def _refuse(signals: NoSignals) -> NoReturn:
-    raise RuntimeError("signals: the routing policy must declare reads_signals: ClassVar[bool] = True")
-
-
 class NoSignals:
     """Load signals of a replica that no policy has declared to read: reading one raises RuntimeError."""
 
-    num_running = num_waiting = num_blocks_used = num_unseen = num_unseen_tokens = property(_refuse)
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError("signals: the routing policy must declare reads_signals: ClassVar[bool] = True")
 
 
 class NoCacheView:

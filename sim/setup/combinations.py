@@ -29,7 +29,7 @@ from policies.batching import Batching, BatchingTraits
 from policies.batching.static import Static
 from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, pool_of
-from policies.core.ranks import DataParallel
+from policies.core.rank_shares import DataParallel
 from policies.routing import RoutingTraits
 from policies.routing.static import reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix

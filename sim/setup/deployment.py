@@ -26,7 +26,7 @@ from policies.batching import Batching, BatchingTraits
 from policies.caching.content import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.pool import Caching, KvMemory
-from policies.core.ranks import DataParallel
+from policies.core.rank_shares import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
 from policies.user_code.traits import traits_of

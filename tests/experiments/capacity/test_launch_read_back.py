@@ -13,7 +13,7 @@ from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm
 from experiments.capacity.settings import CapacitySettings
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.core.ranks import of_rank
+from policies.core.rank_shares import of_rank
 from sim.settings.scenario import build_scenario
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

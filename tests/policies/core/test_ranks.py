@@ -21,7 +21,7 @@ from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.plan import StepOutcome
-from policies.core.ranks import DataParallel, of_rank
+from policies.core.rank_shares import DataParallel, of_rank
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 

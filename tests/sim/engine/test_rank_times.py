@@ -13,7 +13,7 @@ from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
-from policies.core.ranks import DataParallel
+from policies.core.rank_shares import DataParallel
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim import simulate
