@@ -64,7 +64,8 @@ class Decodes:
 
 def seconds_of(parts: Parts, num_seqs: Any, context_tokens: Any, tokens: Any, pairs: Any) -> Any:
     """Returns the seconds of decodes with draft tokens; contexts and pairs of these may be arrays."""
-    rows, total_s = num_seqs + tokens, 0.0
+    rows = num_seqs + tokens
+    total_s: Any = 0.0  # or an array
     all_keys, all_pairs = context_tokens + tokens, context_tokens + pairs
     for calls, window, lines in parts:
         if window is None:

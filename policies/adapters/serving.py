@@ -1,30 +1,29 @@
-"""The state of an engine that serves LoRA adapters, which may be in KV memory.
-
-Its waiting queue is ordered by rank, and by rank among the sequences of each adapter.
-"""
+"""The state of an engine that serves LoRA adapters, which may be in KV memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 from policies.adapters.residents import Residents
 from policies.core.limits import Bounds, StopAfter
 from policies.core.plan import Cause, StepPlan
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence, SequenceView
-from policies.core.state import EngineState, Key, WaitingQueue
+from policies.core.state import EngineState
+from policies.core.waiting_queue import AdapterQueue, Key, WaitingQueue
 
 
 class AdapterState(EngineState):
     """An engine state in which a sequence is admitted only if its adapter is resident or can be loaded.
 
-    Unused adapters in KV memory are evicted for sequences.
+    Unused adapters in KV memory are evicted for sequences. `attach` must be called before it is used.
     """
 
-    def __init__(self, residents: Residents, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    _residents: Residents
+
+    def attach(self, residents: Residents) -> None:
+        """Lets the adapters of an engine decide about its sequences."""
         self._residents = residents
         if type(self.waiting) is WaitingQueue:  # other orders have queues of their own
             self.waiting = AdapterQueue()
@@ -154,34 +153,3 @@ class AdapterState(EngineState):
     def _num_extra_blocks(self) -> int:
         """Number of KV blocks that adapters occupy."""
         return self._residents.num_blocks
-
-
-class AdapterQueue(WaitingQueue):
-    """A waiting queue by rank, which is also kept by adapter. Adapter None: sequences without one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._by_adapter: dict[str | None, WaitingQueue] = {}  # none is empty
-
-    def push(self, seq: SequenceView) -> None:
-        """Queues a sequence after those of smaller rank."""
-        super().push(seq)
-        self._by_adapter.setdefault(seq.request.adapter, WaitingQueue()).push(seq)
-
-    def remove(self, seq: SequenceView) -> None:
-        """Removes a sequence. Raises KeyError if it is not here."""
-        super().remove(seq)
-        queue = self._by_adapter[seq.request.adapter]
-        queue.remove(seq)
-        if not queue:
-            del self._by_adapter[seq.request.adapter]
-
-    def after_of(self, key: Key | None, adapters: Collection[str | None]) -> SequenceView | None:
-        """Returns the first sequence behind a key that needs one of some adapters; key=None: the first."""
-        queues = self._by_adapter
-        found = [queues[name].after(key) for name in adapters if name in queues]
-        return min((seq for seq in found if seq is not None), key=_key, default=None)
-
-
-def _key(seq: SequenceView) -> Key:
-    return seq.rank, seq.request_id

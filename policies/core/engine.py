@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
@@ -51,9 +50,10 @@ from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.safeguards import MAX_STEPS, MAX_WAITS, PreemptionWatch, Report, WaitWatch, contain, weakly
 from policies.core.sequence import ACTIVE_STATES, ENDED, WAITING, FinishReason, Sequence
-from policies.core.state import EngineState, WaitingQueue
+from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+from policies.core.waiting_queue import WaitingQueue
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
 from policies.user_code.decisions import WrongDecisionError, checked_prediction, checked_rank
@@ -209,7 +209,7 @@ class EngineCore:
         self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool, release: Release
     ) -> EngineState:
         scheduling = self.scheduling
-        make = EngineState if self.residents is None else partial(AdapterState, self.residents)
+        make = EngineState if self.residents is None else AdapterState
         decodes = None
         if self.drafts is not None:
             decodes = self.drafts.new_decodes(max_num_seqs, self.max_model_len)
@@ -228,6 +228,9 @@ class EngineCore:
             decodes=decodes,
         )
         state.looks_up = scheduling.looks_up
+        if isinstance(state, AdapterState):
+            assert self.residents is not None
+            state.attach(self.residents)
         return state
 
     @property

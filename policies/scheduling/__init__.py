@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 from fieldlimits import Checked, OneOf
 from policies.core.plan import StepPlan
 from policies.core.sequence import SequenceView
-from policies.core.state import WaitingQueue
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+from policies.core.waiting_queue import WaitingQueue
 
 PREEMPTION_MODES = ("recompute", "swap")
 

@@ -31,9 +31,9 @@ from typing import Annotated
 from fieldlimits import Ge, Gt, Lt, NonNegative, PositiveInt, Unit
 from policies.core.plan import FOREVER
 from policies.core.sequence import SequenceState, SequenceView
-from policies.core.state import WaitingQueue
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+from policies.core.waiting_queue import WaitingQueue
 from policies.scheduling import Scheduling
 from policies.scheduling.displacement import displace
 from policies.scheduling.overdue import Alarms

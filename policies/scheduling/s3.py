@@ -23,9 +23,9 @@ from typing import ClassVar
 from fieldlimits import PositiveInt
 from policies.core.plan import FOREVER
 from policies.core.sequence import Sequence, SequenceView
-from policies.core.state import WaitingQueue
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+from policies.core.waiting_queue import WaitingQueue
 from policies.scheduling import Scheduling
 from policies.scheduling.expectation import expected_output_tokens
 

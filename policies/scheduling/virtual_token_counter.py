@@ -23,9 +23,9 @@ from typing import Annotated
 from fieldlimits import Ge, Gt
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence, SequenceView
-from policies.core.state import WaitingQueue
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
+from policies.core.waiting_queue import WaitingQueue
 from policies.scheduling import Scheduling
 
 

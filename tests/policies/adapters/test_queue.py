@@ -17,7 +17,7 @@ from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request
-from policies.core.state import WaitingQueue
+from policies.core.waiting_queue import WaitingQueue
 from policies.scheduling.priority import Priority
 from tests.examples import examples
 

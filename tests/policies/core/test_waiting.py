@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.core.decode_set import DecodeSet
 from policies.core.request import Prompt, Request
 from policies.core.sequence import FinishReason, Sequence
-from policies.core.state import WaitingQueue
+from policies.core.waiting_queue import WaitingQueue
 
 
 def make_sequence(request_id, rank=0):
