@@ -15,6 +15,7 @@ SGLANG ?= $(SGLANG_KNOWN)
 PARITY := .venv-parity/$(VLLM)$(if $(filter-out $(SGLANG_KNOWN),$(SGLANG)),-sglang-$(SGLANG))
 CLIENTS := .venv-clients
 WHEEL_TEST := .venv-wheel
+COMPILED := .venv-compiled
 
 PY := .venv/bin/python
 PIP_QUIETLY := python -m pip install --quiet --disable-pip-version-check --no-input
@@ -24,7 +25,7 @@ PIP_INSTALL := .venv/bin/$(PIP_QUIETLY)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all durations docs wheel-test clients coverage parity parity-short parity-latest nightly lint types layers cases bench gallery clean
+.PHONY: help run test test-all durations docs wheel-test compiled clients coverage parity parity-short parity-latest nightly lint types layers cases bench gallery clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
@@ -57,6 +58,14 @@ wheel-test: ## build wheel and sdist, and run the wheel in an environment of its
 	$(PYTHON) -m venv $(WHEEL_TEST)/env
 	$(WHEEL_TEST)/env/bin/$(PIP_QUIETLY) "$$(ls dist/*.whl)[serve]"
 	$(WHEEL_TEST)/env/bin/python tests/wheel/check.py dist $(WHEEL_TEST)/from_sdist
+
+compiled: ## an environment with a compiled core, twice as fast (.venv-compiled; needs a C compiler and some minutes)
+	rm -rf $(COMPILED)
+	$(PYTHON) -m venv $(COMPILED)
+	$(COMPILED)/bin/$(PIP_QUIETLY) hatchling
+	$(COMPILED)/bin/python -m hatchling build -d $(COMPILED)/dist -t sdist
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(COMPILED)/bin/$(PIP_QUIETLY) $(COMPILED)/dist/*.tar.gz
+	@echo "$(COMPILED)/bin/windtunnel simulate"
 
 clients: $(CLIENTS)/installed ## other projects' clients and routers, for the tests of `windtunnel serve`
 
@@ -104,7 +113,7 @@ gallery: .venv/installed ## published figures beside ours, in minutes; exit code
 	.venv/bin/windtunnel reproduce $(ARGS)
 
 clean: ## remove the environment and what tools left; keeps outputs/
-	rm -rf .venv .venv-parity .venv-clients .venv-wheel dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-parity .venv-clients .venv-wheel .venv-compiled dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The scheduler of vLLM and the radix cache of SGLang run without a device. torchaudio and torchcodec, which vLLM asks
