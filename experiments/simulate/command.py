@@ -20,8 +20,7 @@ from sim.settings.build import build, build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 from sim.setup.scenario import Scenario
-from sim.workload.answers import Answers
-from sim.workload.base import Source
+from sim.workload.base import Answers, Source
 
 if TYPE_CHECKING:
     from experiments.simulate.sharded_run import ShardedRun

@@ -18,8 +18,7 @@ import numpy as np
 from policies.adapters.registry import Adapter
 from policies.core.request import Request
 from policies.prediction.draws import uniform
-from sim.workload.answers import ONE_ANSWER, Answers
-from sim.workload.base import Arrival, Source, SourceAround, Workload, adds_figures
+from sim.workload.base import ONE_ANSWER, Answers, Arrival, Source, SourceAround, Workload, adds_figures
 
 
 def draw(seed: int, stream: str, request: Request) -> float:

@@ -15,8 +15,8 @@ from sim.metrics.distributions import Kept
 from sim.metrics.mixed import MixFigure, MixLatencies, PartFigures, PartLatencies
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.table import column
-from sim.workload.answers import Answers
 from sim.workload.base import (
+    Answers,
     Arrival,
     Source,
     Workload,

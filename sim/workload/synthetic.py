@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from policies.core.request import Prompt, Request
-from sim.workload.answers import ONE_ANSWER, Answers
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
-from sim.workload.base import Arrival, Source, WorkloadNotes
+from sim.workload.base import ONE_ANSWER, Answers, Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_REQUESTS, require_positive
 from sim.workload.chunks import Chunk, Common, OpenLoopSource, due_s
 from sim.workload.distributions import FloatArray, IntArray, stream

@@ -14,7 +14,7 @@ from policies.admission.none import AdmitAll
 from realengine.settings import EngineSettings
 from sim.metrics.slo import check_no_workload_terms
 from sim.setup.scenario import Scenario
-from sim.workload.answers import Answers
+from sim.workload.base import Answers
 
 
 def alone_settings_of(

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from policies.core.request import Segment
-from sim.workload.answers import Answers
 from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Poisson
-from sim.workload.base import WorkloadNotes
+from sim.workload.base import Answers, WorkloadNotes
 from sim.workload.chunks import ROWS, PartOfSource, TableSource, arrivals_of, chunks_of
 from sim.workload.distributions import Exponential, Lognormal, stream
 from sim.workload.lengths import Lengths

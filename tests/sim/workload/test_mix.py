@@ -8,9 +8,8 @@ from sim.metrics.slo import Slo
 from sim.report.traffic_lines import traffic_lines
 from sim.settings.errors import ConfigError
 from sim.workload.agentic import Agentic
-from sim.workload.answers import Answers
 from sim.workload.arrivals import Constant
-from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.base import Answers, Arrival, WorkloadNotes
 from sim.workload.clients import WithClients
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed, Uniform
