@@ -27,8 +27,7 @@ from hwmodels.levels.rooflines import LatencyLevel
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce
-from sim.workload.distributions import Distribution, Fixed, Lognormal
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Lengths, Lognormal
 from sim.workload.marked import WithAdapters
 from sim.workload.synthetic import Synthetic
 

@@ -28,7 +28,7 @@ from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels.rooflines import LatencyLevel
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce, ArrivalProcess, Poisson
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Lengths
 from sim.workload.synthetic import Synthetic
 
 COLUMNS = ("id", "model", "scenario", "gpu", "gpus", "weights", "ttft_p99_limit_ms", "tpot_p99_limit_ms")

@@ -35,8 +35,7 @@ from hwmodels.model.model_spec import ModelSpec
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce, ArrivalProcess, ClosedLoop, Constant, Poisson
-from sim.workload.distributions import Distribution, Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Lengths, Uniform
 from sim.workload.synthetic import Synthetic
 
 SIZES = ("tp_size", "pp_size", "attention_dp_size")

@@ -23,8 +23,7 @@ from hwmodels.model.model_spec import ModelSpec
 from policies.batching import Batching
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import ClosedLoop
-from sim.workload.distributions import Distribution, Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Lengths, Uniform
 from sim.workload.synthetic import Synthetic
 
 COLUMNS = (

@@ -34,8 +34,7 @@ from sim.metrics.measured import request_metrics
 from sim.records.requests import Status
 from sim.workload.arrivals import Constant, Poisson
 from sim.workload.conversation import Conversation
-from sim.workload.distributions import Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths, Uniform
 from sim.workload.synthetic import Synthetic
 
 VLLM = Path(

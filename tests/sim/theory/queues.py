@@ -22,8 +22,7 @@ from sim.cluster.simulation import Simulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.run import RunRecords
 from sim.workload.arrivals import Poisson
-from sim.workload.distributions import Distribution, Fixed, Geometric
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Geometric, Lengths
 from sim.workload.synthetic import Synthetic
 
 PROMPT_TOKENS = 1000

@@ -6,8 +6,7 @@ import pytest
 
 from sim.workload.arrivals import ClosedLoop, Constant, Poisson
 from sim.workload.conversation import Conversation
-from sim.workload.distributions import Fixed, Geometric
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Geometric, Lengths
 from sim.workload.marked import WithAdapters
 from sim.workload.synthetic import Synthetic
 

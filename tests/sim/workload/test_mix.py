@@ -12,8 +12,7 @@ from sim.workload.arrivals import Constant
 from sim.workload.base import Answers, Arrival, WorkloadNotes
 from sim.workload.clients import WithClients
 from sim.workload.conversation import Conversation
-from sim.workload.distributions import Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths, Uniform
 from sim.workload.marked import WithCallers
 from sim.workload.mix import Mix
 from sim.workload.synthetic import Synthetic
