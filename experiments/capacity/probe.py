@@ -28,7 +28,7 @@ from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source
 from sim.workload.listed import ListedSource, busiest_window, listed, repeated
-from sim.workload.scaled import faster
+from sim.workload.modified import faster
 
 KEPT = 6
 """Number of traffics that a process keeps in memory."""

@@ -29,7 +29,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
-from sim.workload.scaled import faster
+from sim.workload.modified import faster
 
 
 class Measured(NamedTuple):

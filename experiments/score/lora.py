@@ -28,7 +28,7 @@ from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce
 from sim.workload.distributions import Distribution, Fixed, Lengths, Lognormal
-from sim.workload.marked import WithAdapters
+from sim.workload.modified import WithAdapters
 from sim.workload.synthetic import Synthetic
 
 METRIC = "kept_share"

@@ -37,7 +37,7 @@ from policies.speculation import DraftLengthTraits
 from policies.user_code.traits import name_of, traits_of
 from sim.cluster.failures import Random
 from sim.setup.engine_profile import EngineProfile
-from sim.workload.marked import answers_of, branching_key
+from sim.workload.modified import answers_of, branching_key
 
 ANY_NUM_BLOCKS = 2**20
 """Blocks of the KV pool that is made to see of which kind it is."""

@@ -22,7 +22,7 @@ from sim.setup.pool import PoolSettings
 from sim.setup.speculation import stores_kv
 from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Workload, own_slo_terms
-from sim.workload.marked import answers_of, branching_key
+from sim.workload.modified import answers_of, branching_key
 
 _HALVES = {"prefill": PrefillOnly, "decode": DecodeOnly}
 

@@ -45,8 +45,7 @@ from sim.setup.pool import PoolSettings, num_reached, with_idle
 from sim.setup.pool_checks import check_kv, check_roles, check_slo, check_turns, first_token_at, taking_turns
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.workload.base import Source, Workload, WorkloadNotes, own_latencies, own_sections
-from sim.workload.marked import answers_of, branching_key
-from sim.workload.scaled import LongerSource, faster
+from sim.workload.modified import LongerSource, answers_of, branching_key, faster
 
 if TYPE_CHECKING:
     from sim.metrics.run_sums import RunSums
@@ -69,9 +68,9 @@ class Scenario(PoolSettings, ClusterSettings):
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
     load: Annotated[Positive, "2 is twice the traffic"] = 1.0
-    """Factor on the rate of open-loop arrivals: see `sim.workload.scaled`."""
+    """Factor on the rate of open-loop arrivals: see `sim.workload.modified`."""
     prompt_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
-    """Factor on the length of prompts: see `sim.workload.scaled`."""
+    """Factor on the length of prompts: see `sim.workload.modified`."""
     output_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
     """Factor on the length of outputs."""
     sim: SimSettings = SimSettings()

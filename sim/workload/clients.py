@@ -25,7 +25,7 @@ from sim.records.table import AnyTable, column
 from sim.workload.base import Source
 from sim.workload.checks import require_not_negative, require_positive
 from sim.workload.distributions import Distribution, Fixed
-from sim.workload.marked import OfWorkload
+from sim.workload.modified import OfWorkload
 
 NORMAL = NormalDist()
 NOTHING_HIDDEN = Fixed(value=0.0)

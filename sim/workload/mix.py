@@ -26,7 +26,7 @@ from sim.workload.base import (
     own_sections,
     own_slo_terms,
 )
-from sim.workload.marked import answers_of
+from sim.workload.modified import answers_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

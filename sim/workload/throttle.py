@@ -17,7 +17,7 @@ from itertools import count
 from policies.core.request import Request
 from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
 from sim.workload.checks import require_positive
-from sim.workload.marked import OfWorkload
+from sim.workload.modified import OfWorkload
 
 MINUTE_S = 60.0
 TOO_LARGE = "requests of more tokens than tokens_per_minute allows"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from policies.core.request import Request
 from sim.speculation.acceptance import STREAM
-from sim.workload.marked import draw
+from sim.workload.modified import draw
 
 
 def require_tasks(task: str | None, tasks: Mapping[str, str], known: Collection[str], where: str) -> None:

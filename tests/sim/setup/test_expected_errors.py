@@ -20,7 +20,7 @@ from sim.setup.expected_errors import (
     traffic_of,
     unknown_because,
 )
-from sim.workload.marked import WithCallers
+from sim.workload.modified import WithCallers
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 

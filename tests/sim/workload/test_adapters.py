@@ -7,7 +7,7 @@ import pytest
 from sim.workload.arrivals import ClosedLoop, Constant, Poisson
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed, Geometric, Lengths
-from sim.workload.marked import WithAdapters
+from sim.workload.modified import WithAdapters
 from sim.workload.synthetic import Synthetic
 
 

@@ -13,8 +13,8 @@ from sim.workload.base import Answers, Arrival, WorkloadNotes
 from sim.workload.clients import WithClients
 from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed, Lengths, Uniform
-from sim.workload.marked import WithCallers
 from sim.workload.mix import Mix
+from sim.workload.modified import WithCallers
 from sim.workload.synthetic import Synthetic
 
 

@@ -11,8 +11,8 @@ from sim.settings.errors import ConfigError
 from sim.workload import recording
 from sim.workload.base import Arrival
 from sim.workload.chunks import chunks_of
+from sim.workload.modified import faster
 from sim.workload.recording import Recording
-from sim.workload.scaled import faster
 from sim.workload.traffic_log import FILE, TrafficLog
 from tests.sim.workload.reading_memory import peak_mib_of
 
