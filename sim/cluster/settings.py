@@ -17,6 +17,7 @@ from policies.roles.fixed import Fixed
 from policies.roles.turns import Turns
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
+from sim.cluster.clients import Retries
 from sim.cluster.encoders import EncoderSettings
 from sim.cluster.failures import Failures
 from sim.cluster.recovery import Recovery
@@ -24,7 +25,6 @@ from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.transfer.topology import NetworkSettings
-from sim.workload.retries import Retries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from policies.scaling.queue_length import QueueLength
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
+from sim.cluster.clients import JITTERS, Retries
 from sim.cluster.failures import BadRelease, Failures, Random, Scripted
 from sim.cluster.recovery import Recovery
 from sim.cluster.simulation import Simulation
@@ -36,7 +37,6 @@ from sim.records.failure import FailureKind
 from sim.records.run import RunRecords
 from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Arrival
-from sim.workload.retries import JITTERS, Retries
 
 MAX_REPLICAS = 3
 """Of a pool that scales."""

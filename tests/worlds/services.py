@@ -19,6 +19,7 @@ from policies.roles.balance import Balance
 from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
 from policies.routing.round_robin import RoundRobin
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.settings import SimSettings
 from sim.cluster.simulation import Simulation
@@ -26,7 +27,6 @@ from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.workload.retries import Retries
 from tests.worlds.clusters import Cluster, draw_recovery, toy_network
 
 

@@ -7,6 +7,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
 from policies.scaling.scheduled import Scheduled
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.recovery import Recovery
 from sim.engine.links import Links
@@ -14,7 +15,6 @@ from sim.metrics.conservation import check_conservation
 from sim.metrics.fleet import failure_use
 from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool, toy_network
 from tests.worlds.services import Service
 
