@@ -14,7 +14,7 @@ from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario
-from sim.setup.client import Client
+from sim.setup.engine_profile import Client
 from sim.setup.scenario import Scenario
 
 ALIASES = {

@@ -38,8 +38,8 @@ from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
 from sim.records.table import AnyTable
-from sim.setup.client import NO_CLIENT, Client, frontend_json, frontend_note
 from sim.setup.combinations import check_run
+from sim.setup.engine_profile import NO_CLIENT, Client, frontend_json, frontend_note
 from sim.setup.expected_errors import expected_errors_json
 from sim.setup.pool import PoolSettings, num_reached, with_idle
 from sim.setup.pool_checks import check_kv, check_roles, check_slo, check_turns, first_token_at, taking_turns
