@@ -41,8 +41,17 @@ from sim.records.table import AnyTable
 from sim.setup.combinations import check_run
 from sim.setup.engine_profile import NO_CLIENT, Client, frontend_json, frontend_note
 from sim.setup.expected_errors import expected_errors_json
-from sim.setup.pool import PoolSettings, num_reached, with_idle
-from sim.setup.pool_checks import check_kv, check_roles, check_slo, check_turns, first_token_at, taking_turns
+from sim.setup.pool import (
+    PoolSettings,
+    check_kv,
+    check_roles,
+    check_slo,
+    check_turns,
+    first_token_at,
+    num_reached,
+    taking_turns,
+    with_idle,
+)
 from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.workload.base import Source, Workload, WorkloadNotes, own_latencies, own_sections
 from sim.workload.modified import LongerSource, answers_of, branching_key, faster

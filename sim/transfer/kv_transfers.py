@@ -51,7 +51,7 @@ class KvTransferSettings(Checked):
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
     first_token_at: Annotated[str | None, OneOf(FIRST_TOKENS), "null: as the engine does"] = "prefill"
     """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived;
-    None: as the engine of the decode replicas does, see `sim.setup.pool_checks.first_token_at`."""
+    None: as the engine of the decode replicas does, see `sim.setup.pool.first_token_at`."""
     message_bytes: Annotated[NonNegative, Unit("bytes")] = 0.0
     """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
     slice of a KV block, see `sim.transfer.kv_copy`."""
