@@ -30,7 +30,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
 from policies.scheduling.queue_order import QueueOrder
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {

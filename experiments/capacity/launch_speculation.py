@@ -16,7 +16,7 @@ from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.suffix import Suffix
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 from sim.setup.scenario import Scenario
 
 VLLM_METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")

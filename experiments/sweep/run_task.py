@@ -20,7 +20,7 @@ from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.study.figures import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point
-from policies.user_code.failure import quote_of
+from policies.user_code import quote_of
 from sim.report.files import run_files
 from sim.settings.build import PolicyFailedError
 from sim.settings.convert import shown

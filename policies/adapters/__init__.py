@@ -11,7 +11,7 @@ from fieldlimits import Checked, NonNegativeInt, OneOf, PositiveInt, Unit
 from policies.adapters.registry import Registry
 from policies.adapters.residents import Residents
 from policies.caching.pool import BlockPool
-from policies.user_code.decisions import returned
+from policies.user_code import returned
 
 EVICTIONS = ("lru", "lfu")
 

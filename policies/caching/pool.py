@@ -21,7 +21,7 @@ from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.user_code.decisions import returned
+from policies.user_code import returned
 
 
 class BlockPool:

@@ -25,7 +25,7 @@ from policies.caching.eviction.candidates import Candidates
 from policies.caching.eviction.orders import Lru
 from policies.caching.radix_node import Key, Node, Segments, child_key, locate, num_shared
 from policies.core.request import Segment
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 
 
 class Match(NamedTuple):

@@ -55,8 +55,7 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
-from policies.user_code.decisions import WrongDecisionError, checked_prediction, checked_rank
-from policies.user_code.traits import name_of
+from policies.user_code import WrongDecisionError, checked_prediction, checked_rank, name_of
 
 if TYPE_CHECKING:
     from policies.speculation.engine.drafting import Drafting

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
-from policies.user_code.decisions import WrongDecisionError, returned, shown
+from policies.user_code import WrongDecisionError, returned, shown
 
 
 class MovableRequest(NamedTuple):

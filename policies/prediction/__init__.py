@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 from policies.core.request import Request
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 
 
 class LengthPredictor(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from policies.core.request import Request
-from policies.user_code.decisions import is_whole, returned
+from policies.user_code import is_whole, returned
 
 
 class ReplicaView(Protocol):

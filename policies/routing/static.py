@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.routing import ReplicaView, Routing, RoutingTraits
-from policies.user_code.decisions import WrongDecisionError
-from policies.user_code.traits import traits_of
+from policies.user_code import WrongDecisionError, traits_of
 
 STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) if n[0] != "_") - {"index"}
 """What a router may read of a replica if it does not declare that it reads none."""

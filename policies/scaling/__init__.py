@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from policies.user_code.decisions import WrongDecisionError, is_whole, returned, shown
+from policies.user_code import WrongDecisionError, is_whole, returned, shown
 
 
 class PoolView(Protocol):

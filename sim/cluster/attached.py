@@ -22,7 +22,7 @@ from simpy import Environment, Event
 
 from policies.batching import BatchingTraits
 from policies.core.request import Prompt, Request
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt

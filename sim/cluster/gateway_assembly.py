@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from policies.admission import Admission, AdmissionTraits, Refusal
 from policies.admission.none import AdmitAll
 from policies.core.request import Request
-from policies.user_code.decisions import returned
-from policies.user_code.traits import traits_of
+from policies.user_code import returned, traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens
 from sim.cluster.fleet import Fleet

@@ -14,8 +14,7 @@ from policies.admission import AdmissionTraits
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing, RoutingTraits
-from policies.user_code.failure import note_time
-from policies.user_code.traits import traits_of
+from policies.user_code import note_time, traits_of
 from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes, unhandled
 from sim.cluster.autoscaler import Autoscaler
 from sim.cluster.early_stop import MissedSloStop, OverloadStop

@@ -19,7 +19,7 @@ from simpy.events import ProcessGenerator
 
 from policies.roles import ReplicaLoad, Roles, Switch
 from policies.roles.turns import Turns
-from policies.user_code.decisions import returned
+from policies.user_code import returned
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock, Phase

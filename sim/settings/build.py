@@ -19,9 +19,16 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, Self, TypeGuard, get_type_hints
 
-from policies.user_code.decisions import PACKAGES, is_of_user, package_of
-from policies.user_code.failure import Policy, PolicyError, failure, import_quote
-from policies.user_code.traits import name_of_class
+from policies.user_code import (
+    PACKAGES,
+    Policy,
+    PolicyError,
+    failure,
+    import_quote,
+    is_of_user,
+    name_of_class,
+    package_of,
+)
 from sim.settings.convert import Planned, WrongObject, convert, example_of, is_object, shown
 from sim.settings.errors import ConfigError, suggest
 

@@ -11,8 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
-from policies.user_code.decisions import definition, is_of_user
-from policies.user_code.failure import signature_lack
+from policies.user_code import definition, is_of_user, signature_lack
 from sim.settings.errors import suggest
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")

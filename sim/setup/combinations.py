@@ -34,7 +34,7 @@ from policies.routing import RoutingTraits
 from policies.routing.static import reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 from sim.cluster.failures import Random
 from sim.setup.engine_profile import EngineProfile
 from sim.workload.modified import answers_of, branching_key

@@ -29,7 +29,7 @@ from policies.caching.pool import Caching, KvMemory
 from policies.core.ranks import DataParallel
 from policies.scheduling import Scheduling
 from policies.speculation import Proposer
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 from sim.engine.replica_pool import KvLayout
 from sim.setup.combinations import (
     check_chain,

@@ -32,7 +32,7 @@ from hwmodels.trust.table import (
     is_compared,
     shipped,
 )
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.report.wording import plural
 from sim.setup.pool import PoolSettings
 from sim.workload.arrivals import AllAtOnce, ClosedLoop

@@ -37,7 +37,7 @@ from policies.routing.round_robin import RoundRobin
 from policies.scaling import Scaling
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 from sim.cluster.failures import Failures
 from sim.cluster.recovery import Recovery
 from sim.cluster.settings import ClusterSettings, SimSettings

@@ -9,7 +9,7 @@ from hwmodels.model.precision import precision_notes
 from policies.batching.inflight import GUARANTEED_NO_EVICT, InFlight
 from policies.caching.content import FutureUses
 from policies.caching.pool import pool_of
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.cluster.encoders import EncoderSettings
 from sim.metrics.slo import Slo
 from sim.setup.combinations import delayer_note, ranks_note

@@ -17,7 +17,7 @@ from hwmodels.tariff import Tariff
 from policies.adapters.registry import Adapter
 from policies.batching import BatchingTraits
 from policies.caching.content import FutureUses, prompt_segments
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet

@@ -20,7 +20,7 @@ from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.caching.pool import BlockPool
 from policies.core.release import Release
 from policies.speculation import DraftLength, Proposer, num_places
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.speculation.acceptance import Acceptance
 
 if TYPE_CHECKING:

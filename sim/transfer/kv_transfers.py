@@ -30,7 +30,7 @@ from policies.core.plan import Migrant
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.routing import Routing, RoutingTraits, chosen
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog

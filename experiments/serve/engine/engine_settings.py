@@ -9,7 +9,7 @@ from typing import Any
 from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.engine.settings import RealEngine
 from policies.adapters.fixed_slots import FixedSlots
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from realengine.model.backend import choose_device
 from realengine.settings import EngineSettings
 from realengine.speculation.settings import MAY_NEED_MODEL

@@ -22,7 +22,7 @@ from experiments.serve.simulated.output import FAILED, Output, deltas, finish_re
 from experiments.serve.simulated.record_limit import RecordLimit
 from policies.batching.static import check_traffic_ends
 from policies.core.request import Prompt, Request
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.cluster.live import Ended, LiveSimulation
 from sim.engine.replica import Replica
 from sim.records.requests import Status

@@ -39,7 +39,7 @@ from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculat
 from policies.speculation.engine.iterations import Reservation, iterations_to_event
 from policies.speculation.engine.step import DraftRows
 from policies.speculation.engine.watch import DraftWatch
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 
 
 class Drafting:

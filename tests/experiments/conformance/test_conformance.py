@@ -22,7 +22,7 @@ from policies.prediction import LengthPredictor
 from policies.routing.round_robin import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation.fixed import Fixed
-from policies.user_code.failure import PolicyError
+from policies.user_code import PolicyError
 from tests.experiments.conformance.kept import num_kept
 from tests.experiments.conformance.sound_policies import Filling, Guessing, Scales
 

@@ -15,7 +15,7 @@ from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.slo_aware import SloAware
 from policies.speculation.view import AcceptanceCounts, DraftView
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 

@@ -5,7 +5,7 @@ import pytest
 from experiments.conformance.toys import TICK_S
 from policies.core.request import Branching
 from policies.migration import Move
-from policies.user_code.decisions import WrongDecisionError
+from policies.user_code import WrongDecisionError
 from sim.cluster.clients import Retries
 from sim.engine.links import Links
 from sim.metrics.conservation import check_conservation

@@ -18,7 +18,7 @@ from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.weighted import Weighted
-from policies.user_code.decisions import WrongDecisionError
+from policies.user_code import WrongDecisionError
 from sim.cluster.settings import SimSettings
 from sim.records.event_table import events_table
 from sim.settings.errors import ConfigError
