@@ -47,8 +47,7 @@ from sim.engine.replica_pool import ROLES, ReplicaPool
 from sim.metrics.slo import WORKLOAD_TERMS, Slo
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.setup.combinations import check_pool
-from sim.setup.deployment import Deployment
-from sim.setup.speculation import drafting_of, stores_kv
+from sim.setup.deployment import Deployment, drafting_of, stores_kv
 from sim.speculation.acceptance import Acceptance
 from sim.transfer.topology import NetworkSettings
 from sim.workload.base import Source, Workload, own_slo_terms

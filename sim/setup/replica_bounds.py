@@ -41,8 +41,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from sim.engine.frontend import Frontend
 from sim.metrics.slo import Slo
-from sim.setup.deployment import Deployment
-from sim.setup.speculation import max_tokens_per_pass
+from sim.setup.deployment import Deployment, max_tokens_per_pass
 from sim.workload.listed import ListedSource
 
 Floats = NDArray[np.float64]

@@ -13,9 +13,9 @@ from policies.user_code import name_of
 from sim.cluster.encoders import EncoderSettings
 from sim.metrics.slo import Slo
 from sim.setup.combinations import delayer_note, ranks_note
+from sim.setup.deployment import max_tokens_per_pass, speculation_notes
 from sim.setup.expected_errors import expected_error_note
 from sim.setup.pool import PoolSettings
-from sim.setup.speculation import max_tokens_per_pass, speculation_notes
 from sim.transfer.kv_copy import resharding
 from sim.workload.base import Workload, WorkloadNotes
 from sim.workload.synthetic import Synthetic
