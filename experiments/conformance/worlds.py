@@ -13,7 +13,7 @@ from experiments.conformance.toys import TOY, ToyModel
 from hwmodels.iterations.jitter import Jitter
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.residents import Residents
-from policies.admission.none import AdmitAll
+from policies.admission import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory

@@ -47,3 +47,15 @@ class AdmissionTraits:
     reads_caches: bool = False
     on_first_token: Callable[[Request, float], None] | None = None
     on_end: Callable[[Request, float], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmitAll:
+    """Admits every request; reads nothing."""
+
+    def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
+        """Returns None: every request is admitted."""
+        return None
+
+
+# DOC of policies.admission: No admission control: every request is admitted, however long it will wait.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from policies.admission import Admission, AdmissionTraits, Refusal
-from policies.admission.none import AdmitAll
+from policies.admission import Admission, AdmissionTraits, AdmitAll, Refusal
 from policies.core.request import Request
 from policies.user_code import returned, traits_of
 from sim.cluster.autoscaler import PoolCounts

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, check
-from policies.admission import Admission
-from policies.admission.none import AdmitAll
+from policies.admission import Admission, AdmitAll
 from policies.migration import Migration
 from policies.migration.none import Stay
 from policies.prediction import LengthPredictor

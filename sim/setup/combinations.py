@@ -24,7 +24,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import Calibrated, DividesAttention, LatencyLevel, Spec
 from hwmodels.levels.speculative import Speculative
 from hwmodels.model.model_spec import ModelSpec
-from policies.admission.none import AdmitAll
+from policies.admission import AdmitAll
 from policies.batching import Batching, BatchingTraits
 from policies.batching.static import Static
 from policies.caching.content import FutureUses

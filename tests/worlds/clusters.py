@@ -14,8 +14,8 @@ from experiments.conformance.policy_draws import draw_routing
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TICK_S, ToyModel
 from experiments.conformance.worlds import Traffic, World
+from policies.admission import AdmitAll
 from policies.admission.deadline_feasible import DeadlineFeasible
-from policies.admission.none import AdmitAll
 from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket

@@ -11,7 +11,7 @@ from experiments.conformance.claims import FAMILIES, BrokenPromise, claims_by_na
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
 from policies.adapters.fixed_slots import FixedSlots
-from policies.admission.none import AdmitAll
+from policies.admission import AdmitAll
 from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket

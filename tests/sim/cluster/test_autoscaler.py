@@ -10,7 +10,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.toys import ToyModel
 from hwmodels.iterations.iteration import IterationModel
-from policies.admission.none import AdmitAll
+from policies.admission import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.utilisation import Utilisation
