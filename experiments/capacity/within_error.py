@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from experiments.capacity.results import Ranked
 from experiments.capacity.start_doubt import start_doubt
 from hwmodels.trust.table import RATIO, errors_at, shipped
-from sim.setup.expected_errors import place_of, unknown_because
+from sim.setup.notes import place_of, unknown_because
 from sim.setup.pool import PoolSettings
 
 FULL = 0.995

@@ -46,7 +46,7 @@ class EngineProfile(Checked):
     kernels: Kernels = Kernels()
     family: str | None = None
     """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
-    profile never was. See `sim.setup.expected_errors`."""
+    profile never was. See `sim.setup.notes`."""
     default_limits: str | None = None
     """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
     load_balance_method: str | None = None

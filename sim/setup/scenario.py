@@ -40,7 +40,7 @@ from sim.records.run import PoolRecord, RunRecords
 from sim.records.table import AnyTable
 from sim.setup.combinations import check_run
 from sim.setup.engine_profile import NO_CLIENT, Client, frontend_json, frontend_note
-from sim.setup.expected_errors import expected_errors_json
+from sim.setup.notes import encoder_notes, expected_errors_json, pool_notes, resharding_notes, workload_notes
 from sim.setup.pool import (
     PoolSettings,
     check_kv,
@@ -52,7 +52,6 @@ from sim.setup.pool import (
     taking_turns,
     with_idle,
 )
-from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
 from sim.workload.base import Source, Workload, WorkloadNotes, own_latencies, own_sections
 from sim.workload.modified import LongerSource, answers_of, branching_key, faster
 

@@ -18,7 +18,7 @@ from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel
 from hwmodels.trust.table import HELD_BACK, LORA, Level
 from sim.settings.errors import ConfigError
-from sim.setup.expected_errors import TAIL, tail_of
+from sim.setup.notes import TAIL, tail_of
 from sim.setup.scenario import Scenario
 from sim.workload.distributions import Fixed
 

@@ -41,7 +41,7 @@ TABLE = (
 @pytest.fixture(autouse=True)
 def hand_made_table(monkeypatch):
     monkeypatch.setattr("experiments.capacity.within_error.shipped", lambda: TABLE)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE)
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: TABLE)
 
 
 def fleet(hardware, *overrides):

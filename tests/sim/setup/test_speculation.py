@@ -13,8 +13,8 @@ from policies.core.endings import LateEnds
 from policies.speculation.proposers.ngram import Ngram
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
+from sim.setup.notes import pool_notes
 from sim.setup.replica_bounds import Demand, decode_token_seconds, idle_latencies
-from sim.setup.run_notes import pool_notes
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("workload=poisson", "workload.num_requests=2")
