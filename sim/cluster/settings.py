@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, check
 from policies.admission import Admission, AdmitAll
-from policies.migration import Migration
-from policies.migration.none import Stay
+from policies.migration import Migration, Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Roles
 from policies.roles.fixed import Fixed

@@ -30,7 +30,7 @@ from policies.caching.pool import pool_of
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.release import Release
-from policies.migration.none import Stay
+from policies.migration import Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Roles
 from policies.routing.round_robin import RoundRobin
