@@ -19,7 +19,7 @@ from sim.records.iterations import IterationLog
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table
-from sim.speculation.records import SpeculationRecord, added_acceptance, speculation_record
+from sim.speculation.log import SpeculationRecord, added_acceptance, speculation_record
 
 MAX_ITERATIONS: Final = 1 << 18
 """Iterations after which a chunk is due; their table takes about 25 MB, twice that while it is made."""

@@ -14,7 +14,7 @@ from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
 from sim.records.run import RunRecords
 from sim.records.table import Table
-from sim.speculation.records import speculation_record
+from sim.speculation.log import speculation_record
 
 
 class RecordedRun(Protocol):

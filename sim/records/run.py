@@ -16,7 +16,7 @@ from sim.records.failure import Failure
 from sim.records.iteration_tables import own_gaps_table
 from sim.records.migrations import MigrationRecord
 from sim.records.table import AnyTable, to_pandas
-from sim.speculation.records import SpeculationRecord
+from sim.speculation.log import SpeculationRecord
 
 
 class Overload(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 from sim.metrics.speculation import acceptance_by_pool
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 from sim.records.table import AnyTable, Table, column
-from sim.speculation.records import SpeculationRecord
+from sim.speculation.log import SpeculationRecord
 
 GAPS, RECORDS = "itl.parquet", "records.json"
 ACCEPTANCE, BURSTS = "acceptance.parquet", "bursts.parquet"

@@ -24,7 +24,7 @@ from sim.records.parquet import of_arrow, parquet_bytes
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 from sim.records.table import Table
 from sim.shards.shard import ShardRecords
-from sim.speculation.records import SpeculationRecord
+from sim.speculation.log import SpeculationRecord
 from sim.workload.base import WorkloadNotes
 
 TABLES = ("requests", "iterations", "events", "own_gaps")
