@@ -100,3 +100,15 @@ class LayoutPolicy(Protocol):
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
         """Returns the layout. Raises ValueError with the reasons if no layout is possible."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsSet:
+    """Uses the sizes of the run's settings."""
+
+    def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
+        """Returns the sizes of the run's settings."""
+        return LayoutChoice(facts.given)
+
+
+# DOC of policies.parallelism: The given sizes: tensor_parallel_size=2 and the like, as in the engines' own options.

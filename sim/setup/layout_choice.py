@@ -15,8 +15,7 @@ from hwmodels.iterations.iteration import IterationModel, IterationShape, causal
 from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
 from hwmodels.iterations.stages import Pipeline
 from hwmodels.model.mlp import MixtureOfExperts
-from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
-from policies.parallelism.as_set import AsSet
+from policies.parallelism import AsSet, Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from sim.metrics.slo import Slo
 from sim.settings.build import build, build_as
 from sim.settings.errors import ConfigError
