@@ -10,9 +10,7 @@ from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, ch
 from policies.admission import Admission, AdmitAll
 from policies.migration import Migration, Stay
 from policies.prediction import LengthPredictor
-from policies.roles import Roles
-from policies.roles.fixed import Fixed
-from policies.roles.turns import Turns
+from policies.roles import Fixed, Roles, Turns
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
 from sim.cluster.clients import Retries

@@ -3,7 +3,7 @@
 Roles: a replica that is to change is drained. When it has no requests, it leaves its pool, and its devices
 join the other pool at once, as a new replica with a new index. The weights stay in memory, the cache is lost.
 
-Models that take turns on the same GPUs, as `policies.roles.turns` decides (vLLM's sleep mode): a turn is a
+Models that take turns on the same GPUs, as `policies.roles` decides (vLLM's sleep mode): a turn is a
 replica of the pool of its model. At its end the replica is drained; then a replica of the next model starts
 in its place, and serves once the first model's weights have left the GPUs and its own are there. Its cache is
 empty. Requests of models that sleep wait at the gateway.
@@ -17,8 +17,7 @@ from math import inf
 
 from simpy.events import ProcessGenerator
 
-from policies.roles import ReplicaLoad, Roles, Switch
-from policies.roles.turns import Turns
+from policies.roles import ReplicaLoad, Roles, Switch, Turns
 from policies.user_code import returned
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import GatewayAttachment, RequestAttempt

@@ -8,7 +8,7 @@ from typing import Any
 from hwmodels.devices.device import Storage
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
-from policies.roles.turns import Turns
+from policies.roles import Turns
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.encoders import EncoderSettings
 from sim.cluster.settings import SimSettings

@@ -15,8 +15,8 @@ from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import Traffic, World, WorldRun
 from policies.batching.decode_only import DecodeOnly
 from policies.batching.prefill_only import PrefillOnly
+from policies.roles import Fixed
 from policies.roles.balance import Balance
-from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
 from policies.routing.round_robin import RoundRobin
 from sim.cluster.clients import Retries
