@@ -27,7 +27,7 @@ from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
-from sim.transfer.topology import NetworkSettings
+from sim.transfer.network import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.run import PoolRecord, ReplicaRecord
 from sim.transfer.kv_replication import KvReplication
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Interconnect
 
 
 class State(Enum):

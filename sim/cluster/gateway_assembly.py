@@ -25,7 +25,7 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.records.requests import RequestLog
 from sim.transfer.kv_replication import KvReplication
 from sim.transfer.kv_transfers import KvTransfers
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Interconnect
 
 if TYPE_CHECKING:
     from sim.migration.live_migrations import LiveMigrations

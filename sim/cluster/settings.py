@@ -20,7 +20,7 @@ from sim.cluster.recovery import Recovery
 from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.transfer.topology import NetworkSettings
+from sim.transfer.network import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

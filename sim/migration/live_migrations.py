@@ -42,8 +42,7 @@ from sim.migration.target_side import TargetSide
 from sim.records.migrations import MigrationRecord, Outcome
 from sim.records.requests import RequestLog
 from sim.transfer.kv_copy import kv_copy
-from sim.transfer.network import Flow
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Flow, Interconnect
 
 BEFORE_COMMITS = -1
 """Phase of the decisions: before all other events of their time, so that every replica is in a step or idle

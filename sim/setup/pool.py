@@ -49,7 +49,7 @@ from sim.records.run import ReplicaRecord, RunRecords
 from sim.setup.combinations import check_pool
 from sim.setup.deployment import Deployment, drafting_of, stores_kv
 from sim.speculation.acceptance import Acceptance
-from sim.transfer.topology import NetworkSettings
+from sim.transfer.network import NetworkSettings
 from sim.workload.base import Source, Workload, own_slo_terms
 from sim.workload.modified import answers_of, branching_key
 

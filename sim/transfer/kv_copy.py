@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import KvLayout
-from sim.transfer.network import Route
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Interconnect, Route
 
 
 class KvCopy(NamedTuple):

@@ -35,9 +35,8 @@ from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
 from sim.transfer.kv_copy import kv_copy
-from sim.transfer.network import Flow
+from sim.transfer.network import Flow, Interconnect
 from sim.transfer.sides import DecodeSide, GatewayForTransfers, PrefillSide
-from sim.transfer.topology import Interconnect
 
 TRANSFERS = ("layerwise", "at_end")
 FIRST_TOKENS = ("prefill", "decode")

@@ -35,7 +35,7 @@ from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.slo import Slo
 from sim.records.failure import FailureKind
 from sim.records.run import RunRecords
-from sim.transfer.topology import NetworkSettings
+from sim.transfer.network import NetworkSettings
 from sim.workload.base import Arrival
 
 MAX_REPLICAS = 3
