@@ -19,8 +19,7 @@ from typing import ClassVar
 
 from fieldlimits import Checked, Share, check
 from policies.core.request import Request
-from policies.prediction import require_truth, within_limits
-from policies.prediction.draws import uniform
+from policies.prediction import require_truth, uniform, within_limits
 
 S3_ACCURACY = 0.7713
 """S3's accuracy on Google's Natural Questions; on the Pile, which has no questions, it is 0.656."""

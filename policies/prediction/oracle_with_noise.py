@@ -19,8 +19,7 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Checked, Ge, Le
 from policies.core.request import Request
-from policies.prediction import require_truth, within_limits
-from policies.prediction.draws import uniform
+from policies.prediction import require_truth, uniform, within_limits
 
 _NORMAL = NormalDist()
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from fieldlimits import Checked, OneOf, PositiveInt, Unit
 from policies.core.request import Request
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from policies.routing import COUNTS, ReplicaView
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.core.request import Request
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from policies.routing import ReplicaView
 
 

@@ -13,7 +13,7 @@ from simpy.events import ProcessGenerator
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt, Routers
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase

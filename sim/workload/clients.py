@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from sim.metrics.client_view import ClientsFigure, ClientView, PublishLatencies
 from sim.metrics.distributions import Kept
 from sim.records.table import AnyTable, column

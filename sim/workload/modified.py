@@ -18,7 +18,7 @@ import numpy as np
 
 from policies.adapters.registry import Adapter
 from policies.core.request import Prompt, Request, Segment
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from sim.workload.base import (
     ONE_ANSWER,
     Answers,

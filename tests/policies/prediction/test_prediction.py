@@ -11,9 +11,8 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.prediction import LengthPredictor
+from policies.prediction import LengthPredictor, uniform
 from policies.prediction.buckets import BucketClassifier
-from policies.prediction.draws import uniform
 from policies.prediction.histogram import RunningHistogram
 from policies.prediction.oracle_with_noise import OracleWithNoise
 from policies.prediction.regression import PromptLengthRegression
