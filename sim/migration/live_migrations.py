@@ -41,7 +41,7 @@ from sim.migration.load_view import LoadView
 from sim.migration.target_side import TargetSide
 from sim.records.migrations import MigrationRecord, Outcome
 from sim.records.requests import RequestLog
-from sim.transfer.kv_copy import kv_copy
+from sim.transfer.kv_transfers import kv_copy
 from sim.transfer.network import Flow, Interconnect
 
 BEFORE_COMMITS = -1

@@ -44,7 +44,7 @@ from sim.report.wording import plural
 from sim.setup.combinations import delayer_note, ranks_note
 from sim.setup.deployment import max_tokens_per_pass, speculation_notes
 from sim.setup.pool import PoolSettings
-from sim.transfer.kv_copy import resharding
+from sim.transfer.kv_transfers import resharding
 from sim.workload.arrivals import AllAtOnce, ClosedLoop
 from sim.workload.base import Workload, WorkloadNotes
 from sim.workload.synthetic import Synthetic

@@ -32,8 +32,8 @@ from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
+from sim.transfer.kv_transfers import GatewayForTransfers
 from sim.transfer.network import Flow, Interconnect
-from sim.transfer.sides import GatewayForTransfers
 
 
 @dataclass(slots=True, eq=False)
