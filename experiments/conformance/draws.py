@@ -17,7 +17,7 @@ from policies.batching import supports_mixed_role
 from policies.batching.chunked import Chunked
 from policies.caching.pool import KvMemory
 from policies.prediction.histogram import RunningHistogram
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.s3 import S3
 from policies.scheduling.shortest_job_first import ShortestJobFirst

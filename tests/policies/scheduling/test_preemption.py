@@ -22,7 +22,7 @@ from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.core.request import Branching
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.least_slack import LeastSlack
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.online_batch import OnlineBatch

@@ -9,7 +9,7 @@ from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware

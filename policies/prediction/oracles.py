@@ -1,13 +1,13 @@
-"""A classifier of requests into output length buckets, given by its confusion matrix. For the simulator only.
+"""Prediction by the true length times a lognormal error. For the simulator only.
 
-S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict from the prompt one of ten buckets of equal
-width, and reserves the KV memory for the bucket's upper bound. The prediction here is therefore the upper
-bound. The true bucket i is classified as j with probability confusion[i][j].
+With it one can find how accurate a predictor must be. It is a common model of inexact sizes in size-based
+scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
 
-    upper_bounds  100, 200, 400:  bucket 0 has 1..100 tokens, bucket 1 101..200, bucket 2 more than 200
+    predicted = true * exp(error * z),    z standard normal
 
-An output longer than the last bound is in the last bucket, and exceeds its prediction.
-Assumes that the probability of a misclassification depends on the true bucket only.
+For a true length of 100 and error=0.5, half of the predictions are above 100, and 68 % are between 61 and
+165. The median is exact, the mean is too large by the factor exp(error^2 / 2), here by 13 %.
+Assumes that errors are independent of everything, also of the length; those of a real model are not.
 """
 
 from __future__ import annotations
@@ -15,11 +15,41 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import ClassVar
+from math import exp
+from statistics import NormalDist
+from typing import Annotated, ClassVar
 
-from fieldlimits import Checked, Share, check
+from fieldlimits import Checked, Ge, Le, Share, check
 from policies.core.request import Request
 from policies.prediction import require_truth, uniform, within_limits
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OracleWithNoise(Checked):
+    """Predicts the true length with an error from a known distribution."""
+
+    error: Annotated[
+        float, Ge(0), Le(3), "with 3, every third prediction is wrong by more than a factor of 20"
+    ] = 0.5
+    """Standard deviation of log(predicted / true); 0: always exact."""
+    seed: int = 0
+    """Seed of the errors."""
+
+    needs_truth: ClassVar[bool] = True
+
+    def predict(self, request: Request, true_num_tokens: int | None) -> int:
+        """Returns the true length times the error."""
+        truth = require_truth(self, true_num_tokens)
+        if not self.error:
+            return within_limits(request, truth)
+        z = _NORMAL.inv_cdf(uniform(self.seed, "prediction.oracle", request.request_id))
+        return within_limits(request, round(truth * exp(self.error * z)))
+
+    def observe(self, request: Request, num_output_tokens: int) -> None:
+        """Does nothing: the distribution of the errors is given."""
+
 
 S3_ACCURACY = 0.7713
 """S3's accuracy on Google's Natural Questions; on the Pile, which has no questions, it is 0.656."""
@@ -121,3 +151,16 @@ def _check_confusion(confusion: tuple[tuple[float, ...], ...], num_buckets: int)
             raise ValueError(
                 f"{shown}: must sum to 1, found {sum(row):g}; divide each row of a table of counts by its sum"
             )
+
+
+# DOC of policies.prediction.oracles: A classifier of requests into output length buckets, given by its confusion matrix. For the simulator only.
+#
+# S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict from the prompt one of ten buckets of equal
+# width, and reserves the KV memory for the bucket's upper bound. The prediction here is therefore the upper
+# bound. The true bucket i is classified as j with probability confusion[i][j].
+#
+#     upper_bounds  100, 200, 400:  bucket 0 has 1..100 tokens, bucket 1 101..200, bucket 2 more than 200
+#
+# An output longer than the last bound is in the last bucket, and exceeds its prediction.
+# Assumes that the probability of a misclassification depends on the true bucket only.
+#
