@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from experiments.app.run_folder import write_study
 from experiments.observe.load import Load
 from experiments.observe.tables import capture_table, chunks_table
+from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas

@@ -18,8 +18,8 @@ from experiments.sweep.settings import ReportSettings
 from hwmodels.bounded_files import UnreadableFileError, read_bytes
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.unknown import UnknownMachine
+from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots, plots_of
-from sim.metrics.window import Window
 from sim.report.files import PLOTS
 from sim.report.page import Section, report_sections, write_sections
 from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows

@@ -12,9 +12,8 @@ from typing import Final
 import numpy as np
 
 from sim.metrics.batches import Ints, added, halved, log_width_for
-from sim.metrics.definitions import Counts, Times
+from sim.metrics.definitions import Counts, Times, Window
 from sim.metrics.steady import RunInterval, Series
-from sim.metrics.window import Window
 
 MAX_BINS: Final = 1024
 TICKS_PER_S: Final = 1 << 20

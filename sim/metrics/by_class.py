@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import times
+from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.goodput import add_goodput, goodput_figures
 from sim.metrics.slo import Slo
 from sim.metrics.sums import Totals
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column, joined
 
 MAX_CLASSES = 20

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import Window
 from sim.metrics.distributions import Kept
 from sim.metrics.token_times import TokenTimes
-from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.table import AnyTable, Table, column
 

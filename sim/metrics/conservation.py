@@ -7,11 +7,10 @@ from itertools import pairwise
 import numpy as np
 
 from sim.metrics.by_class import COUNTS, add_status_counts
-from sim.metrics.definitions import times
+from sim.metrics.definitions import Window, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.output import first_tokens
 from sim.metrics.sums import Totals
-from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column

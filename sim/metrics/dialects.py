@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import Window
 from sim.metrics.served import Served, Values, interpolated, measured_value, next_value
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
-from sim.metrics.window import Window
 from sim.records.table import AnyTable
 
 PERCENTILES = (50, 90, 99)

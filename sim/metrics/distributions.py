@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.metrics.definitions import Counts, Times, describe, per, weighted_percentile
+from sim.metrics.definitions import Counts, Times, Window, describe, per, weighted_percentile
 from sim.metrics.steady import Batched, RunInterval, Series
 from sim.metrics.sums import TableTotals, Totals, weighted_sum
-from sim.metrics.window import Window
 
 SLICES: Final = 320
 """Slices of the measured time; the rates of events in each are the series of which batch means are taken."""

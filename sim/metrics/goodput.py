@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sim.metrics.definitions import per, times
+from sim.metrics.definitions import Window, per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.slo import Slo
 from sim.metrics.sums import TableTotals, Totals
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import Window
 from sim.metrics.sections import SectionFigure
-from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import Window
 from sim.metrics.sections import EarlierTokens
-from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.table import AnyTable, column, joined

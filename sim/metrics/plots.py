@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.batches import Ints, added
 from sim.metrics.bins import Bins
-from sim.metrics.definitions import times
+from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Distribution, Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.kind_times import MAX_SAMPLE, KindTimes
@@ -22,7 +22,6 @@ from sim.metrics.series import octave_of
 from sim.metrics.slo import Slo
 from sim.metrics.states import States
 from sim.metrics.utilisation import KINDS, PoolHardware, batch_tokens, iteration_kind
-from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table, column

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hwmodels.iterations.iteration import IterationModel
+from sim.metrics.definitions import Window
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table, to_pandas
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sim.metrics.definitions import Window
 from sim.metrics.token_times import decode_ends_s
-from sim.metrics.window import Window
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.chunk import RecordChunk
 from sim.records.table import AnyTable, column, joined

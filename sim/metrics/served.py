@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import longest_tokens
+from sim.metrics.definitions import Window, longest_tokens
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column
 
 Values = NDArray[np.float64]

@@ -34,7 +34,7 @@ from sim.metrics.adapters import AdapterUse
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
 from sim.metrics.conservation import RequestCounts
 from sim.metrics.costs import Bill, Cost, break_even, energy_figures, training_use
-from sim.metrics.definitions import plain_json, times
+from sim.metrics.definitions import Window, measured_window, plain_json, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
 from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
 from sim.metrics.goodput import Goodput
@@ -51,7 +51,6 @@ from sim.metrics.slo import Slo
 from sim.metrics.speculation import SpeculationUse
 from sim.metrics.transfers import KvTransferUse
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window, measured_window
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column

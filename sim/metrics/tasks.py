@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import describe, times
-from sim.metrics.window import Window
+from sim.metrics.definitions import Window, describe, times
 from sim.metrics.workload_records import WorkloadRecords
 from sim.records.table import AnyTable, column
 

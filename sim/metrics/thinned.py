@@ -24,11 +24,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import PERCENTILES, times
+from sim.metrics.definitions import PERCENTILES, Window, times
 from sim.metrics.distributions import Kept
 from sim.metrics.paired import CONFIDENCE
 from sim.metrics.quantiles import student_t
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column
 
 LATENCIES = ("ttft", "tpot", "e2e")

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics import definitions
+from sim.metrics.definitions import Window
 from sim.metrics.token_times import TokenTimes, known_token_times
-from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column, places_of
 

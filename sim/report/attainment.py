@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sim.metrics.definitions import Window
 from sim.metrics.plots import ALL, Plots
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
 from sim.report import numbers
 from sim.report.chart import Chart, panels
 from sim.report.look import BLUE, GREEN, GREY, LIMIT, ORANGE, PURPLE, RED, log_axis, time_unit

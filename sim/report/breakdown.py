@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots
 from sim.metrics.utilisation import KINDS, rented_s
-from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart
 from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, log_axis

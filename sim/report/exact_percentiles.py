@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow.dataset
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import PERCENTILES, plain_json, speeds_of
+from sim.metrics.definitions import PERCENTILES, Window, plain_json, speeds_of
 from sim.metrics.distributions import Values
 from sim.metrics.measured import speed_figures
-from sim.metrics.window import Window
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import Window
 from sim.metrics.plots import MAX_REPLICAS_APART, Plots
-from sim.metrics.window import Window
 from sim.records.run import RunRecords
 from sim.report.chart import Chart, panels
 from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, time_unit

@@ -22,7 +22,7 @@ from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
-from sim.metrics.definitions import plain_json
+from sim.metrics.definitions import Window, plain_json
 from sim.metrics.dialects import in_dialects
 from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.figure import FigureSetting, own_figures
@@ -34,7 +34,6 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
 from sim.records.table import AnyTable

@@ -3,6 +3,7 @@
 import pandas as pd
 
 from sim.metrics.costs import Cost
+from sim.metrics.definitions import Window
 from sim.metrics.figure import EndedRun, FigureSetting, Part
 from sim.metrics.fleet import PoolUse, Retries
 from sim.metrics.hardware_use import HardwareUse
@@ -10,7 +11,6 @@ from sim.metrics.kv_use import KvUse
 from sim.metrics.measured import request_metrics
 from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
 from sim.metrics.transfers import KvTransferUse
-from sim.metrics.window import Window
 from sim.records.chunk import RecordChunk
 
 NOTHING = pd.DataFrame()

@@ -12,9 +12,9 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages
 from sim import simulate
 from sim.metrics import pipeline
+from sim.metrics.definitions import Window
 from sim.metrics.hardware_use import HardwareUse
 from sim.metrics.pipeline import add_pipeline
-from sim.metrics.window import Window
 from tests.sim.metrics.figures_of import part_of
 
 NAMES = (

@@ -12,9 +12,9 @@ from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import Ask
 from hwmodels.iterations.unknown import UnknownMachine
 from sim import simulate
+from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
-from sim.metrics.window import Window
 from sim.report.page import report_sections
 from sim.report.perfetto import write_timeline
 from sim.report.pressure_lines import speculation_lines
