@@ -14,9 +14,9 @@ from policies.core.request import Request
 from policies.user_code import returned, traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens
+from sim.cluster.failures import Resends
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt, Routers
-from sim.cluster.recovery import Resends
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.transfer_gateway import KeptPrefills, PrefillPools, TransferGateway
 from sim.engine.clock import Clock

@@ -15,8 +15,7 @@ from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
 from sim.cluster.clients import Retries
 from sim.cluster.encoders import EncoderSettings
-from sim.cluster.failures import Failures
-from sim.cluster.recovery import Recovery
+from sim.cluster.failures import Failures, Recovery
 from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
 from sim.transfer.kv_transfers import KvTransferSettings

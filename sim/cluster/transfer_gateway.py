@@ -27,9 +27,9 @@ from policies.core.request import Request
 from policies.routing import Routing
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import FirstTokens
+from sim.cluster.failures import Resends
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt
-from sim.cluster.recovery import Resends
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import FINISHED, RequestLog

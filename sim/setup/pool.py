@@ -38,8 +38,7 @@ from policies.scaling import Scaling
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies
 from policies.user_code import name_of, traits_of
-from sim.cluster.failures import Failures
-from sim.cluster.recovery import Recovery
+from sim.cluster.failures import Failures, Recovery
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.frontend import Frontend
 from sim.engine.links import Links

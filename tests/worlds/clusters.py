@@ -28,8 +28,7 @@ from policies.scaling.scheduled import Scheduled
 from policies.scaling.slo_attainment import SloAttainment
 from policies.scaling.utilisation import Utilisation
 from sim.cluster.clients import JITTERS, Retries
-from sim.cluster.failures import BadRelease, Failures, Random, Scripted
-from sim.cluster.recovery import Recovery
+from sim.cluster.failures import BadRelease, Failures, Random, Recovery, Scripted
 from sim.cluster.simulation import Simulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.slo import Slo

@@ -8,8 +8,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
 from policies.scaling.scheduled import Scheduled
 from sim.cluster.clients import Retries
-from sim.cluster.failures import Failures, Scripted
-from sim.cluster.recovery import Recovery
+from sim.cluster.failures import Failures, Recovery, Scripted
 from sim.engine.links import Links
 from sim.metrics.conservation import check_conservation
 from sim.metrics.fleet import failure_use
