@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import PERCENTILES, Counts, Times, description
-from sim.metrics.exact import ExactTotals
+from sim.metrics.sums import ExactTotals
 
 OCTAVE_BITS: Final = 10
 """Binary logarithm of the number of buckets of an octave."""

@@ -10,8 +10,8 @@ from sim.metrics.batches import Distributions, GroupedSeries, IdGroups, Ints, Me
 from sim.metrics.bins import Bins
 from sim.metrics.definitions import Times
 from sim.metrics.distributions import Kept
-from sim.metrics.exact import ExactTotals
 from sim.metrics.sketch import PERCENTILE_ERROR, Sketch
+from sim.metrics.sums import ExactTotals
 
 
 class GroupedLatency(Sketch):
