@@ -14,11 +14,11 @@ from policies.core.request import Request
 from policies.user_code import returned, traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens
+from sim.cluster.disaggregation import KeptPrefills, PrefillPools, TransferGateway
 from sim.cluster.failures import Resends
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt, Routers
 from sim.cluster.settings import ClusterSettings
-from sim.cluster.transfer_gateway import KeptPrefills, PrefillPools, TransferGateway
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool

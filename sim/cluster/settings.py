@@ -14,7 +14,7 @@ from policies.roles import Fixed, Roles, Turns
 from policies.routing import Routing
 from policies.routing.least_outstanding import LeastOutstanding
 from sim.cluster.clients import Retries
-from sim.cluster.encoders import EncoderSettings
+from sim.cluster.disaggregation import EncoderSettings
 from sim.cluster.failures import Failures, Recovery
 from sim.engine.signals import check_age
 from sim.metrics.slo import Slo

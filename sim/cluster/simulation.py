@@ -17,8 +17,8 @@ from policies.routing import Routing, RoutingTraits
 from policies.user_code import note_time, traits_of
 from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes, unhandled
 from sim.cluster.autoscaler import Autoscaler
+from sim.cluster.disaggregation import Encoders
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
-from sim.cluster.encoders import Encoders
 from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly

@@ -10,7 +10,7 @@ from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.roles import Turns
 from sim.cluster.attached import ProcessError, UserProcess
-from sim.cluster.encoders import EncoderSettings
+from sim.cluster.disaggregation import EncoderSettings
 from sim.cluster.settings import SimSettings
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings

@@ -38,7 +38,7 @@ from policies.batching.inflight import GUARANTEED_NO_EVICT, InFlight
 from policies.caching.content import FutureUses
 from policies.caching.pool import pool_of
 from policies.user_code import name_of
-from sim.cluster.encoders import EncoderSettings
+from sim.cluster.disaggregation import EncoderSettings
 from sim.metrics.slo import Slo
 from sim.report.wording import plural
 from sim.setup.combinations import delayer_note, ranks_note

@@ -650,5 +650,5 @@ class KvTransfers:
 #
 # DOC of sim.transfer.kv_transfers: The two sides of a KV transfer: the attachments of a prefill replica and of a decode replica.
 #
-# Both call the gateway, by the interface that `sim.cluster.transfer_gateway` implements.
+# Both call the gateway, by the interface that `sim.cluster.disaggregation` implements.
 #
