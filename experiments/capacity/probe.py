@@ -19,7 +19,7 @@ from experiments.study.longer_traffic import last_begin_s, longer_traffic
 from experiments.study.seeds import DRAWING, draws
 from experiments.study.steady_state import Lack, lack_of
 from experiments.study.trace_runs import TraceRun, trace_interval
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.records.table import column, to_pandas

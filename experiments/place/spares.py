@@ -20,7 +20,7 @@ from sim.cluster.availability import (
     simulated_kv_copies_left,
 )
 from sim.cluster.failures import Failures, Random, Recovery
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.report.numbers import bounds_text, mean_text, supported
 from sim.report.wording import plural
 from sim.settings.build import build_as

@@ -21,8 +21,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.study.run_length import ANSWERS, MISSES
+from sim.metrics.confidence import student_t
 from sim.metrics.one_run import SERIES, find_warm_up
-from sim.metrics.quantiles import student_t
 
 PARTS = 8
 LEAST_REQUESTS = 100

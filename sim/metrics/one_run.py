@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.confidence import CONFIDENCE
 from sim.metrics.definitions import PERCENTILES
-from sim.metrics.paired import CONFIDENCE
 from sim.metrics.steady import MEAN, Batched, Figure, RunInterval, interval_of, percentile, warm_up
 from sim.records.table import AnyTable, column
 

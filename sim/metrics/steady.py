@@ -46,8 +46,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.paired import CONFIDENCE
-from sim.metrics.quantiles import student_t
+from sim.metrics.confidence import CONFIDENCE, student_t
 
 Values = NDArray[np.float64]
 

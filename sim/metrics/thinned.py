@@ -24,10 +24,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.confidence import CONFIDENCE, student_t
 from sim.metrics.definitions import PERCENTILES, Window, times
 from sim.metrics.distributions import Kept
-from sim.metrics.paired import CONFIDENCE
-from sim.metrics.quantiles import student_t
 from sim.records.table import AnyTable, column
 
 LATENCIES = ("ttft", "tpot", "e2e")

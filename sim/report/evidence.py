@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.report import wording
 from sim.report.numbers import (
     MISSING,

@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.report.chart import page_js
 from sim.report.whole_file import write_whole
 

@@ -16,7 +16,7 @@ from experiments.compare.settings import Experiment
 from experiments.study.figures import Metric
 from experiments.study.runs import Point, run_all
 from experiments.study.seeds import distinct_seeds
-from sim.metrics.paired import Outcome
+from sim.metrics.confidence import Outcome
 from sim.settings.scenario import build_scenario
 
 SMALL = ["model=smollm2_135m", "hardware=l4"]

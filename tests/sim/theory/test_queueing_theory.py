@@ -39,7 +39,7 @@ from policies.routing.power_of_two import PowerOfTwo
 from policies.routing.random import Random
 from policies.routing.round_robin import RoundRobin
 from policies.routing.weighted import Weighted
-from sim.metrics.paired import Outcome, compare_paired
+from sim.metrics.confidence import Outcome, compare_paired
 from sim.workload.distributions import Distribution, Fixed, Lognormal
 from tests.sim.theory.queueing_formulas import (
     cyclic_sojourn_s,
