@@ -26,8 +26,7 @@ from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import ADVICE, note
 from sim.settings.build import is_node
 from sim.settings.convert import shown
-from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
-from sim.settings.nodes import ONLY_WITH_SPECULATION
+from sim.settings.errors import NUM_NEAREST, ONLY_WITH_SPECULATION, ConfigError, nearest, suggest
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """Exceptions of Hydra, before or after a run, that are mistakes of the user."""
