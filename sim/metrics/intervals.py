@@ -9,7 +9,7 @@ import numpy as np
 from sim.metrics.definitions import times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.measured import Latencies
-from sim.metrics.one_run import sections, share_interval
+from sim.metrics.steady import sections, share_interval
 from sim.records.table import column
 
 

@@ -14,9 +14,9 @@ from sim.metrics import definitions
 from sim.metrics.definitions import Window, longest_tokens, measured_window, times
 from sim.metrics.distributions import Distribution
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
-from sim.metrics.one_run import LATENCIES, FoundWarmUp, find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
+from sim.metrics.steady import LATENCIES, FoundWarmUp, find_warm_up
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column
 

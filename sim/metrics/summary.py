@@ -16,7 +16,7 @@ The requests and events that a figure covers:
 - per_user: output tokens/s that one user sees after the first token, 1 / TPOT of each finished request.
 - by_priority, by_tenant: the figures of each class, if there is more than one.
 - warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,
-  see `sim.metrics.one_run`.
+  see `sim.metrics.steady`.
 """
 
 from __future__ import annotations

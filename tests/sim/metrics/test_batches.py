@@ -15,9 +15,8 @@ from sim.metrics.batches import (
     means_of_batches,
 )
 from sim.metrics.bins import MAX_BINS, Bins
-from sim.metrics.one_run import share_interval
 from sim.metrics.sketch import Sketch
-from sim.metrics.steady import MEAN, Lack, Series, interval_of, percentile
+from sim.metrics.steady import MEAN, Lack, Series, interval_of, percentile, share_interval
 
 parts_of_ids = st.lists(st.lists(st.integers(0, 60_000), unique=True, max_size=30), min_size=1, max_size=5)
 

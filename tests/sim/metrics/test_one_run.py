@@ -7,9 +7,9 @@ import pytest
 from sim.metrics.definitions import Window
 from sim.metrics.intervals import Intervals
 from sim.metrics.measured import Latencies, request_metrics
-from sim.metrics.one_run import find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
+from sim.metrics.steady import find_warm_up
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
