@@ -33,7 +33,7 @@ from experiments.app.settings.hydra_errors import COMPOSE_ERRORS, USER_ERRORS, e
 from experiments.app.settings.override import check_chosen_once
 from experiments.app.settings.renamed import with_new_names
 from sim.report.config_text import yaml_text
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 
 

@@ -16,8 +16,7 @@ from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
 from hwmodels.hf.asked import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
-from sim.settings.build import build_as
-from sim.settings.convert import shown
+from sim.settings.build import build_as, shown
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario

@@ -19,7 +19,7 @@ from experiments.app.settings.variants import Variants
 from experiments.compare.settings import CompareSettings
 from experiments.study.figures import as_text, check_metrics, leaves
 from experiments.study.runs import Point
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 

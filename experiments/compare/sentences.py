@@ -11,7 +11,7 @@ from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL, interval_text, ratio_text, signed, with_sign
 from sim.metrics.confidence import Held, Outcome, Paired
 from sim.report.numbers import supported
-from sim.settings.convert import shown
+from sim.settings.build import shown
 
 HELD = {Held.HELD: "held", Held.MISSED: "not held", Held.UNDECIDED: "not decided"}
 

@@ -15,7 +15,7 @@ from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.study.figures import leaves
 from experiments.study.request_limit import limiting_override
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario
 

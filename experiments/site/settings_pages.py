@@ -16,8 +16,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR, Choice, find_grou
 from experiments.site.docstrings import definition, docstring, fields_of
 from fieldlimits import limits_of
 from sim.report.config_text import yaml_text
-from sim.settings.build import locate
-from sim.settings.convert import shown
+from sim.settings.build import locate, shown
 from sim.setup.combinations import FEATURES, RULES
 from sim.setup.scenario import Scenario
 

@@ -26,8 +26,7 @@ from experiments.sweep.grid import check_roles
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of
 from experiments.sweep.run_task import tasks_of
 from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildable, build_report_settings
-from sim.settings.build import build, build_as
-from sim.settings.convert import shown
+from sim.settings.build import build, build_as, shown
 from sim.settings.errors import ConfigError
 from sim.settings.recorded import check_recorded
 

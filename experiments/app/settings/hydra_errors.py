@@ -24,8 +24,7 @@ from experiments.app.settings.compose import ConfigSource, without_hydra
 from experiments.app.settings.config_groups import GROUP_OF, find_groups, key_comments
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import ADVICE, note
-from sim.settings.build import is_node
-from sim.settings.convert import shown
+from sim.settings.build import is_node, shown
 from sim.settings.errors import NUM_NEAREST, ONLY_WITH_SPECULATION, ConfigError, nearest, suggest
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments.app.settings.config_groups import Choice, check_choice
 from experiments.app.settings.override import Override, not_about
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError, suggest
 
 

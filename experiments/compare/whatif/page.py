@@ -30,7 +30,7 @@ from experiments.study.verdicts import LEVEL
 from sim.metrics.confidence import Outcome
 from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, log_axis, styled
 from sim.report.plain_page import Content, folded, listed, table
-from sim.settings.convert import shown
+from sim.settings.build import shown
 
 COLOURS = {Outcome.BETTER: GREEN, Outcome.WORSE: RED}
 COLUMNS = 3
