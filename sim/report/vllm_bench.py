@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import Window
-from sim.metrics.dialects import vllm_bench
-from sim.metrics.served import Served
+from sim.metrics.dialects import Served, vllm_bench
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.records.table import AnyTable, column

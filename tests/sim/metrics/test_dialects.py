@@ -21,8 +21,15 @@ from hypothesis import strategies as st
 from experiments.validate.foreign.bench_exports import read_vllm_bench
 from experiments.validate.foreign.complete_prefix import Prefix
 from sim.metrics.definitions import Window
-from sim.metrics.dialects import DIALECTS, in_dialects, latency
-from sim.metrics.served import Served, interpolated, measured_value, next_value
+from sim.metrics.dialects import (
+    DIALECTS,
+    Served,
+    in_dialects,
+    interpolated,
+    latency,
+    measured_value,
+    next_value,
+)
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.report.dialect_tables import dialect_tables
