@@ -9,9 +9,9 @@ from typing import Any
 from sim.metrics.figure import FigureSetting
 from sim.metrics.load_series import LoadSeries
 from sim.metrics.measured import request_metrics
-from sim.metrics.own_latencies import OwnLatencies, no_sessions
 from sim.metrics.replica_table import ReplicaTable
 from sim.metrics.summary import RunFigures
+from sim.metrics.workload import OwnLatencies, no_sessions
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 
 

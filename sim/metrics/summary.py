@@ -45,12 +45,12 @@ from sim.metrics.measured import Latencies, Measured, measure, request_metrics, 
 from sim.metrics.migrations import migration_figures
 from sim.metrics.output import IterationCounts, OutputFigure
 from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
-from sim.metrics.sections import Sections
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.speculation import SpeculationUse
 from sim.metrics.transfers import KvTransferUse
 from sim.metrics.utilisation import PoolHardware
+from sim.metrics.workload import Sections
 from sim.records.chunk import RecordChunk
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import Window, describe, times
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.workload import WorkloadRecords
 from sim.records.table import AnyTable, column
 
 NewNumCalls = Callable[[], NDArray[np.int64]]
@@ -79,7 +79,7 @@ class TaskTable:
 
 
 class TasksFigure:
-    """The section `tasks`, of the tasks that began inside the window: see `sim.metrics.sections`.
+    """The section `tasks`, of the tasks that began inside the window: see `sim.metrics.workload`.
 
     new_num_calls: returns the calls that each task needs; it is finished if so many have finished. A task
     that is not finished has no latency and does not meet the SLO. slo_s: latency of a task that counts as
@@ -129,7 +129,7 @@ class TasksFigure:
 
 
 class TaskLatencies:
-    """The latency of the whole task of each call: see `sim.metrics.own_latencies.OwnLatency`.
+    """The latency of the whole task of each call: see `sim.metrics.workload.OwnLatency`.
 
     new_num_calls: returns the calls that each task needs.
     """

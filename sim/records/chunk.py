@@ -47,7 +47,7 @@ class RecordChunk:
     iterations_since_s: earliest time at which an iteration of a later chunk may begin, s; -inf: it is not
       known.
     own_s: latencies of `requests` that only the workload knows and the SLO limits, by name, s: see
-      `sim.metrics.own_latencies.OwnLatencies`.
+      `sim.metrics.workload.OwnLatencies`.
     end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
       fields. `end.speculation.acceptance` is that of the whole run.
     """

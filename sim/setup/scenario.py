@@ -27,13 +27,12 @@ from sim.metrics.dialects import in_dialects
 from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.figure import FigureSetting, own_figures
 from sim.metrics.measured import measure
-from sim.metrics.own_latencies import OwnLatencies, OwnLatency
 from sim.metrics.result import RunResult
-from sim.metrics.sections import SectionFigure
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
+from sim.metrics.workload import OwnLatencies, OwnLatency, SectionFigure
 from sim.records.chunk import RecordChunk
 from sim.records.run import PoolRecord, RunRecords
 from sim.records.table import AnyTable

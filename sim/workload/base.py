@@ -17,8 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from policies.core.request import Branching, Request
 from sim.metrics.distributions import Kept
-from sim.metrics.own_latencies import OwnLatency
-from sim.metrics.sections import SectionFigure
+from sim.metrics.workload import OwnLatency, SectionFigure
 
 
 class Arrival(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from policies.core.request import Prompt, Request, Segment
 from sim.metrics.distributions import Kept
 from sim.metrics.mixed import MixFigure, MixLatencies, PartFigures, PartLatencies
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.workload import WorkloadRecords
 from sim.records.table import column
 from sim.workload.base import (
     Answers,
