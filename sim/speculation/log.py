@@ -2,6 +2,7 @@
 
 Its part `BurstLog` has how many draft tokens every pass of every sequence accepted, one byte per pass. The
 shapes of the logged iterations, which verify draft tokens, are those of the hardware models.
+`SpeculationRecord` is what a run keeps of these logs: acceptance by place, and the bursts of every request.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.iteration_times import shape_of
-from sim.records.iterations import IterationLog
 from sim.records.mapped_buffers import MappedBuffers
 from sim.records.table import AnyTable, Table, joined
 
@@ -308,8 +308,18 @@ class SpeculationRecord:
     bursts: AnyTable
 
 
+class _LogOfReplica(Protocol):
+    """The part of the log of a replica's iterations that a record is made of."""
+
+    @property
+    def replica(self) -> int: ...
+
+    @property
+    def drafts(self) -> DraftLog | None: ...
+
+
 def speculation_record(
-    logs: SequenceOf[IterationLog], pool_by_replica: SequenceOf[int]
+    logs: SequenceOf[_LogOfReplica], pool_by_replica: SequenceOf[int]
 ) -> SpeculationRecord | None:
     """Returns the record of a run; None if no replica speculates. The bursts of the logs are dropped."""
     drafting = [(log.replica, log.drafts) for log in logs if log.drafts is not None]
@@ -345,6 +355,3 @@ def added_acceptance(tables: SequenceOf[AnyTable]) -> Table:
         columns[name] = np.zeros(keys.shape[1], np.int64)
         np.add.at(columns[name], row, whole[name])
     return Table(columns)
-
-
-# DOC of sim.speculation.log: The records of speculation in a run: acceptance by place, and the bursts of every request.
