@@ -11,7 +11,7 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.calibrate.tables import Measured
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.attention import capability_of, fit_attention
 from hwmodels.fitting.collectives import fit_collectives
 from hwmodels.fitting.gemm import capability_of as capability_of_gemm

@@ -28,7 +28,7 @@ from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import composed, known_calibrations, measured_gpus, relative_of
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.operators.calibration import Calibration
 from sim.report.plain_page import drawn, write_page
 from sim.settings.build import build_as

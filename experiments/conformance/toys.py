@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Device, Link
 from hwmodels.iterations.iteration import COMPONENTS
 
 TICK_S = 0.125

@@ -12,7 +12,7 @@ from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.resolve import resolved
 from experiments.place.measured import Replica, measured_rates, with_measured
 from experiments.place.settings import GpuSettings, PlaceSettings, with_limits
-from hwmodels.devices.time_slicing import TimeSlicing
+from hwmodels.device import TimeSlicing
 from policies.placement import Demand, Hosting, Plan, Pool, Problem
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

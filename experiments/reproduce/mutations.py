@@ -37,7 +37,7 @@ from experiments.reproduce.command import chosen
 from experiments.reproduce.findings import FILE, LEAST_MOVE, Finding, known
 from experiments.reproduce.rows import Row
 from experiments.reproduce.tasks import VALUE, planned, result_of
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.devices.host import HostShare
 from hwmodels.model.attention import GroupedQueryAttention, LatentAttention
 from hwmodels.operators.attention import HeadLayout

@@ -27,7 +27,7 @@ from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.assembly.weight_places import offloaded, over_chips
 from hwmodels.by_count import CountedTimes
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num, larger, whole
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fieldlimits import Checked, OneOf
-from hwmodels.devices.device import DTYPE_BYTES, Device
+from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from hwmodels.assembly.site import Site
-from hwmodels.devices.chain import Chain
+from hwmodels.device import Chain
 from hwmodels.exact import Lines, divided_up, larger, smaller
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.memory import weight_bytes

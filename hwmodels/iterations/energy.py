@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fieldlimits import FINITE, Checked, Ge, NonNegative, Positive, Unit, check
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape
 

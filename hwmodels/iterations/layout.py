@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from fieldlimits import Checked, PositiveInt, check
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
 from hwmodels.iterations.iteration import AdapterBatch, DraftWork, IterationShape
 from hwmodels.model.matrices import share_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from hwmodels.checks import check_whole
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory_profile import (

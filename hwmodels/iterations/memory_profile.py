@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from fieldlimits import Checked, OneOf, check
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.devices.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.mlp import MixtureOfExperts

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Lines, highest, larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
 from hwmodels.iterations.layout import RankBatch

@@ -33,8 +33,8 @@ from typing import Any
 from fieldlimits import Checked, PositiveInt, PositiveShare
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.roofline import Roofline
+from hwmodels.device import Link
 from hwmodels.devices.host import HostShare
-from hwmodels.devices.interconnect import Link
 from hwmodels.exact import larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape, counted
 from hwmodels.iterations.jitter import Jitter

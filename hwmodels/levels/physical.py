@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.profile import ATTENTION_SIZES, Rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.quantization import weight_format

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

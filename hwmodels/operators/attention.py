@@ -40,7 +40,7 @@ import numpy as np
 from numpy import ndarray
 
 from hwmodels.checks import check_curve, check_finite
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Lines, highest, larger, smaller
 from hwmodels.operators.attention_kernels import CHOICES, KERNELS, Kernels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hwmodels.checks import check_finite
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.operators.attention import AttentionCurve
 from hwmodels.operators.collectives import CollectiveCurve
 from hwmodels.operators.gemm import GemmCurve

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_curve
-from hwmodels.devices.device import DTYPE_BYTES, Device
+from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.model.quantization import WeightFormat
 
 Floats = NDArray[np.float64]

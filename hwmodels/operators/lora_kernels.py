@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hwmodels.checks import check_finite, check_whole
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import larger, smaller
 from hwmodels.operators.stream import StreamCurve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hwmodels.checks import check_curve
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Num
 
 

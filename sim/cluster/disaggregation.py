@@ -24,7 +24,7 @@ from random import Random
 from simpy.events import ProcessGenerator
 
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, PositiveShare, Share, check
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.plan import Migrant
 from policies.core.request import Request

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fieldlimits import Checked, NonNegativeInt, OneOf
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
 from hwmodels.iterations.jitter import Jitter
 from policies.core.engine import EngineCore

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from hwmodels.devices.device import Storage
+from hwmodels.device import Storage
 from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.roles import Turns

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fieldlimits import shown
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import Calibrated, DividesAttention, LatencyLevel, Spec
 from hwmodels.levels.speculative import Speculative

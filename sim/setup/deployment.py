@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fieldlimits import Checked, check
 from hwmodels.assembly.attention_weights import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.devices.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fieldlimits import Checked, PositiveInt, check
-from hwmodels.devices.time_slicing import TimeSlicing
+from hwmodels.device import TimeSlicing
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.ops import decode_shape
 from policies.parallelism import Load

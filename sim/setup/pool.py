@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.cold_start import ColdStart, ColdStartParts, WeightSource
-from hwmodels.devices.device import Storage
+from hwmodels.device import ColdStart, ColdStartParts, Storage, WeightSource
 from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of

@@ -25,8 +25,7 @@ from typing import Annotated
 from simpy import Event
 
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Device, Link
 from hwmodels.iterations.memory_profile import GIB
 from sim.engine.clock import Clock, Moment, Phase
 from sim.records.run import LinkRecord

@@ -7,8 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Device, Link
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 

@@ -113,7 +113,7 @@ def hardware_yaml(name: str, machine: Machine, link: RingLink | None = None) -> 
 defaults:
   - override /calibration@_global_.calibration: none
 
-_target_: hwmodels.devices.device.Device
+_target_: hwmodels.device.Device
 name: {name}
 source: {quoted(f"measured by windtunnel calibrate on {machine.name}, {date.today().isoformat()}")}
 memory_bytes: {machine.memory_bytes}  # as the system reports it
@@ -126,7 +126,7 @@ tdp_w: {figure(UNKNOWN_TDP_W)}  # not known: energy figures mean nothing until i
 idle_w: 0  # not known
 gpus_per_node: {1 if link is None else link.num_ranks}
 pcie:
-  _target_: hwmodels.devices.interconnect.Link
+  _target_: hwmodels.device.Link
   name: {"host copy" if machine.launch_s else "memory"}
   bandwidth_bytes_per_s: {figure(machine.host_copy_bytes_per_s)}
   latency_s: {figure(machine.host_copy_s / 2)}
@@ -140,7 +140,7 @@ def _link(link: RingLink | None) -> str:
     if link is None:
         return "null"
     return f"""
-  _target_: hwmodels.devices.interconnect.Link
+  _target_: hwmodels.device.Link
   name: all-reduces of {link.num_ranks}
   bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # reached by a ring all-reduce{
         in_range(link.undetermined, "bandwidth_bytes_per_s", "; ")

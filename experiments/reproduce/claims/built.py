@@ -9,7 +9,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.resolve import resolved
 from experiments.papers.speculation import deployment_of
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.iterations.ops import OperatingPoint, decode_shape, operating_point, prefill_shape
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.tariff import Tariff

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.calibrate.relatives import composed
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.model.quantization import WEIGHT_FORMATS
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.calibration import Calibration

@@ -12,7 +12,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.place.problem import place
 from experiments.place.settings import read_settings
-from hwmodels.devices.time_slicing import TimeSlicing
+from hwmodels.device import TimeSlicing
 from policies.parallelism import Load
 from policies.placement.best_fit import BestFitDecreasing
 from policies.placement.densest_first import DensestFirst

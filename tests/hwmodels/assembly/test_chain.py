@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.chain import Chain
+from hwmodels.device import Chain
 from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.layout import ParallelLayout

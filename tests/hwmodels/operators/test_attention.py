@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Device, Link
 from hwmodels.iterations.iteration import causal_pairs
 from hwmodels.operators.attention import (
     AttentionCurve,
