@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.checks import check_finite
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ from experiments.reproduce.findings import FILE, LEAST_MOVE, Finding, known
 from experiments.reproduce.rows import Row
 from experiments.reproduce.tasks import VALUE, planned, result_of
 from hwmodels.device import Device
-from hwmodels.devices.host import HostShare
+from hwmodels.host import HostShare
 from hwmodels.model.attention import GroupedQueryAttention, LatentAttention
 from hwmodels.operators.attention import HeadLayout
 from hwmodels.operators.calibration import Calibration

@@ -28,8 +28,8 @@ from hwmodels.assembly.site import Kernels, Site
 from hwmodels.assembly.weight_places import offloaded, over_chips
 from hwmodels.by_count import CountedTimes
 from hwmodels.device import Device
-from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num, larger, whole
+from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch

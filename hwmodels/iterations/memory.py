@@ -7,7 +7,7 @@ from math import ceil
 
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory_profile import (
     GIB,

@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 
 from fieldlimits import Checked, OneOf, check
 from hwmodels.device import Device
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.mlp import MixtureOfExperts
 from hwmodels.model.model_spec import ModelSpec, Role

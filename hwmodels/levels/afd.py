@@ -34,8 +34,8 @@ from fieldlimits import Checked, PositiveInt, PositiveShare
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import Link
-from hwmodels.devices.host import HostShare
 from hwmodels.exact import larger
+from hwmodels.host import HostShare
 from hwmodels.iterations.iteration import IterationModel, IterationShape, counted
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout

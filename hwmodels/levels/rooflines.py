@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.by_count import ByCount
-from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.exact import Num, whole
+from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationShape, counted
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator

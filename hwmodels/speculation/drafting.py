@@ -24,8 +24,8 @@ from hwmodels.assembly import Inputs, head_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Site
 from hwmodels.by_count import CountedTimes
-from hwmodels.devices.host import CudaGraphs, HostOverhead
 from hwmodels.exact import Num, divided_up, larger, smaller, whole
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, bound_of

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import HostOverhead
 from hwmodels.exact import Num, larger
+from hwmodels.host import HostOverhead
 from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.layout import InFlight

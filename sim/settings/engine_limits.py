@@ -267,7 +267,7 @@ def _kv_room(
     """
     # Here, as commands that only read settings import neither models nor numpy.
     from hwmodels.device import Device  # noqa: PLC0415
-    from hwmodels.devices.host import CudaGraphs  # noqa: PLC0415
+    from hwmodels.host import CudaGraphs  # noqa: PLC0415
     from hwmodels.iterations.layout import ParallelLayout  # noqa: PLC0415
     from hwmodels.iterations.memory import plan_memory  # noqa: PLC0415
     from hwmodels.iterations.memory_profile import MemoryProfile  # noqa: PLC0415

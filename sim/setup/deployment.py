@@ -12,7 +12,7 @@ from fieldlimits import Checked, check
 from hwmodels.assembly.attention_weights import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
-from hwmodels.devices.host import HostOverhead
+from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout

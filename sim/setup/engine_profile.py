@@ -19,7 +19,7 @@ from fieldlimits import (
     check,
 )
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
+from hwmodels.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
 from hwmodels.iterations.offload import Offload
 from hwmodels.speculation.host import DraftHost

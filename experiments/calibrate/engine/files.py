@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from experiments.app.job import CannotWriteError
 from experiments.study.yaml_text import figure, quoted
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.speculation.host import DraftHost
 from sim.setup.engine_profile import EngineProfile
 
@@ -192,10 +192,10 @@ num_kv_blocks: {blocks}  # blocks of {block_size} tokens
 swap_space_gib: {profile.swap_space_gib:g}
 frontend_s: 0
 host:
-  _target_: hwmodels.devices.host.HostOverhead
+  _target_: hwmodels.host.HostOverhead
 {settings}
 cuda_graphs:
-  _target_: hwmodels.devices.host.CudaGraphs
+  _target_: hwmodels.host.CudaGraphs
 {captured}
 # in iterations with draft tokens, beside host
 draft_host:{drafts or " {}"}

@@ -44,7 +44,7 @@ from experiments.calibrate.engine.served import (
 from experiments.calibrate.engine.settings import MeasureSettings
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.files import TableLevel

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hwmodels.assembly.adapters import adapter_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels, Site
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape, UnknownIterationError
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import plan_memory

@@ -7,7 +7,7 @@ import pytest
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import Chain
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import HostOverhead
+from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import bound_of

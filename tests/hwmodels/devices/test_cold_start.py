@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.device import ColdStart, Link, Storage, WeightSource
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import weight_bytes
 from sim.settings.build import build

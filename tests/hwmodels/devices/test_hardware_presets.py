@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import Calibrated, Replica
 from hwmodels.operators.calibration import Calibration

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import plan_memory, weight_bytes
 from hwmodels.iterations.memory_profile import ERAS, GIB, MIB, MemoryProfile, padding_bytes

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import InFlight, ParallelLayout
 from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages, bubble_share
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import Replica
 from hwmodels.operators.calibration import Calibration

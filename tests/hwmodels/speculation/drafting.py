@@ -1,6 +1,6 @@
 """Hosts and methods of iterations with drafting."""
 
-from hwmodels.devices.host import HostOverhead
+from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import DraftWork
 from hwmodels.speculation.host import DraftHost
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hwmodels.devices.host import HostOverhead
+from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
 from hwmodels.operators.calibration import Calibration

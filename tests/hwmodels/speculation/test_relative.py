@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels.rooflines import Replica
 from hwmodels.operators.calibration import Calibration

@@ -16,8 +16,8 @@ from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.swapped import RecordedSource, RecordedTimes, num_equal, replay_in_simulator
 from experiments.validate.fidelity.measured import of_records
-from hwmodels.devices.host import HostOverhead
 from hwmodels.hf.config import from_hf_fields
+from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
 from policies.scheduling.length_aware import LengthAware
