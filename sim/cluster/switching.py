@@ -11,7 +11,8 @@ empty. Requests of models that sleep wait at the gateway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from math import inf
 
@@ -62,7 +63,7 @@ class RoleSwitching:
             self._changing[change.name] = self._pools[change.role]
             self._fleet.drain(self._fleet.members[change.name], self._clock.now)
 
-    def _check(self, change: object, loads: Sequence[ReplicaLoad]) -> None:
+    def _check(self, change: object, loads: SequenceOf[ReplicaLoad]) -> None:
         """Raises WrongDecisionError unless a change names a replica and a role of the run."""
         names = [load.name for load in loads]
         if not isinstance(change, Switch) or change.name not in names or change.role not in self._pools:
