@@ -18,7 +18,7 @@ from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
 from hwmodels.hf.asked import ENGINE_NAMES
 from hwmodels.iterations.memory_profile import MemoryProfile
-from hwmodels.model.quantization import kind_of
+from hwmodels.model.weights import kind_of
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import EQUAL_PROGRESS, InFlight
 from policies.batching.prefill_first import PrefillFirst

@@ -25,8 +25,7 @@ from hwmodels.exact import larger, smaller
 from hwmodels.iterations.iteration import AdapterBatch, IterationShape
 from hwmodels.iterations.layout import NO_ADAPTERS, RankBatch
 from hwmodels.iterations.ops import Operator, Per, total_seconds
-from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Matrix, Role
+from hwmodels.model.weights import Lora, Matrix, Role
 from hwmodels.operators.lora_kernels import (
     PEAK_SHARE,
     LoraWork,

@@ -18,8 +18,6 @@ from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_token
 from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import Attention, CompressedAttention, GroupedQueryAttention, LatentAttention
-from hwmodels.model.matrices import share_of
-from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,
@@ -30,6 +28,7 @@ from hwmodels.model.recurrent import (
     RecurrentLayer,
     ShortConvolution,
 )
+from hwmodels.model.weights import KV_BYTES, KV_SCALE_BYTES, share_of
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.systolic import SystolicDecode, SystolicPrefill
 

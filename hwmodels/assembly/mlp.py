@@ -8,9 +8,8 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, Per, per_token
-from hwmodels.model.matrices import Matrix, Role
 from hwmodels.model.mlp import MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS, Matrix, Role
 from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer
 from hwmodels.operators.systolic import systolic_moe_seconds

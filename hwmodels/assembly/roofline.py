@@ -36,9 +36,8 @@ from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.offload import Offload
 from hwmodels.iterations.ops import Operator, Part, Per, bound_of, rows_each, total_seconds
 from hwmodels.iterations.stages import MicroBatch, Pass, Stages
-from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.weights import Lora, Role
 from hwmodels.operators.calibration import Calibration
 
 FEW_ITERATIONS = 16

@@ -14,9 +14,8 @@ from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
-from hwmodels.model.matrices import Matrix, Ranks, Role
 from hwmodels.model.model_spec import Block, ModelSpec
-from hwmodels.model.quantization import WeightFormat, weight_format
+from hwmodels.model.weights import Matrix, Ranks, Role, WeightFormat, weight_format
 from hwmodels.operators.attention_kernels import CHOICES as ATTENTION_CHOICES
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import collective_seconds, torus_seconds

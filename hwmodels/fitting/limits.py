@@ -19,7 +19,7 @@ from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.fitting import gemm, moe
 from hwmodels.fitting.attention import decode_context, windows
 from hwmodels.fitting.robust import Floats
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.mla import MlaHeads
 
 Rows = Mapping[str, Any]

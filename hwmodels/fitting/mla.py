@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hwmodels.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
-from hwmodels.model.quantization import KV_BYTES, WeightFormat, weight_format
+from hwmodels.model.weights import KV_BYTES, WeightFormat, weight_format
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 from hwmodels.operators.mla import (
     FAMILIES,

@@ -18,9 +18,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.hf.quantizers import MODELOPT
-from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.quantization import WEIGHT_FORMATS, kind_of, weight_format
+from hwmodels.model.weights import WEIGHT_FORMATS, Role, kind_of, weight_format
 
 IS_QUANTISED = "the checkpoint is quantised already"
 """Part of the message on a format that an engine would have to make from another one."""

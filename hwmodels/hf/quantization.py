@@ -15,9 +15,8 @@ from hwmodels.hf.fields import wrong
 from hwmodels.hf.json_files import load_json_object
 from hwmodels.hf.modules import HEAD, Names, names_in
 from hwmodels.hf.quantizers import NOT_PRICED, READERS, Description, Plan, kv_cache, method_of
-from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import Block
-from hwmodels.model.quantization import weight_format
+from hwmodels.model.weights import Role, weight_format
 
 WHERE = "quantization_config"
 KEYS = (WHERE, "compression_config")

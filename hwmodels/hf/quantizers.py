@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hwmodels.checks import is_whole
 from hwmodels.hf.fields import shown, wrong
 from hwmodels.hf.modules import Modules, listed, modules
-from hwmodels.model.quantization import in_groups
+from hwmodels.model.weights import in_groups
 
 LEFT_OUT = (
     "modules_to_not_convert",

@@ -19,8 +19,8 @@ from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.jitter import Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.offload import Offload
-from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.weights import Lora
 from hwmodels.operators.calibration import Calibration
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
-from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
+from hwmodels.model.weights import ONE_RANK, Matrix, Ranks, Role, share_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

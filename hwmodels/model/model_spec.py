@@ -10,10 +10,18 @@ from typing import Annotated, Protocol
 
 from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention, NoAttention
-from hwmodels.model.matrices import ONE_RANK, Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.quantization import KV_BYTES, check_weight_format, weight_format
 from hwmodels.model.recurrent import LinearAttention
+from hwmodels.model.weights import (
+    KV_BYTES,
+    ONE_RANK,
+    Matrix,
+    Ranks,
+    Role,
+    check_weight_format,
+    share_of,
+    weight_format,
+)
 
 __all__ = [
     "Attention",

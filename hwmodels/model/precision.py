@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from hwmodels.device import Device
-from hwmodels.model.matrices import Role
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.quantization import weight_format
+from hwmodels.model.weights import Role, weight_format
 
 
 def precision_notes(model: ModelSpec, device: Device) -> list[str]:

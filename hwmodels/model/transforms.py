@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fieldlimits import Checked, Positive, PositiveShare
-from hwmodels.model.matrices import Role
 from hwmodels.model.mlp import DenseMlp, Mlp, NoMlp
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.weights import Role
 
 GRAIN = 64
 """Pruned widths are multiples of this, so that they divide evenly into tiles of the tensor cores."""

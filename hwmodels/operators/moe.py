@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from hwmodels.checks import check_curve
 from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
-from hwmodels.model.quantization import WeightFormat
+from hwmodels.model.weights import WeightFormat
 from hwmodels.operators.moe_routing import (
     ExpertLayer,
     RankLoads,

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from hwmodels.device import Device, SystolicArray
 from hwmodels.exact import Lines, highest, larger, smaller
-from hwmodels.model.quantization import WeightFormat
+from hwmodels.model.weights import WeightFormat
 from hwmodels.operators.attention import AttentionCurve, HeadLayout
 from hwmodels.operators.gemm import (
     MEMORY_START_S,

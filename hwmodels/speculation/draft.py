@@ -20,10 +20,10 @@ from typing import Annotated, Protocol
 from fieldlimits import Checked, MinLen, NonNegative, OneOf, PositiveInt, Unit
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import Attention, NoAttention
-from hwmodels.model.matrices import Matrix, Ranks, Role, share_of
 from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
 from hwmodels.model.model_spec import Block, ModelSpec
 from hwmodels.model.recurrent import RecurrentLayer
+from hwmodels.model.weights import Matrix, Ranks, Role, share_of
 
 LAYER_KINDS = ("eagle", "eagle3", "mtp")
 

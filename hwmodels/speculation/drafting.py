@@ -30,8 +30,8 @@ from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, bound_of
 from hwmodels.levels.rooflines import Replica
-from hwmodels.model.matrices import Matrix, Ranks
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.weights import Matrix, Ranks
 from hwmodels.speculation.draft import (
     Draft,
     HeadDraft,

@@ -19,8 +19,8 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec, jitter_of
-from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.weights import Lora
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.host import DraftHost, draft_host_of

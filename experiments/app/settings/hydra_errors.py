@@ -33,7 +33,7 @@ USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionErr
 COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
 """Exceptions while composing that are mistakes of the user: Hydra raises ValueError for `group=5`."""
 
-OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 8}"}
+OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.weights.Lora, rank: 16, num_active: 8}"}
 """Nodes that are null in the config -> an example of a value."""
 
 

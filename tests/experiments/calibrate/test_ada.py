@@ -8,7 +8,7 @@ import pytest
 
 from experiments.calibrate.relatives import composed
 from hwmodels.device import Device
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import gemm_seconds, kernels_of

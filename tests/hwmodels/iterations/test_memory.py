@@ -16,7 +16,6 @@ from hwmodels.iterations.memory import (
     weight_bytes,
 )
 from hwmodels.iterations.memory_profile import GIB, MemoryProfile
-from hwmodels.model.lora import Lora
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,
@@ -26,6 +25,7 @@ from hwmodels.model.model_spec import (
     ModelSpec,
     Role,
 )
+from hwmodels.model.weights import Lora
 from hwmodels.speculation.draft import LayerDraft, ModelDraft
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.device import Device, Link
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.gemm import (
     CUBLAS,
     CUBLAS_SM90,

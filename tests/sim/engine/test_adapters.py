@@ -8,7 +8,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.assembly.site import Kernels
-from hwmodels.model.lora import Lora
+from hwmodels.model.weights import Lora
 from hwmodels.operators.lora_kernels import LoraKernels
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged

@@ -1,12 +1,71 @@
-"""Storage formats of weights, and the data types in which tensor cores then compute."""
+"""Weight matrices of a layer, and the ranks over which they are sharded.
+
+Every part of a layer lists the matrices that one rank multiplies with, as engines fuse them (Q, K and V in
+one, gate and up in one) and as Megatron-LM shards them: the first of a pair by columns, the second by rows
+(Shoeybi et al., 2019). Parameters, bytes and FLOPs are all counted from those lists. A share that is not a
+whole number is rounded up, as engines pad it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
+from fieldlimits import Checked, PositiveInt
 from hwmodels.device import Device
+
+
+class Role(Enum):
+    """The setting of the model that determines how a matrix is stored."""
+
+    dense = "dense"
+    """Stored as `weights`: attention, dense MLPs, shared experts."""
+    routed = "routed"
+    """Stored as `moe_weights`: routed experts."""
+    plain = "plain"
+    """Stored as `dtype`: router, LM head, embedding table, which quantisers leave unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """`count` weight matrices with k inputs and n outputs each."""
+
+    name: str
+    k: int
+    n: int
+    count: int = 1
+    role: Role = Role.dense
+    stored: str | None = None
+    """Storage format that the checkpoint has for this matrix; None: that of its role."""
+    slices: tuple[int, ...] = ()
+    """Outputs of each projection that the matrix fuses, such as q, k and v; empty: it is one projection."""
+
+    @property
+    def elements(self) -> int:
+        return self.k * self.n * self.count
+
+
+class Ranks(NamedTuple):
+    """Numbers of ranks over which the parts of a layer are sharded."""
+
+    tensor: int = 1
+    """Ranks for attention, dense MLPs, shared experts, vocabulary."""
+    moe_tensor: int = 1
+    """Ranks that share each routed expert."""
+    expert: int = 1
+    """Ranks over which the routed experts are distributed."""
+
+
+ONE_RANK = Ranks()
+
+
+def share_of(size: int, num_ranks: int) -> int:
+    """Divides a size among ranks, rounded up: the largest share."""
+    return -(-size // num_ranks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,3 +301,25 @@ def check_weight_format(name: str, given: str) -> None:
         weight_format(given)
     except ValueError as error:
         raise ValueError(f"{name}{str(error).removeprefix('weights')}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora(Checked):
+    """Low-rank adapters on every matrix of attention and dense MLPs (S-LoRA, Punica: segmented kernels)."""
+
+    rank: PositiveInt
+    num_active: PositiveInt = 1
+    """Different adapters in a batch; each of them is read once. They are all kept in memory."""
+
+    def elements(self, matrices: Iterable[Matrix]) -> float:
+        """Returns the number of weights of all active adapters: rank (p k + n) for every dense matrix.
+
+        p: number of projections that the matrix fuses, such as 3 for q, k and v; each has its own k x rank.
+        """
+        dense = (matrix for matrix in matrices if matrix.role is Role.dense)
+        sides = sum((max(1, len(m.slices)) * m.k + m.n) * m.count for m in dense)
+        return self.num_active * self.rank * sides
+
+
+# DOC of hwmodels.model.weights: Storage formats of weights, and the data types in which tensor cores then compute.
+# DOC of hwmodels.model.weights: LoRA adapters that are the same in every batch.
