@@ -111,7 +111,7 @@ class ReplicaPool(Checked):
     """Seconds from the start of a replica until it accepts requests."""
 
     sleep_s: float = 0.0
-    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.switching`."""
+    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.autoscaler`."""
     wake_s: float = 0.0
     """Seconds until its weights are on the GPUs again when its turn begins."""
 
