@@ -10,8 +10,7 @@ from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
 from hwmodels.model.attention import NoAttention
-from hwmodels.model.mlp import NoMlp
-from hwmodels.model.model_spec import Block
+from hwmodels.model.model_spec import Block, NoMlp
 from hwmodels.model.weights import Matrix, Ranks, Role, share_of
 from hwmodels.operators.stream import stream_seconds
 

@@ -8,7 +8,7 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import Operator, Per, per_token
-from hwmodels.model.mlp import MixtureOfExperts, Mlp, NoMlp
+from hwmodels.model.model_spec import MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.weights import WEIGHT_FORMATS, Matrix, Role
 from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer

@@ -39,8 +39,7 @@ from hwmodels.hf.usual import (
     with_usual_names,
 )
 from hwmodels.model.attention import Attention
-from hwmodels.model.mlp import Mlp
-from hwmodels.model.model_spec import OtherWeights
+from hwmodels.model.model_spec import Mlp, OtherWeights
 
 REQUIRED = (
     "num_hidden_layers",

@@ -18,8 +18,7 @@ from hwmodels.hf.quantizers import method_of
 from hwmodels.hf.towers import TOWERS, towers_of
 from hwmodels.hf.usual import SYNONYMS, learned_positions
 from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.model_spec import Block, ModelSpec, Transform
+from hwmodels.model.model_spec import Block, DenseMlp, MixtureOfExperts, Mlp, ModelSpec, NoMlp, Transform
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "bf16"}
 

@@ -21,8 +21,7 @@ from hwmodels.model.attention import (
     LatentAttention,
     NoAttention,
 )
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.model_spec import OtherWeights
+from hwmodels.model.model_spec import DenseMlp, MixtureOfExperts, Mlp, NoMlp, OtherWeights
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

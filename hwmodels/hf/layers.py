@@ -12,7 +12,7 @@ from typing import Any
 
 from hwmodels.hf.fields import Fields, wrong
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
+from hwmodels.model.model_spec import DenseMlp, MixtureOfExperts, Mlp
 from hwmodels.model.recurrent import LinearAttention
 
 

@@ -18,8 +18,7 @@ from hwmodels.iterations.memory_profile import (
     padding_bytes,
 )
 from hwmodels.iterations.offload import Offload
-from hwmodels.model.mlp import MixtureOfExperts
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import Lora, Ranks, Role
 from hwmodels.speculation.draft import Draft
 

@@ -21,8 +21,7 @@ from fieldlimits import Checked, OneOf, check
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.mlp import MixtureOfExperts
-from hwmodels.model.model_spec import ModelSpec, Role
+from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec, Role
 
 GIB = 2.0**30
 MIB = 2.0**20

@@ -42,7 +42,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Part, total_seconds
 from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
-from hwmodels.model.mlp import MixtureOfExperts
+from hwmodels.model.model_spec import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)
 """Operators of an MLP that attention devices run, as messages go to the experts that it names."""

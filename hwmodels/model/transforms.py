@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fieldlimits import Checked, Positive, PositiveShare
-from hwmodels.model.mlp import DenseMlp, Mlp, NoMlp
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model.model_spec import DenseMlp, Mlp, ModelSpec, NoMlp
 from hwmodels.model.weights import Role
 
 GRAIN = 64

@@ -20,8 +20,7 @@ from typing import Annotated, Protocol
 from fieldlimits import Checked, MinLen, NonNegative, OneOf, PositiveInt, Unit
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import Attention, NoAttention
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts
-from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.model.model_spec import Block, DenseMlp, MixtureOfExperts, ModelSpec
 from hwmodels.model.recurrent import RecurrentLayer
 from hwmodels.model.weights import Matrix, Ranks, Role, share_of
 

@@ -14,7 +14,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
 from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
 from hwmodels.iterations.stages import Pipeline
-from hwmodels.model.mlp import MixtureOfExperts
+from hwmodels.model.model_spec import MixtureOfExperts
 from policies.parallelism import AsSet, Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from sim.metrics.slo import Slo
 from sim.settings.build import build, build_as

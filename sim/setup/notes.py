@@ -11,8 +11,7 @@ from typing import Any
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.levels.rooflines import Calibrated, Spec
 from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention
-from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.precision import precision_notes
+from hwmodels.model.model_spec import ModelSpec, precision_notes
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

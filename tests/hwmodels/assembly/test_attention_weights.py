@@ -8,8 +8,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.mlp import DenseMlp
-from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.model.model_spec import Block, DenseMlp, ModelSpec
 
 MODEL = ModelSpec(
     name="llama3_1_8b",

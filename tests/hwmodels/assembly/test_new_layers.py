@@ -3,8 +3,7 @@
 import pytest
 
 from hwmodels.model.attention import CompressedAttention
-from hwmodels.model.mlp import NoMlp
-from hwmodels.model.model_spec import Block, NoAttention
+from hwmodels.model.model_spec import Block, NoAttention, NoMlp
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

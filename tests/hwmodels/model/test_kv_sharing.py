@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from hwmodels.model.attention import GroupedQueryAttention
 from hwmodels.model.kv_sharing import SharedKv
-from hwmodels.model.mlp import DenseMlp
-from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.model.model_spec import Block, DenseMlp, ModelSpec
 
 CONTEXT = 10_240
 
