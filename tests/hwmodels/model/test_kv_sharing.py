@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.kv_sharing import SharedKv
 from hwmodels.model.model_spec import Block, DenseMlp, ModelSpec
+from hwmodels.model.transforms import SharedKv
 
 CONTEXT = 10_240
 
