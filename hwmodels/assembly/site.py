@@ -16,7 +16,7 @@ from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token
 from hwmodels.model.model_spec import Block, ModelSpec
 from hwmodels.model.weights import Matrix, Ranks, Role, WeightFormat, weight_format
-from hwmodels.operators.attention_kernels import CHOICES as ATTENTION_CHOICES
+from hwmodels.operators.attention import CHOICES as ATTENTION_CHOICES
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import collective_seconds, torus_seconds
 from hwmodels.operators.gemm import gemm_seconds

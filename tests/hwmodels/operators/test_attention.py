@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hwmodels.device import Device, Link
 from hwmodels.iterations.iteration import causal_pairs
 from hwmodels.operators.attention import (
+    KERNELS,
     AttentionCurve,
     DecodeAttention,
     HeadLayout,
     PrefillAttention,
 )
-from hwmodels.operators.attention_kernels import KERNELS
 
 H100 = Device(
     name="H100 SXM",
