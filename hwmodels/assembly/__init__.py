@@ -12,7 +12,7 @@ from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
 from hwmodels.model.attention import NoAttention
 from hwmodels.model.model_spec import Block, NoMlp
 from hwmodels.model.weights import Matrix, Ranks, Role, share_of
-from hwmodels.operators.stream import stream_seconds
+from hwmodels.operators.gemm import stream_seconds
 
 SAMPLING_KERNELS = 4
 

@@ -27,7 +27,7 @@ from hwmodels.iterations.iteration import Explained, IterationModel, IterationSh
 from hwmodels.iterations.windows import within_window
 from hwmodels.model.attention import GroupedQueryAttention, NoAttention
 from hwmodels.model.recurrent import RecurrentLayer
-from hwmodels.operators.stream import stream_seconds
+from hwmodels.operators.gemm import stream_seconds
 
 MATRIX_PASSES = 5
 """Times that the matrix of logits and weights goes through memory."""

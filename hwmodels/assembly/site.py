@@ -19,10 +19,9 @@ from hwmodels.model.weights import Matrix, Ranks, Role, WeightFormat, weight_for
 from hwmodels.operators.attention import CHOICES as ATTENTION_CHOICES
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import collective_seconds, torus_seconds
-from hwmodels.operators.gemm import gemm_seconds
+from hwmodels.operators.gemm import gemm_seconds, stream_seconds
 from hwmodels.operators.lora_kernels import LoraKernels
 from hwmodels.operators.moe_routing import Routing
-from hwmodels.operators.stream import stream_seconds
 from hwmodels.operators.systolic import systolic_gemm_seconds
 
 SUMS = ("all_reduce", "reduce_scatter")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hwmodels.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.model.weights import KV_BYTES, WeightFormat, weight_format
-from hwmodels.operators.gemm import GemmCurve, gemm_seconds
+from hwmodels.operators.gemm import GemmCurve, StreamCurve, gemm_seconds, stream_seconds
 from hwmodels.operators.mla import (
     FAMILIES,
     MlaCurve,
@@ -31,7 +31,6 @@ from hwmodels.operators.mla import (
     MlaHeads,
     MlaPrefill,
 )
-from hwmodels.operators.stream import StreamCurve, stream_seconds
 
 Rows = Mapping[str, Any]
 

@@ -8,10 +8,9 @@ from hwmodels.checks import check_finite
 from hwmodels.device import Device
 from hwmodels.operators.attention import AttentionCurve
 from hwmodels.operators.collectives import CollectiveCurve
-from hwmodels.operators.gemm import GemmCurve
+from hwmodels.operators.gemm import GemmCurve, StreamCurve
 from hwmodels.operators.mla import MlaCurve
 from hwmodels.operators.moe import MoeCurve
-from hwmodels.operators.stream import StreamCurve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

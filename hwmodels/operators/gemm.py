@@ -32,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_curve
 from hwmodels.device import DTYPE_BYTES, Device
+from hwmodels.exact import Num
 from hwmodels.model.weights import WeightFormat
 
 Floats = NDArray[np.float64]
@@ -348,3 +349,27 @@ def input_seconds(
         return np.full(m.shape, family.before_s)
     row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s
     return family.before_s + m * row_s / device.num_sms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamCurve:
+    """Performance of kernels without data reuse."""
+
+    bandwidth_share: float = 0.80
+    """Share of the data sheet's memory bandwidth that is reached for tensors of many megabytes."""
+    start_s: float = 2.0e-6
+    """Seconds of start and drain of one kernel in a stream; small norms take 2 us."""
+
+    def __post_init__(self) -> None:
+        check_curve(self)
+
+
+def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
+    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
+
+    H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
+    """
+    return kernels * curve.start_s + num_bytes / (device.memory_bandwidth_bytes_per_s * curve.bandwidth_share)
+
+
+# DOC of hwmodels.operators.gemm: Elementwise operators over the activations: norms, rotary embedding, activation functions, sampling.
