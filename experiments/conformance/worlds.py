@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
-from hwmodels.iterations.jitter import Jitter
+from hwmodels.iterations.iteration import Jitter
 from policies.adapters.registry import Adapter, AdapterMemory, Registry
 from policies.adapters.residents import Residents
 from policies.admission import AdmitAll

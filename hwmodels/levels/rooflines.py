@@ -15,8 +15,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.jitter import Jitter
+from hwmodels.iterations.iteration import IterationModel, Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.offload import Offload
 from hwmodels.model.model_spec import ModelSpec

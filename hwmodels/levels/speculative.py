@@ -22,8 +22,7 @@ from numpy import ndarray
 
 from fieldlimits import Checked, PositiveInt, check
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.iterations.jitter import Jitter
+from hwmodels.iterations.iteration import IterationModel, IterationShape, Jitter
 from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
 from hwmodels.speculation.draft import LayerDraft

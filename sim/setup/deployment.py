@@ -13,8 +13,7 @@ from hwmodels.assembly.attention_weights import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.host import HostOverhead
-from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.jitter import Jitter
+from hwmodels.iterations.iteration import IterationModel, Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.iterations.memory_profile import GIB
