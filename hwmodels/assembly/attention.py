@@ -14,9 +14,8 @@ from typing import Any
 from hwmodels.assembly.latent import both_phases, compressed, delay_beside_prefill, indexer, latent
 from hwmodels.assembly.site import Site
 from hwmodels.exact import Lines, larger, smaller
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch, decode_keys, decode_pairs, within_window
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_token
-from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import Attention, CompressedAttention, GroupedQueryAttention, LatentAttention
 from hwmodels.model.recurrent import (
     BesideAttention,

@@ -24,7 +24,7 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.exact import Num, larger, smaller
 from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape, ends_of_decodes
-from hwmodels.iterations.windows import within_window
+from hwmodels.iterations.layout import within_window
 from hwmodels.model.attention import GroupedQueryAttention, NoAttention
 from hwmodels.model.recurrent import RecurrentLayer
 from hwmodels.operators.gemm import stream_seconds

@@ -32,8 +32,7 @@ from hwmodels.exact import Num, larger, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
 from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
-from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
-from hwmodels.iterations.offload import Offload
+from hwmodels.iterations.layout import InFlight, Offload, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Part, Per, bound_of, rows_each, total_seconds
 from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from hwmodels.model.model_spec import ModelSpec

@@ -13,7 +13,7 @@ all chips in turn; min(sequences, N) sequences read at the same time, and chunks
 Groq, Llama-2-70B in int8 on 576 chips of 80e12 bytes/s: 68.5e9 bytes of layers take 0.86 ms to read, 576 hops
 of 0.72 us and 0.14 us for the hidden state 0.49 ms: at the least 1.37 ms per token with a context of 1,000.
 
-Operators of a device whose weights are partly in host memory (see `hwmodels.iterations.offload`):
+Operators of a device whose weights are partly in host memory (see `hwmodels.iterations.layout`):
 
 cpu_offload_gb   one more operator per pass: offloaded bytes / (PCIe bandwidth share)
 n_gpu_layers     layers on the CPU take max(bytes / CPU bandwidth, FLOPs / CPU FLOP/s) per operator, and the
@@ -29,9 +29,8 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.device import Chain
 from hwmodels.exact import Lines, divided_up, larger, smaller
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import Offload, RankBatch
 from hwmodels.iterations.memory import weight_bytes
-from hwmodels.iterations.offload import Offload
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Part, Per, Quantity, per_token
 
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from fieldlimits import Checked, PositiveInt, check
+from fieldlimits import Checked, NonNegative, Positive, PositiveInt, PositiveShare, Unit, check
+from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
 from hwmodels.iterations.iteration import AdapterBatch, DraftWork, IterationShape
@@ -315,3 +316,133 @@ class ParallelLayout(Checked):
             return share
         piece = smaller(divided_up(new, larger(chunks, 1)), SMALLEST_PIECE) * smaller(chunks, groups)
         return larger(share, smaller(piece, new))
+
+
+def within_window(batch: RankBatch, window: int | None) -> RankBatch:
+    """Returns the batch with contexts and pairs cut to the last `window` tokens, the query's own included."""
+    if window is None:
+        return batch
+    return batch._replace(
+        decode_context_tokens=smaller(batch.decode_context_tokens, window * batch.decode_seqs),
+        prefill_pairs=_pairs(batch, window),
+        prefill_context_tokens=smaller(
+            batch.prefill_context_tokens, batch.prefill_tokens + window * batch.prefill_seqs
+        ),
+    )
+
+
+def seen(
+    num_seqs: Any, context_tokens: Any, draft_tokens: Any, draft_pairs: Any, window: int | None
+) -> tuple[Any, Any]:
+    """Returns the KV tokens that decodes read, each once, and their query-key pairs; with draft tokens."""
+    if window is not None:
+        context_tokens = smaller(context_tokens, window * num_seqs)
+        draft_pairs = smaller(draft_pairs, window * draft_tokens)
+    return context_tokens + draft_tokens, context_tokens + draft_pairs
+
+
+def decode_keys(batch: RankBatch, window: int | None = None) -> Any:
+    """Returns the KV tokens that the decodes of a batch read: see `seen`."""
+    return _seen(batch, window)[0]
+
+
+def decode_pairs(batch: RankBatch, window: int | None = None) -> Any:
+    """Returns the query-key pairs of the decodes of a batch: see `seen`."""
+    return _seen(batch, window)[1]
+
+
+def _seen(batch: RankBatch, window: int | None) -> tuple[Any, Any]:
+    decodes, context = batch.decode_seqs, batch.decode_context_tokens
+    return seen(decodes, context, batch.draft_tokens, batch.draft_pairs, window)
+
+
+def _pairs(batch: RankBatch, window: int) -> Any:
+    """Returns the pairs of n new tokens on c cached ones; query i = 1, 2, ... sees min(c + i, w) tokens.
+
+    r = min(n, max(w - c, 0)) queries see all tokens; r c + r (r + 1) / 2 + (n - r) w.
+    n = 4, c = 2, w = 3: r = 1: 3 + 3 x 3 = 12. The result never exceeds the pairs without a window.
+    """
+    chunks = larger(batch.prefill_seqs, 1)
+    new = batch.prefill_tokens / chunks
+    cached = larger(batch.prefill_context_tokens / chunks - new, 0.0)
+    rising = smaller(new, larger(window - cached, 0.0))
+    pairs = rising * cached + rising * (rising + 1) / 2 + (new - rising) * window
+    return smaller(chunks * pairs, batch.prefill_pairs)
+
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offload(Checked):
+    """Settings of offloading, named as in vLLM and llama.cpp."""
+
+    cpu_offload_gb: Annotated[NonNegative, Unit("GiB")] = 0.0
+    """GiB of weights per device that stay in host memory."""
+    n_gpu_layers: int | None = None
+    """Layers on the device, those next to the output; None: all, and the LM head."""
+    pcie_share: PositiveShare = 0.8
+    """Share of the data sheet's PCIe bandwidth that reading weights reaches."""
+    cpu_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 200e9
+    """Bandwidth of host memory that the CPU's layers reach: a socket with eight channels of DDR5."""
+    cpu_flops_per_s: Annotated[Positive, Unit("FLOP/s")] = 3e12
+    """FLOP/s that the CPU's layers reach: some 50 cores with AVX-512; order of magnitude."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.n_gpu_layers is not None:
+            check_whole(
+                "n_gpu_layers", self.n_gpu_layers, remedy="; for the CPU alone choose hardware=xeon_8480"
+            )
+            if self.cpu_offload_gb:
+                raise ValueError(
+                    f"n_gpu_layers={self.n_gpu_layers}, cpu_offload_gb={self.cpu_offload_gb:g}: must not "
+                    "both be set; set n_gpu_layers=null or cpu_offload_gb=0"
+                )
+
+    @property
+    def is_used(self) -> bool:
+        """True if any weights are in host memory."""
+        return self.cpu_offload_gb > 0 or self.n_gpu_layers is not None
+
+    def check(self, layout: ParallelLayout) -> None:
+        """Raises ValueError if layers of a parallel layout are to be split between device and CPU."""
+        if self.n_gpu_layers is not None and layout.num_devices > 1:
+            raise ValueError(
+                f"n_gpu_layers={self.n_gpu_layers}: splits layers between one device and the CPU, and the "
+                f"replica has {layout.num_devices} devices; set cpu_offload_gb instead, or use one device"
+            )
+
+    def layer_share(self, num_layers: int) -> float:
+        """Returns the share of the layers that the device computes."""
+        return 1.0 if self.n_gpu_layers is None else min(self.n_gpu_layers, num_layers) / num_layers
+
+    def has_head(self, num_layers: int) -> bool:
+        """Returns whether the device computes the LM head."""
+        return self.n_gpu_layers is None or self.n_gpu_layers > num_layers
+
+    def host_bytes(self, model: ModelSpec, layout: ParallelLayout, device_bytes: float) -> float:
+        """Returns the bytes of one device's weights that are in host memory; device_bytes: all of them."""
+        embedding, head = model.table_bytes(layout.tensor_parallel_size)
+        tables = max(embedding, head) if layout.pipeline_parallel_size > 1 else embedding + head
+        layers_bytes = device_bytes - tables
+        if self.n_gpu_layers is None:
+            return min(self.cpu_offload_gb * GIB, layers_bytes)
+        kept = (head or embedding) if self.has_head(model.num_layers) else 0.0
+        return device_bytes - layers_bytes * self.layer_share(model.num_layers) - kept
+
+
+# DOC of hwmodels.iterations.layout: Attention windows: counts the context tokens and query-key pairs of a batch inside the window.
+#
+# A batch holds only sums, so its sequences (and its chunks) are assumed to be equal. That is exact if all
+# contexts are longer than the window, or all shorter; a mixture is counted up to a few percent too high.
+#
+# DOC of hwmodels.iterations.layout: Weights in host memory: streamed to the device in every pass, or computed with by the CPU.
+#
+#     cpu_offload_gb   vLLM: so many GiB of each device's layers stay in host memory, and every forward pass
+#                      reads them over PCIe
+#     n_gpu_layers     llama.cpp: the last n layers run on the device (with one more, the LM head too), the
+#                      others on the CPU, with their KV in host memory
+#
+# 16 GiB of Llama-3.1-70B's weights over PCIe 5.0 x16 at 0.8 of 64e9 bytes/s: 336 ms more per pass.
+#

@@ -8,7 +8,7 @@ from math import ceil
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs
-from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.layout import Offload, ParallelLayout
 from hwmodels.iterations.memory_profile import (
     GIB,
     MXFP4_TILE,
@@ -17,7 +17,6 @@ from hwmodels.iterations.memory_profile import (
     MemoryProfile,
     padding_bytes,
 )
-from hwmodels.iterations.offload import Offload
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import Lora, Ranks, Role
 from hwmodels.speculation.draft import Draft

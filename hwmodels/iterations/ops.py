@@ -25,9 +25,8 @@ from numpy import ndarray
 from hwmodels.device import Device
 from hwmodels.exact import Lines, highest, larger
 from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch, seen
 from hwmodels.iterations.memory import MemoryPlan
-from hwmodels.iterations.windows import seen
 
 Quantity = Callable[[RankBatch], Any]
 """FLOPs, bytes or seconds of one call: a number, or an array with one value per iteration."""

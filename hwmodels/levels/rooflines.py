@@ -16,8 +16,7 @@ from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel, Jitter
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.offload import Offload
+from hwmodels.iterations.layout import Offload, ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora
 from hwmodels.operators.calibration import Calibration

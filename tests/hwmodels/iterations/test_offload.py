@@ -7,9 +7,8 @@ import pytest
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationShape
-from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.iterations.layout import Offload, ParallelLayout
 from hwmodels.iterations.memory import GIB, plan_memory
-from hwmodels.iterations.offload import Offload
 
 SPLIT = Offload(n_gpu_layers=24)
 
