@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hwmodels.by_count import ByCount
 from hwmodels.exact import Num, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationShape, counted
 from hwmodels.iterations.layout import RankBatch
-from hwmodels.iterations.ops import Operator
+from hwmodels.iterations.ops import ByCount, Operator
 from hwmodels.levels.grid import Floats
 from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.profile import AROUND, Profile

@@ -23,12 +23,11 @@ from typing import Any
 from hwmodels.assembly import Inputs, head_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Site
-from hwmodels.by_count import CountedTimes
 from hwmodels.exact import Num, divided_up, larger, smaller, whole
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
-from hwmodels.iterations.ops import Operator, Per, bound_of
+from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of
 from hwmodels.levels.rooflines import Replica
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Matrix, Ranks
