@@ -37,13 +37,13 @@ from experiments.reproduce.command import chosen
 from experiments.reproduce.findings import FILE, LEAST_MOVE, Finding, known
 from experiments.reproduce.rows import Row
 from experiments.reproduce.tasks import VALUE, planned, result_of
+from hwmodels.costs import Tariff
 from hwmodels.device import Device
 from hwmodels.host import HostShare
 from hwmodels.model.attention import GroupedQueryAttention, LatentAttention
 from hwmodels.operators.attention import HeadLayout
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.mla import MlaHeads
-from hwmodels.tariff import Tariff
 from sim.settings import build as building
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance import rates

@@ -9,8 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.iterations.energy import EnergySettings, idle_joules
-from hwmodels.tariff import break_even_load, split_cost, tokens_to_match_training, training_flops
+from hwmodels.costs import (
+    EnergySettings,
+    break_even_load,
+    idle_joules,
+    split_cost,
+    tokens_to_match_training,
+    training_flops,
+)
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 from sim.metrics.hardware_use import HardwareUse, Work
@@ -25,7 +31,7 @@ SECONDS_PER_YEAR = 365 * 24 * 3600.0
 class Cost(Figure):
     """Cost of all replicas, idle time included, per hour, token and request.
 
-    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.tariff.split_cost`,
+    usd_per_million_output_tokens assigns the whole cost to the output; `split`: `hwmodels.costs.split_cost`,
     by the share of the busy time spent on prompts. A mixed iteration is split by its tokens: 30 ms with 90
     prompt tokens and 10 decodes, and 10 ms of decodes alone: 27 / 40 = 0.675.
     """
@@ -119,7 +125,7 @@ class EnergyUse:
 
 
 def energy_use(works: Sequence[Work], pools: Sequence[PoolHardware]) -> EnergyUse | None:
-    """Computes the energy of iterations by their utilisation (`hwmodels.iterations.energy`) and of idle time.
+    """Computes the energy of iterations by their utilisation (`hwmodels.costs`) and of idle time.
 
     Returns None unless the power of all devices is known.
     """

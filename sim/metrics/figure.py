@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.energy import EnergySettings
+from hwmodels.costs import EnergySettings, Tariff
 from hwmodels.speculation.model import SpeculativeModel
-from hwmodels.tariff import Tariff
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.settings import MetricsSettings

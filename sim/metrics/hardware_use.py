@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.energy import joules_of_work
+from hwmodels.costs import joules_of_work
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.pipeline import add_pipeline, pipeline_figures

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from hwmodels.iterations.energy import EnergySettings
-from hwmodels.tariff import Tariff
+from hwmodels.costs import EnergySettings, Tariff
 from sim.metrics.adapters import AdapterUse
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
 from sim.metrics.conservation import RequestCounts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.energy import PowerModel
+from hwmodels.costs import PowerModel
 from hwmodels.iterations.iteration import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.definitions import Window, times

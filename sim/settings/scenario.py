@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from hwmodels.costs import EnergySettings
 from hwmodels.device import Storage
-from hwmodels.iterations.energy import EnergySettings
 from hwmodels.iterations.iteration import UnknownIterationError
 from policies.roles import Turns
 from sim.cluster.attached import ProcessError, UserProcess

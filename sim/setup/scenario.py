@@ -12,8 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fieldlimits import Ge, Le, Positive
-from hwmodels.iterations.energy import EnergySettings, PowerModel
-from hwmodels.tariff import Tariff
+from hwmodels.costs import EnergySettings, PowerModel, Tariff
 from policies.adapters.registry import Adapter
 from policies.batching import BatchingTraits
 from policies.caching.content import FutureUses, prompt_segments

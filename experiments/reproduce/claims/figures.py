@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.reproduce.claims.built import decode, device, tariff
-from hwmodels.iterations.energy import EnergySettings
-from hwmodels.tariff import SplitCost, split_cost
+from hwmodels.costs import EnergySettings, SplitCost, split_cost
 from sim.metrics.definitions import Window, describe
 from sim.metrics.goodput import goodput
 from sim.metrics.slo import Slo

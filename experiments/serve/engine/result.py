@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.settings import full_note
-from hwmodels.iterations.energy import PowerModel
+from hwmodels.costs import PowerModel
 from hwmodels.iterations.iteration import IterationModel, UnknownMachine
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult

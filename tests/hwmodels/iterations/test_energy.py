@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.energy import EnergySettings, PowerModel, energy_joules, idle_joules
+from hwmodels.costs import EnergySettings, PowerModel, energy_joules, idle_joules
 from hwmodels.iterations.iteration import IterationShape
 
 H100 = PowerModel(idle_w=70, tdp_w=700)

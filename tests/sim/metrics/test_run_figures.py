@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.recording_core import RecordingCore
-from hwmodels.iterations.energy import EnergySettings, PowerModel
-from hwmodels.tariff import Tariff
+from hwmodels.costs import EnergySettings, PowerModel, Tariff
 from policies.core.engine import EngineCore
 from sim import simulate
 from sim.metrics.figure import FigureSetting
