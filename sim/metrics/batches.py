@@ -13,11 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.bins import Ints, added, halved, log_width_for
 from sim.metrics.definitions import Times
 from sim.metrics.sketch import OCTAVE_BITS, Sketch, bucket_of
 from sim.metrics.steady import MEAN, Figure, Values, integrated_time
-
-Ints = NDArray[np.int64]
 
 MAX_GROUPS: Final = 4096
 MAX_INDICATOR_GROUPS: Final = 2048
@@ -224,27 +223,4 @@ def means_of_batches(means: Values, sizes: Ints, num_batches: int) -> Values | N
     if (np.diff(np.append(starts, len(means))) < 1).any():
         return None
     found: Values = np.add.reduceat(means * sizes, starts) / np.add.reduceat(sizes, starts)
-    return found
-
-
-def log_width_for(last: int, max_groups: int, least: int = 0) -> int:
-    """Returns the smallest k >= least for which groups of 2^k numbers from 0 to last are few enough."""
-    return max(least, (last // max_groups).bit_length())
-
-
-def halved(values: NDArray[np.signedinteger], times: int) -> NDArray[np.signedinteger]:
-    """Adds neighbouring rows, the given number of times: n rows become n / 2, rounded up."""
-    for _ in range(times):
-        if len(values) % 2:
-            values = np.concatenate([values, np.zeros_like(values[:1])])
-        values = values[::2] + values[1::2]
-    return values
-
-
-def added(one: Ints, other: Ints) -> Ints:
-    """Returns the sum of two arrays; the shorter one continues with zeros."""
-    if len(one) < len(other):
-        one, other = other, one
-    found = one.copy()
-    found[: len(other)] += other
     return found

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sim.metrics.batches import Ints, added, halved, log_width_for
 from sim.metrics.definitions import Counts, Times, Window
 from sim.metrics.steady import RunInterval, Series
+
+Ints = NDArray[np.int64]
 
 MAX_BINS: Final = 1024
 TICKS_PER_S: Final = 1 << 20
@@ -109,3 +111,26 @@ def _exact_sums(at: Ints, counts: Counts | Times | None) -> Ints:
         return sums.astype(np.int64, copy=False)
     half = len(at) // 2
     return added(_exact_sums(at[:half], counts[:half]), _exact_sums(at[half:], counts[half:]))
+
+
+def log_width_for(last: int, max_groups: int, least: int = 0) -> int:
+    """Returns the smallest k >= least for which groups of 2^k numbers from 0 to last are few enough."""
+    return max(least, (last // max_groups).bit_length())
+
+
+def halved(values: NDArray[np.signedinteger], times: int) -> NDArray[np.signedinteger]:
+    """Adds neighbouring rows, the given number of times: n rows become n / 2, rounded up."""
+    for _ in range(times):
+        if len(values) % 2:
+            values = np.concatenate([values, np.zeros_like(values[:1])])
+        values = values[::2] + values[1::2]
+    return values
+
+
+def added(one: Ints, other: Ints) -> Ints:
+    """Returns the sum of two arrays; the shorter one continues with zeros."""
+    if len(one) < len(other):
+        one, other = other, one
+    found = one.copy()
+    found[: len(other)] += other
+    return found

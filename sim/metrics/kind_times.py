@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
-from sim.metrics.batches import Ints
+from sim.metrics.bins import Ints
 from sim.metrics.points import place_of
 from sim.metrics.utilisation import KINDS, component_seconds, iteration_kind, pieces
 from sim.records.table import AnyTable, column

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
-from sim.metrics.batches import Ints, added
-from sim.metrics.bins import Bins
+from sim.metrics.bins import Bins, Ints, added
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Distribution, Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from sim.metrics.batches import Distributions, GroupedSeries, IdGroups, Ints, MetSeries
-from sim.metrics.bins import Bins
+from sim.metrics.batches import Distributions, GroupedSeries, IdGroups, MetSeries
+from sim.metrics.bins import Bins, Ints
 from sim.metrics.definitions import Times
 from sim.metrics.distributions import Kept
 from sim.metrics.sketch import PERCENTILE_ERROR, Sketch

@@ -7,8 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.batches import log_width_for
-from sim.metrics.bins import TICKS_PER_S
+from sim.metrics.bins import TICKS_PER_S, log_width_for
 
 Floats = NDArray[np.float64]
 MAX_BINS: Final = 512
