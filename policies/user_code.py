@@ -1,11 +1,15 @@
-"""The traits and the name of a policy: what it says about itself, with defaults for what it leaves out.
+"""The boundary between this project and a user's policy: its traits and name, its decisions, its failures.
 
 A policy need not inherit from a class of this project. So each family lists in a frozen dataclass what its
 policies may have beside the methods of their protocol, and `traits_of` reads it:
 
     traits_of(routing, RoutingTraits).reads_signals
 
-Messages name policies as users write them.
+Messages name policies as users write them. The policies of this project have tests in place of checks of what
+they return, so only those of a user are wrapped. The module therefore tells the user's classes and frames
+from those of this project and of libraries. A policy of the user's may raise, call a method that does not
+exist, or return what is not allowed: `failure` reads the traceback afterwards, and writes the sentence that
+names the policy, its choice, what it did, when, what is allowed, and where.
 """
 
 from __future__ import annotations
@@ -539,11 +543,3 @@ def signature_lack(cls: type, kind: type, methods: Iterable[str]) -> tuple[str, 
             listed = ", ".join(p.name for p in parameters)
             return f"has {name}({found}), which must be {name}({listed})", name
     return "", ""
-
-
-# DOC of policies.user_code: Decisions that are not allowed, and checks of what a user's policy returns.
-#
-# The policies of this project have tests in place of these checks, so only those of a user are wrapped.
-# This module therefore tells the user's classes and frames from those of this project and of libraries.
-#
-# DOC of policies.user_code: The sentence about a policy that failed: its choice, what it did, when, what is allowed, and where.

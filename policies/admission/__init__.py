@@ -1,4 +1,4 @@
-"""Admission policies: they admit or refuse a request before a replica is chosen. One policy per file."""
+"""Admission policies: they admit or refuse a request before a replica is chosen."""
 
 from __future__ import annotations
 
@@ -56,6 +56,3 @@ class AdmitAll:
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
         """Returns None: every request is admitted."""
         return None
-
-
-# DOC of policies.admission: No admission control: every request is admitted, however long it will wait.

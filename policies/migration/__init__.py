@@ -1,4 +1,4 @@
-"""Migration policies: they decide which running requests continue on another replica. One policy per file."""
+"""Migration policies: they decide which running requests continue on another replica."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def checked_moves(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stay:
-    """Never moves a request."""
+    """Never moves a request: it stays on its replica until it ends."""
 
     @property
     def interval_s(self) -> float | None:
@@ -175,6 +175,3 @@ class Stay:
     def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:
         """Returns an empty sequence: running requests stay where they are."""
         return ()
-
-
-# DOC of policies.migration: No migration: a request stays on its replica until it ends.

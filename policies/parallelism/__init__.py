@@ -1,4 +1,4 @@
-"""Layout policies: they choose the parallel sizes with which a model is split over GPUs. One per file."""
+"""Layout policies: they choose the parallel sizes with which a model is split over GPUs."""
 
 from __future__ import annotations
 
@@ -104,11 +104,8 @@ class LayoutPolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsSet:
-    """Uses the sizes of the run's settings."""
+    """Uses the sizes of the run's settings: tensor_parallel_size=2 and the like, as engines do."""
 
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
         """Returns the sizes of the run's settings."""
         return LayoutChoice(facts.given)
-
-
-# DOC of policies.parallelism: The given sizes: tensor_parallel_size=2 and the like, as in the engines' own options.

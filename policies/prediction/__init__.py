@@ -1,4 +1,4 @@
-"""Length predictors: they predict the number of output tokens of a request. One predictor per file."""
+"""Length predictors: they predict the number of output tokens of a request."""
 
 from __future__ import annotations
 
@@ -52,6 +52,3 @@ def uniform(seed: int, stream: str, request_id: int) -> float:
     """Returns a number > 0 and < 1 that depends only on the arguments, equal on every machine."""
     digest = blake2b(f"{seed}/{stream}/{request_id}".encode(), digest_size=8).digest()
     return ((int.from_bytes(digest, "little") >> (64 - _BITS)) + 0.5) / (1 << _BITS)
-
-
-# DOC of policies.prediction: Counter-based random numbers: each is a function of its name, so that no draw changes another.

@@ -1,14 +1,4 @@
-"""Prediction by the true length times a lognormal error. For the simulator only.
-
-With it one can find how accurate a predictor must be. It is a common model of inexact sizes in size-based
-scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
-
-    predicted = true * exp(error * z),    z standard normal
-
-For a true length of 100 and error=0.5, half of the predictions are above 100, and 68 % are between 61 and
-165. The median is exact, the mean is too large by the factor exp(error^2 / 2), here by 13 %.
-Assumes that errors are independent of everything, also of the length; those of a real model are not.
-"""
+"""Stand-ins for a trained predictor: they get the true length, and add errors to it. For the simulator only."""
 
 from __future__ import annotations
 
@@ -28,7 +18,17 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OracleWithNoise(Checked):
-    """Predicts the true length with an error from a known distribution."""
+    """Predicts the true length times a lognormal error.
+
+    With it one can find how accurate a predictor must be. It is a common model of inexact sizes in size-based
+    scheduling (Dell'Amico, "Scheduling With Inexact Job Sizes", 2019).
+
+        predicted = true * exp(error * z),    z standard normal
+
+    For a true length of 100 and error=0.5, half of the predictions are above 100, and 68 % are between 61 and
+    165. The median is exact, the mean is too large by the factor exp(error^2 / 2), here by 13 %.
+    Assumes that errors are independent of everything, also of the length; those of a real model are not.
+    """
 
     error: Annotated[
         float, Ge(0), Le(3), "with 3, every third prediction is wrong by more than a factor of 20"
@@ -59,7 +59,19 @@ _MAX_SUM_ERROR = 1e-6  # of a row of the matrix: rounding errors are allowed, a 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketClassifier(Checked):
-    """Predicts the upper bound of the bucket into which it classifies the output."""
+    """Predicts the upper bound of the bucket into which it classifies the output.
+
+    It stands for a classifier of requests into output length buckets, given by its confusion matrix.
+
+    S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict from the prompt one of ten buckets of equal
+    width, and reserves the KV memory for the bucket's upper bound. The prediction here is therefore the upper
+    bound. The true bucket i is classified as j with probability confusion[i][j].
+
+        upper_bounds  100, 200, 400:  bucket 0 has 1..100 tokens, bucket 1 101..200, bucket 2 more than 200
+
+    An output longer than the last bound is in the last bucket, and exceeds its prediction. Assumes that the
+    probability of a misclassification depends on the true bucket only.
+    """
 
     upper_bounds: tuple[int, ...] = (205, 410, 614, 819, 1024, 1229, 1434, 1638, 1843, 2048)
     """Longest output of each bucket, in tokens, ascending."""
@@ -151,16 +163,3 @@ def _check_confusion(confusion: tuple[tuple[float, ...], ...], num_buckets: int)
             raise ValueError(
                 f"{shown}: must sum to 1, found {sum(row):g}; divide each row of a table of counts by its sum"
             )
-
-
-# DOC of policies.prediction.oracles: A classifier of requests into output length buckets, given by its confusion matrix. For the simulator only.
-#
-# S3 (Jin et al., NeurIPS 2023) fine-tunes DistilBERT to predict from the prompt one of ten buckets of equal
-# width, and reserves the KV memory for the bucket's upper bound. The prediction here is therefore the upper
-# bound. The true bucket i is classified as j with probability confusion[i][j].
-#
-#     upper_bounds  100, 200, 400:  bucket 0 has 1..100 tokens, bucket 1 101..200, bucket 2 more than 200
-#
-# An output longer than the last bound is in the last bucket, and exceeds its prediction.
-# Assumes that the probability of a misclassification depends on the true bucket only.
-#

@@ -1,4 +1,4 @@
-"""Role policies: they decide which replicas prefill and which decode, if disaggregated. One per file."""
+"""Role policies: they decide which replicas prefill and which decode, if disaggregated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Roles(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fixed:
-    """Never changes a role."""
+    """Never changes a role: every replica keeps that of its pool, as in DistServe (OSDI 2024)."""
 
     @property
     def interval_s(self) -> float | None:
@@ -63,7 +63,16 @@ DEFAULT_TURN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns(Checked):
-    """Settings of turns, and the decision about the next one."""
+    """Settings of turns, and the decision about the next one.
+
+    Models that take turns on the same GPUs: one is awake, the weights of the others are elsewhere.
+
+    vLLM's sleep mode: level 1 copies the weights to host memory and drops the KV cache, level 2 drops both;
+    the process, its compiled code and its CUDA graphs remain. A model sleeps after its last request has
+    ended. Its turn ends when another model has requests and this one has none, or when it has lasted for
+    min_turn_s; then it gets no new requests. The next turn is that of the model with the request that has
+    waited longest.
+    """
 
     sleep_level: Annotated[int | None, OneOf(LEVELS)] = None
     """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has GPUs of its own."""
@@ -91,13 +100,3 @@ class Turns(Checked):
     def next_model(self, waiting_since_s: Mapping[int, float]) -> int:
         """Returns the number of the model of which a request has waited longest."""
         return min(waiting_since_s, key=lambda number: (waiting_since_s[number], number))
-
-
-# DOC of policies.roles: Fixed roles: every replica keeps the role of its pool, as in DistServe (OSDI 2024).
-# DOC of policies.roles: Models that take turns on the same GPUs: one is awake, the weights of the others are elsewhere.
-#
-# vLLM's sleep mode: level 1 copies the weights to host memory and drops the KV cache, level 2 drops both; the
-# process, its compiled code and its CUDA graphs remain. A model sleeps after its last request has ended. Its
-# turn ends when another model has requests and this one has none, or when it has lasted for min_turn_s; then it
-# gets no new requests. The next turn is that of the model with the request that has waited longest.
-#
