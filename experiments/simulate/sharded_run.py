@@ -24,7 +24,7 @@ from experiments.study.launchers.outcome import CannotLaunchError, Launcher, Wor
 from experiments.study.progress import lasting_progress
 from sim.engine.interpreter import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.sketches import SKETCHED
 from sim.records.timed_rows import interval_s
 from sim.report.chunk_tables import ITERATIONS_BYTES, REQUESTS, ChunkTables
 from sim.report.exact_percentiles import add_exact_percentiles

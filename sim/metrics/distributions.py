@@ -1,7 +1,7 @@
 """Distributions and rates of a run as accumulators: all values, or sketches in bounded memory.
 
 `EXACT` keeps all values, by reference to the tables that they come from: percentiles are exact.
-`sim.metrics.sketched.SKETCHED` keeps counts in buckets, so that the figures of any run take the same memory
+`sim.metrics.sketches.SKETCHED` keeps counts in buckets, so that the figures of any run take the same memory
 and do not depend on how its records were divided: percentiles have a known error, sums are exact.
 """
 

@@ -14,7 +14,7 @@ from sim.metrics.figure import FigureSetting
 from sim.metrics.mixed import MixLatencies
 from sim.metrics.result import RunResult
 from sim.metrics.run_sums import RunSums
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.sketches import SKETCHED
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
 from sim.records.timed_rows import interval_s

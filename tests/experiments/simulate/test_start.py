@@ -29,7 +29,7 @@ OF_OTHER_RUNS = (
     "joblib",
     # runs that stream their tables
     "sim.cluster.chunked",
-    "sim.metrics.sketched",
+    "sim.metrics.sketches",
     "sim.metrics.plots",
     "sim.metrics.run_sums",
     "sim.setup.streaming",

@@ -24,8 +24,7 @@ from policies.core.engine import EngineCore
 from sim import simulate
 from sim.metrics.figure import FigureSetting
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.sketch import PERCENTILE_ERROR
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.sketches import PERCENTILE_ERROR, SKETCHED
 from sim.metrics.slo import Slo
 from sim.metrics.summary import RunFigures, summarise
 from sim.metrics.utilisation import PoolHardware
