@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from policies.adapters.registry import Adapter, Registry
-from policies.adapters.residents import Residents
+from policies.adapters.serving import Adapter, Registry, Residents
 from policies.caching.pool import BlockPool, KvMemory, pool_of
 from realengine.clock import Clock, WallClock
 from realengine.engine import Engine

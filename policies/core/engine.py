@@ -26,8 +26,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
-from policies.adapters.residents import Residents
-from policies.adapters.serving import AdapterState
+from policies.adapters.serving import AdapterState, Residents
 from policies.batching import Batching, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet

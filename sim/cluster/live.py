@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf, nextafter
 from typing import Any, NamedTuple, Protocol
 
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence

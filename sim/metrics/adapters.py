@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.adapters.residents import AdapterCounts
+from policies.adapters.serving import AdapterCounts
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, Part
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.adapters.residents import AdapterCounts
+from policies.adapters.serving import AdapterCounts
 from policies.core.engine import EngineCore
 from sim.records.event_rows import logged_events
 from sim.records.failure import Failure

@@ -26,7 +26,7 @@ from hwmodels.speculation.host import DraftHost, draft_host_of
 from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.adapters import AdapterServing
-from policies.adapters.registry import AdapterMemory
+from policies.adapters.serving import AdapterMemory
 from policies.batching import Batching, BatchingTraits
 from policies.caching.content import FutureUses
 from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups

@@ -19,7 +19,7 @@ from hwmodels.device import ColdStart, ColdStartParts, Storage, WeightSource
 from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of
-from policies.adapters.registry import Adapter, Registry
+from policies.adapters.serving import Adapter, Registry
 from policies.admission import AdmitAll
 from policies.batching import BatchingTraits, max_unasked_of, supports_mixed_role
 from policies.batching.decode_only import DecodeOnly

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fieldlimits import Ge, Le, Positive
 from hwmodels.costs import EnergySettings, PowerModel, Tariff
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.batching import BatchingTraits
 from policies.caching.content import FutureUses, prompt_segments
 from policies.user_code import name_of, traits_of

@@ -18,7 +18,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 import pyarrow.parquet as pq
 
-from policies.adapters.residents import AdapterCounts
+from policies.adapters.serving import AdapterCounts
 from policies.caching.pins import PinnedTime
 from sim.records.parquet import of_arrow, parquet_bytes
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.core.request import Prompt, Request, Segment
 from policies.prediction import uniform
 from sim.workload.base import (

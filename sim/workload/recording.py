@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS, shown

@@ -12,7 +12,7 @@ from hwmodels.model.weights import Lora
 from hwmodels.operators.lora_kernels import LoraKernels
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.batching.tgi import Tgi

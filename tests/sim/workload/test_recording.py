@@ -4,7 +4,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
 from sim.settings.errors import ConfigError
