@@ -9,8 +9,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from sim.metrics.definitions import Window
-from sim.metrics.kind_times import MAX_SAMPLE
-from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, Plots
+from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, MAX_SAMPLE, Plots
 from sim.metrics.slo import Slo
 from sim.records.run import RunRecords
 from sim.report import evidence, wording
