@@ -18,7 +18,7 @@ from experiments.study.measured_rows import whole
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.iterations.memory_profile import GIB
 from hwmodels.levels.rooflines import LatencyLevel
-from policies.caching.kv_groups import KvLayerKind, kv_groups
+from policies.caching.block_tables import KvLayerKind, kv_groups
 from sim.setup.scenario import Scenario
 
 COLUMNS = ("id", "engine", "version", "model", "gpu", "tp", "memory_fraction", "kv_tokens")

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from policies.caching.block_tables import KvGroup
 from policies.caching.content import PathPart, Places, of_rank
-from policies.caching.kv_groups import KvGroup
 from policies.caching.pool import BlockPool
 from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, Unit
+from policies.caching.block_tables import KvGroup
 from policies.caching.group_pool import GroupPool
-from policies.caching.kv_groups import KvGroup
 from policies.caching.pool import Caching, KvMemory
 
 

@@ -28,8 +28,8 @@ from hwmodels.speculation.steps import CHAIN, DraftShape
 from policies.adapters import AdapterServing
 from policies.adapters.serving import AdapterMemory
 from policies.batching import Batching, BatchingTraits
+from policies.caching.block_tables import KvGroup, KvLayerKind, kv_groups
 from policies.caching.content import FutureUses
-from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.core.ranks import DataParallel
 from policies.core.release import Release
