@@ -8,7 +8,7 @@ The requests and events that a figure covers:
 - the whole run, even if the window is shorter: simulated_s, requests (by status), cache.evicted_blocks (pools
   count evictions without their time), adapters, bill_usd (clients pay for the warm-up, too), failures,
   retries and scaling.
-- speculation: only if a pool speculates, see `sim.metrics.speculation`.
+- speculation: only if a pool speculates, see `sim.metrics.features`.
 - pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
 - publish: time to publish, from arrival to the first token that the user sees. It is the TTFT, unless the
   workload knows of hidden tokens or of clients that wait for the complete answer (`sim.workload.clients`).
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from hwmodels.costs import EnergySettings, Tariff
-from sim.metrics.adapters import AdapterUse
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
 from sim.metrics.conservation import RequestCounts
 from sim.metrics.costs import Bill, Cost, break_even, energy_figures, training_use
 from sim.metrics.definitions import Window, measured_window, plain_json, times
+from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
 from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
 from sim.metrics.goodput import Goodput
@@ -41,13 +41,10 @@ from sim.metrics.hardware_use import HardwareUse
 from sim.metrics.intervals import Intervals
 from sim.metrics.kv_use import KvUse
 from sim.metrics.measured import Latencies, Measured, measure, request_metrics, trimmed
-from sim.metrics.migrations import migration_figures
 from sim.metrics.output import IterationCounts, OutputFigure
 from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.speculation import SpeculationUse
-from sim.metrics.transfers import KvTransferUse
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.workload import Sections
 from sim.records.chunk import RecordChunk

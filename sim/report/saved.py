@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.metrics.speculation import acceptance_by_pool
+from sim.metrics.features import acceptance_by_pool
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 from sim.records.table import AnyTable, Table, column
 from sim.speculation.log import SpeculationRecord

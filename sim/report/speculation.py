@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics.definitions import Window
+from sim.metrics.features import acceptance_by_pool
 from sim.metrics.plots import OVER_TIME, Plots
-from sim.metrics.speculation import acceptance_by_pool
 from sim.records.run import RunRecords
 from sim.records.table import Table
 from sim.report.chart import Chart, panels

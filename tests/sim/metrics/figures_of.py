@@ -4,13 +4,13 @@ import pandas as pd
 
 from sim.metrics.costs import Cost
 from sim.metrics.definitions import Window
+from sim.metrics.features import KvTransferUse
 from sim.metrics.figure import EndedRun, FigureSetting, Part
 from sim.metrics.fleet import PoolUse, Retries
 from sim.metrics.hardware_use import HardwareUse
 from sim.metrics.kv_use import KvUse
 from sim.metrics.measured import request_metrics
 from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
-from sim.metrics.transfers import KvTransferUse
 from sim.records.chunk import RecordChunk
 
 NOTHING = pd.DataFrame()

@@ -25,11 +25,15 @@ from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.speculation.model import SpeculativeModel
+from policies.adapters.serving import AdapterCounts
 from policies.speculation.view import AcceptanceCounts
-from sim.metrics.definitions import per
-from sim.metrics.figure import EndedRun, Figure, Part
+from sim.metrics.definitions import describe, per, times
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.sums import Totals
 from sim.metrics.utilisation import iteration_shape, pieces
+from sim.records.event_rows import TIERS, Event
+from sim.records.migrations import Outcome
+from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table, column, joined
 
 COUNTS = ("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens", "proposed_tokens")
@@ -155,3 +159,143 @@ def _shares(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
     shares: NDArray[np.float64] = np.full(len(part), np.nan)
     np.divide(part, whole, out=shares, where=whole > 0)
     return shares
+
+
+class AdapterUse(Figure):
+    """Use of adapters over all replicas and the whole run; None if no adapters are served.
+
+    hit_share: share of the started sequences for which the adapter was already loaded. batch_adapters: number
+    of different adapters in an iteration, mean over the iterations with at least one.
+    """
+
+    name = "adapters"
+
+    def add(self, part: Part) -> None:
+        if "adapters" in part.iterations:
+            different = times(part.iterations, "adapters")
+            self.whole.add("different", different[different > 0])
+            self.whole.add("with_adapters", different > 0)
+
+    def value(self, run: EndedRun) -> dict[str, Any] | None:
+        by_replica = list(run.records.adapters)
+        if not by_replica:
+            return None
+        counts = {name: sum(getattr(one, name) for one in by_replica) for name in AdapterCounts.__slots__}
+        num_some = self.whole["with_adapters"]
+        return {
+            "hit_share": per(counts["num_hits"], counts["num_starts"]),
+            "loads": counts["num_loads"],
+            "loads_from_disk": counts["num_loads_from_disk"],
+            "loaded_bytes": counts["loaded_bytes"],
+            "evictions": counts["num_evicted"],
+            "batch_adapters": self.whole["different"] / num_some if num_some else 0.0,
+        }
+
+
+def transferred(requests: AnyTable) -> AnyTable:
+    """Returns the rows of requests with a prefill replica; none if the table does not name it."""
+    if "prefill_replica" not in requests:
+        return requests[:0]
+    return requests[column(requests, "prefill_replica") >= 0]
+
+
+class KvTransferUse(Figure):
+    """KV transfers of the measured requests, and the use of the links; None if no KV was transferred.
+
+    seconds: from the allocation on the decode replica to the last byte. tokens, cached_tokens: tokens of the
+    sequences transferred in the whole run, and how many of these the decode replica had in its cache.
+    share_of_e2e: transfer seconds of finished requests over their E2E. links: carried bytes over what the
+    link could have carried in the whole run; mean over the ports and switches in use, and of the fullest.
+    """
+
+    name = "kv_transfer"
+
+    def __init__(self, setting: FigureSetting) -> None:
+        super().__init__(setting)
+        self.seconds = self.kept.values()
+
+    def merge(self, other: KvTransferUse) -> None:
+        super().merge(other)
+        self.seconds.merge(other.seconds)
+
+    def forget_measured(self) -> None:
+        super().forget_measured()
+        self.seconds = self.kept.values()
+
+    def add(self, part: Part) -> None:
+        self.whole.add("transferred", np.ones(len(transferred(part.requests)), np.bool_))
+        event, tokens, tier = (column(part.events, name) for name in ("event", "tokens", "tier"))
+        is_copied = (event == Event.load) & (tier == TIERS.index("remote"))
+        self.whole.add("adopted_tokens", tokens[event == Event.adopt])
+        self.whole.add("copied_tokens", tokens[is_copied])
+        rows = transferred(part.measured)
+        if len(rows):
+            finished = rows[~np.isnan(times(rows, "e2e_s"))]
+            seconds = times(rows, "kv_transfer_s")
+            self.seconds.add(seconds)
+            self.inside.add("transfers", np.isfinite(seconds))
+            self.inside.add("bytes", times(rows, "kv_transfer_bytes"))
+            of_finished_s = times(finished, "kv_transfer_s")
+            self.inside.add("transfer_s_of_finished", of_finished_s[~np.isnan(of_finished_s)])
+            self.inside.add("e2e_s", times(finished, "e2e_s"))
+
+    def value(self, run: EndedRun) -> dict[str, Any] | None:
+        if not self.whole["transferred"]:
+            return None
+        inside, end_s = self.inside, run.records.end_s
+        used = {
+            link.name: link.carried_bytes / (link.bytes_per_s * end_s)
+            for link in run.records.links
+            if link.bytes_per_s and end_s
+        }
+        fullest = max(used, key=lambda name: used[name], default="")
+        num_tokens = self.whole["adopted_tokens"]
+        return {
+            "tokens": num_tokens,
+            "cached_tokens": max(num_tokens - self.whole["copied_tokens"], 0),
+            "requests": inside["transfers"],
+            "bytes": float(inside["bytes"]),
+            "seconds": self.seconds.describe(),
+            "share_of_e2e": per(inside["transfer_s_of_finished"], inside["e2e_s"]),
+            "links": {
+                "mean_share": float(np.mean(list(used.values()))) if used else float("nan"),
+                "fullest_share": used.get(fullest, float("nan")),
+                "fullest": fullest,
+            },
+        }
+
+
+def migration_figures(records: RunRecords) -> dict[str, Any]:
+    """Computes the figures of all migrations of a run with a migration policy, over the whole run.
+
+    count: requests moved, each as often as it moved. given_up: migrations without effect, by outcome. bytes:
+    KV copied, also by those. stages: mean of the moved requests. downtime: seconds from the last token on the
+    source to the start of the first iteration on the target. duration: seconds from the decision to the last
+    byte. share_of_time: share of the replicas' paid time in which one is part of a migration.
+
+    Example: a request stops at 7.0 s, its last KV arrives at 7.3 s, and the target begins its next iteration
+    at 7.5 s: a downtime of 0.5 s.
+    """
+    found = records.migrations or ()
+    moved = [one for one in found if one.outcome is Outcome.moved]
+    ends_s, begins_s = (np.array([getattr(one, name) for one in found]) for name in ("ended_s", "began_s"))
+    paid_s = sum(replica.end_s - replica.start_s for replica in records.replicas)
+    return {
+        "count": len(moved),
+        "requests": len({one.request_id for one in moved}),
+        "given_up": {
+            outcome.name: sum(one.outcome is outcome for one in found)
+            for outcome in Outcome
+            if outcome is not Outcome.moved
+        },
+        "bytes": float(sum(one.num_bytes for one in found)),
+        "stages": float(np.mean([one.num_stages for one in moved])) if moved else float("nan"),
+        "downtime": describe(np.array([one.resumed_s - one.stopped_s for one in moved])),
+        "duration": describe(np.array([one.ended_s - one.began_s for one in moved])),
+        "share_of_time": 2 * float((ends_s - begins_s).sum()) / paid_s if paid_s > 0 else float("nan"),
+    }
+
+
+# DOC of sim.metrics.features: Computes the use of LoRA adapters in a run: hits, loads, evictions, and adapters per batch.
+# DOC of sim.metrics.features: Computes the figures of KV transfers from prefill to decode replicas: tokens, bytes, seconds, link use.
+# DOC of sim.metrics.features: Computes the figures of live migrations: their number, bytes and durations.
