@@ -18,7 +18,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from experiments.app.claim import overwrite_of
+from experiments.app.run_folder import overwrite_of
 from experiments.app.runner import run_command
 from experiments.app.settings.compose import ConfigSource, without_hydra
 from experiments.app.settings.config_groups import (

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.app.claim import UNFINISHED, lock_folder
 from experiments.app.job import CannotWriteError
+from experiments.app.run_folder import UNFINISHED, lock_folder
 from sim.report.files import config_digest
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError

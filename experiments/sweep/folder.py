@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import pandas as pd
 
-from experiments.app.claim import lock_folder
 from experiments.app.job import CannotWriteError
+from experiments.app.run_folder import lock_folder
 from experiments.study.figures import figures
 from experiments.sweep.plan import Plan, Point
 from experiments.sweep.run_task import FinishedRun

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.claim import claim
-from experiments.app.run_folder import file_errors_reported
+from experiments.app.run_folder import claim, file_errors_reported
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import config_dirs
 from experiments.app.settings.hydra_errors import composed
