@@ -23,7 +23,7 @@ from hwmodels.levels.rooflines import LatencyLevel
 from policies.caching.paged import Paged
 from policies.core.request import Segment
 from sim.metrics.definitions import describe
-from sim.metrics.pressure import held_back
+from sim.metrics.kv_use import held_back
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.chunks import TableSource

@@ -39,10 +39,9 @@ from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
 from sim.metrics.goodput import Goodput
 from sim.metrics.hardware_use import HardwareUse
 from sim.metrics.intervals import Intervals
-from sim.metrics.kv_use import KvUse
+from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import Latencies, Measured, measure, request_metrics, trimmed
 from sim.metrics.output import IterationCounts, OutputFigure
-from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware

@@ -8,9 +8,8 @@ from sim.metrics.features import KvTransferUse
 from sim.metrics.figure import EndedRun, FigureSetting, Part
 from sim.metrics.fleet import PoolUse, Retries
 from sim.metrics.hardware_use import HardwareUse
-from sim.metrics.kv_use import KvUse
+from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import request_metrics
-from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
 from sim.records.chunk import RecordChunk
 
 NOTHING = pd.DataFrame()
