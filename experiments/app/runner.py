@@ -20,8 +20,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError
-from experiments.app.process import begin_collection
+from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError, begin_collection
 from experiments.app.run_folder import claim, file_errors_reported, set_folder
 from experiments.app.settings.compose import Composition, ConfigSource
 from experiments.app.settings.hydra_errors import check_edits, composed, explained
