@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from hwmodels.checks import is_finite, is_whole
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
 from hwmodels.hf.asked import as_asked
-from hwmodels.hf.fields import MAX_NUMBER, Fields, shown, wrong
-from hwmodels.hf.json_files import load_json_object, size_notes, stored_size
+from hwmodels.hf.fields import MAX_NUMBER, Fields, load_json_object, shown, size_notes, stored_size, wrong
 from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
 from hwmodels.hf.quantizers import method_of
 from hwmodels.hf.towers import TOWERS, towers_of

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.hf.fields import wrong
-from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.fields import load_json_object, wrong
 from hwmodels.hf.modules import HEAD, Names, names_in
 from hwmodels.hf.quantizers import NOT_PRICED, READERS, Description, Plan, kv_cache, method_of
 from hwmodels.model.model_spec import Block
