@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
-from sim.metrics.goodput import add_goodput, goodput_figures
+from sim.metrics.measured import add_goodput, goodput_figures
 from sim.metrics.slo import Slo
 from sim.metrics.sums import Totals
 from sim.records.table import AnyTable, column, joined

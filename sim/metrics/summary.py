@@ -36,11 +36,9 @@ from sim.metrics.definitions import Window, measured_window, plain_json, times
 from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
 from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
-from sim.metrics.goodput import Goodput
 from sim.metrics.hardware_use import HardwareUse
-from sim.metrics.intervals import Intervals
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
-from sim.metrics.measured import Latencies, Measured, measure, request_metrics, trimmed
+from sim.metrics.measured import Goodput, Intervals, Latencies, Measured, measure, request_metrics, trimmed
 from sim.metrics.output import IterationCounts, OutputFigure
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo

@@ -8,7 +8,7 @@ import pandas as pd
 from experiments.reproduce.claims.built import decode, device, tariff
 from hwmodels.costs import EnergySettings, SplitCost, split_cost
 from sim.metrics.definitions import Window, describe
-from sim.metrics.goodput import goodput
+from sim.metrics.measured import goodput
 from sim.metrics.slo import Slo
 
 TTFT_MS = (100, 102, 100, 100, 99, 104, 110, 90, 3000, 95)

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from sim.metrics.definitions import Window
-from sim.metrics.intervals import Intervals
-from sim.metrics.measured import Latencies, request_metrics
+from sim.metrics.measured import Intervals, Latencies, request_metrics
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.steady import find_warm_up
