@@ -24,8 +24,7 @@ from policies.caching.eviction.s3_fifo import S3Fifo
 from policies.caching.eviction.size_aware import SizeAware
 from policies.caching.eviction.two_q import TwoQ
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.caching.radix_node import Node, Segments
-from policies.caching.radix_tree import Lookup, RadixTree
+from policies.caching.radix_tree import Lookup, Node, RadixTree, Segments
 from policies.core.request import Request
 from policies.core.sequence import WAITING, Sequence
 
