@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from sim.metrics.measured import request_metrics
-from sim.metrics.run_sums import RunSums
+from sim.metrics.result import RunSums
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column

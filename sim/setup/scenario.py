@@ -53,7 +53,7 @@ from sim.workload.base import Source, Workload, WorkloadNotes, own_latencies, ow
 from sim.workload.modified import LongerSource, answers_of, branching_key, faster
 
 if TYPE_CHECKING:
-    from sim.metrics.run_sums import RunSums
+    from sim.metrics.result import RunSums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,7 @@ from sim.cluster.simulation import Simulation
 from sim.metrics.client_view import APART
 from sim.metrics.figure import FigureSetting
 from sim.metrics.mixed import MixLatencies
-from sim.metrics.result import RunResult
-from sim.metrics.run_sums import RunSums
+from sim.metrics.result import RunResult, RunSums
 from sim.metrics.sketches import SKETCHED
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sim.metrics.figure import FigureSetting
-from sim.metrics.run_sums import RunSums
+from sim.metrics.result import RunSums
 from sim.records.chunk import RecordChunk, without_rows
 from sim.records.run import PoolRecord, RunRecords
 from sim.records.timed_rows import SORTED_BY

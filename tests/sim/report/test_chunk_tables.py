@@ -5,7 +5,7 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from sim.metrics.run_sums import RunSums
+from sim.metrics.result import RunSums
 from sim.metrics.sketches import SKETCHED
 from sim.report.chunk_tables import ChunkTables, check_free_space
 from sim.report.files import write_result

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.routing.round_robin import RoundRobin
 from sim.metrics.plots import OVER_TIME
-from sim.metrics.run_sums import RunSums
+from sim.metrics.result import RunSums
 from sim.metrics.sketches import SKETCHED
 from sim.metrics.summary import RunFigures
 from sim.records.chunk import RecordChunk, without_rows
