@@ -13,7 +13,7 @@ from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
-from hwmodels.hf.asked import IS_QUANTISED
+from hwmodels.hf.quantization import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
 from sim.settings.build import build_as, shown

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from hwmodels.checks import is_finite, is_whole
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
-from hwmodels.hf.asked import as_asked
 from hwmodels.hf.fields import MAX_NUMBER, Fields, load_json_object, shown, size_notes, stored_size, wrong
-from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, description_of, stored_weights
+from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, as_asked, description_of, stored_weights
 from hwmodels.hf.quantizers import method_of
 from hwmodels.hf.usual import SYNONYMS, learned_positions
 from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
