@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from fieldlimits import Checked, check
-from hwmodels.assembly.attention_weights import WithAttentionWeights
+from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.host import HostOverhead

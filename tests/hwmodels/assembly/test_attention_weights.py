@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hwmodels.assembly.attention_weights import WithAttentionWeights
+from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
