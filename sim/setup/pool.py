@@ -22,8 +22,7 @@ from policies.adapters import residents_of
 from policies.adapters.serving import Adapter, Registry
 from policies.admission import AdmitAll
 from policies.batching import BatchingTraits, max_unasked_of, supports_mixed_role
-from policies.batching.decode_only import DecodeOnly
-from policies.batching.prefill_only import PrefillOnly
+from policies.batching.disaggregated import DecodeOnly, PrefillOnly
 from policies.caching.content import FutureUses
 from policies.caching.pool import pool_of
 from policies.core.endings import Ends

@@ -13,8 +13,7 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.policy_draws import draw_batching, draw_routing
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import Traffic, World, WorldRun
-from policies.batching.decode_only import DecodeOnly
-from policies.batching.prefill_only import PrefillOnly
+from policies.batching.disaggregated import DecodeOnly, PrefillOnly
 from policies.roles import Fixed
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware

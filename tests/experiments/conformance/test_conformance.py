@@ -16,7 +16,7 @@ from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
 from policies.batching.chunked import Chunked
-from policies.batching.prefill_only import PrefillOnly
+from policies.batching.disaggregated import PrefillOnly
 from policies.caching.paged import Paged
 from policies.prediction import LengthPredictor
 from policies.routing.round_robin import RoundRobin

@@ -45,3 +45,47 @@ class PrefillOnly(Checked):
                 break
         step.wait_until(inf)
         step.repeat()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeOnly(Checked):
+    """Decodes sequences; computes prompts only if this worker has preempted them."""
+
+    supports_mixed_role: ClassVar[bool] = False
+    """Whether an engine with this policy can serve a request from its arrival to its end."""
+
+    max_num_batched_tokens: PositiveInt = 8192
+    """Maximum number of tokens in one iteration."""
+
+    @property
+    def max_unasked_decodes(self) -> int:
+        """Number of decodes within the budget."""
+        return self.max_num_batched_tokens
+
+    def fill(self, view: StepView, step: StepBuilder, now: float) -> None:
+        """Decodes, then admits sequences if their KV is available."""
+        step.budget(self.max_num_batched_tokens)
+        step.decode_all()
+        for seq in view.prefilling:
+            step.prefill(seq, step.tokens_left)
+        for seq in view.waiting:
+            was_preempted = seq.num_preemptions > 0
+            if not was_preempted and seq.num_uncomputed - view.num_found(seq) > 1:
+                continue
+            if not step.admit(seq, step.tokens_left):
+                break
+        step.wait_until(inf)
+        step.repeat()
+
+
+# DOC of policies.batching.disaggregated: Decodes only: the decode worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
+#
+# A request is admitted when the KV of all its known tokens except at most one is available without computation:
+# transferred from a prefill worker, in host memory, or in a prefix cache. Other requests wait for their KV, and
+# later requests may be admitted before them. The one token that may be missing is computed here. Sequences that
+# this worker itself has preempted by recomputation have no KV anywhere; they are recomputed in chunks, with the
+# budget that the decodes leave.
+# Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap avoids the recomputation.
+# Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an external
+# event, such as an arrival or the end of a transfer.
+#
