@@ -29,9 +29,9 @@ from hwmodels.levels.rooflines import Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
-from hwmodels.speculation.host import DraftHost
 from hwmodels.speculation.steps import (
     CHAIN,
+    DraftHost,
     Drafting,
     DraftShape,
     InTurn,

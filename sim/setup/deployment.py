@@ -22,9 +22,8 @@ from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
-from hwmodels.speculation.host import DraftHost, draft_host_of
 from hwmodels.speculation.model import SpeculativeModel
-from hwmodels.speculation.steps import CHAIN, DraftShape
+from hwmodels.speculation.steps import CHAIN, DraftHost, DraftShape, draft_host_of
 from policies.adapters import AdapterServing
 from policies.adapters.serving import AdapterMemory
 from policies.batching import Batching, BatchingTraits

@@ -22,7 +22,7 @@ from hwmodels.assembly.site import Kernels
 from hwmodels.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import Offload
 from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
-from hwmodels.speculation.host import DraftHost
+from hwmodels.speculation.steps import DraftHost
 from policies.core.release import SGLANG_0_5, VLLM_0_32, Release, release_of
 from sim.engine.frontend import TOKENS, Frontend, check_range
 

@@ -22,7 +22,7 @@ from experiments.calibrate.engine.host_time import HostClock, HostTime, core_set
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
 from hwmodels.fitting.linear import fit_terms
-from hwmodels.speculation.host import OTHERS, DraftHost
+from hwmodels.speculation.steps import OTHERS, DraftHost
 from policies.core.engine import EngineCore
 from policies.speculation import Proposer
 from policies.speculation.proposers.ngram import Ngram

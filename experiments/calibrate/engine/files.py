@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from experiments.app.job import CannotWriteError
 from experiments.study.yaml_text import figure, quoted
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.speculation.host import DraftHost
+from hwmodels.speculation.steps import DraftHost
 from sim.setup.engine_profile import EngineProfile
 
 if TYPE_CHECKING:  # they need torch
@@ -167,7 +167,7 @@ def engine_yaml(
     host, graphs = profile.host, profile.cuda_graphs
     settings, captured = _figures(host, undetermined, "host"), _figures(graphs, {}, "cuda_graphs")
     drafts = "".join(
-        f"\n  {method}:\n    _target_: hwmodels.speculation.host.DraftHost\n"
+        f"\n  {method}:\n    _target_: hwmodels.speculation.steps.DraftHost\n"
         + _figures(of, undetermined, f"draft_host.{method}", indent=4)
         for method, of in profile.draft_host.items()
     )

@@ -2,7 +2,7 @@
 
 from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import DraftWork
-from hwmodels.speculation.host import DraftHost
+from hwmodels.speculation.steps import DraftHost
 
 IDLE = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
 QUICK = {"start_s": 0.0, "step_s": 0.0}
