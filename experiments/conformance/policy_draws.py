@@ -7,13 +7,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import (
     CAPACITY_SCHEDULER_POLICIES,
     CONTEXT_CHUNKING_POLICIES,
     InFlight,
 )
-from policies.batching.one_at_a_time import OneAtATime
 from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
@@ -21,7 +19,7 @@ from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, OneAtATime, Static
 from policies.batching.tgi import Tgi
 from policies.caching.adaptive import FastGen
 from policies.caching.contiguous import Contiguous

@@ -6,11 +6,10 @@ import random
 from dataclasses import dataclass
 
 from policies.batching.chunked import Chunked
-from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight
 from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, Static
 from policies.batching.tgi import Tgi
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching

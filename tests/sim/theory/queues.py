@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.batching.one_at_a_time import OneAtATime
+from policies.batching.static import OneAtATime
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
