@@ -39,8 +39,7 @@ from hwmodels.host import HostShare
 from hwmodels.iterations.iteration import IterationModel, IterationShape, Jitter, counted
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Part, total_seconds
-from hwmodels.levels.in_proportions import InProportions
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
+from hwmodels.levels.rooflines import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
 from hwmodels.model.model_spec import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)

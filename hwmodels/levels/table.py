@@ -22,8 +22,8 @@ from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationS
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import ByCount, Operator
 from hwmodels.levels.grid import Floats
-from hwmodels.levels.in_proportions import InProportions
 from hwmodels.levels.profile import AROUND, Profile
+from hwmodels.levels.rooflines import InProportions
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
 """Components that depend on one number: of tokens, lm_head of sampled rows."""
