@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from experiments.app.job import CannotWriteError, Job, Prepare, UnsuccessfulError, begin_collection
 from experiments.app.run_folder import claim, file_errors_reported, overwrite_of, set_folder
-from experiments.app.settings.compose import Composition, ConfigSource, without_hydra
+from experiments.app.settings.compose import Composition, ConfigSource, resolved, without_hydra
 from experiments.app.settings.config_groups import (
     CONFIG_DIR,
     Choice,
@@ -44,7 +44,6 @@ from experiments.app.settings.hydra_errors import (
 )
 from experiments.app.settings.override import check_chosen_once, quoted
 from experiments.app.settings.renamed import with_new_names
-from experiments.app.settings.resolve import resolved
 from sim.report.config_text import yaml_text
 from sim.report.whole_file import write_whole
 from sim.settings.build import shown

@@ -22,7 +22,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.app.run_folder import check_output_file
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import composed, known_calibrations, measured_gpus, relative_of

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.override import not_about
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.place.measured import Replica, measured_rates, with_measured
 from experiments.place.settings import GpuSettings, PlaceSettings, with_limits
 from hwmodels.device import TimeSlicing

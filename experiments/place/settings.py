@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from experiments.app.run_folder import check_output_file
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
 from hwmodels.levels.rooflines import LatencyLevel
 from policies.batching import Batching

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.app.run_folder import scenario_part
 from experiments.app.settings.bounded_yaml import read_yaml
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings

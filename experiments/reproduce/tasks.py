@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.app.run_folder import file_errors_reported
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
 from experiments.reproduce.rows import Compared, Direct, Row, Sampled, Searched

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.renamed import NamedModel, model_named
-from experiments.app.settings.resolve import resolved
 from hwmodels.model.model_spec import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest

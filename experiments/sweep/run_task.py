@@ -14,9 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import with_choice
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.study.figures import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.app.run_folder import claim, file_errors_reported
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import config_dirs
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override, not_about
-from experiments.app.settings.resolve import resolved
 from experiments.study.code import code_version
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.folder import SweepFolder

@@ -4,9 +4,12 @@ Hydra composes the choices of a config: it takes 0.3 s, so each set of choices i
 The settings of a command line are then set in it, as Hydra itself applies all choices first.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +58,7 @@ _LOCK = threading.RLock()
 class Composition(NamedTuple):
     """The source and the overrides of a config, from which similar configs can be composed."""
 
-    source: "ConfigSource"
+    source: ConfigSource
     overrides: Sequence[str]
     """Overrides of settings; overrides of Hydra itself are left out."""
     objects: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -372,3 +375,50 @@ def address(folder: str) -> str:
     """
     path = folder.removeprefix("file://")
     return path if "://" in path else f"{SCHEME}://{os.path.abspath(path)}"
+
+
+_WHOLE = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
+"""Matches a value that is one interpolation of a key from the root; our own configs use no other kind."""
+
+
+def resolved(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns a plain copy of the config with every interpolation replaced by its value; `???` is kept.
+
+    Raises ConfigError.
+    """
+    plain: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else config
+    try:
+        found: dict[str, Any] = _copy(plain, plain, ())
+    except _OtherKind:
+        own = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
+        try:
+            whole: Any = OmegaConf.to_container(own, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+        return dict(whole)
+    return found
+
+
+class _OtherKind(Exception):
+    """An interpolation that only OmegaConf can resolve, or that refers to no key."""
+
+
+def _copy(value: Any, root: Mapping[str, Any], on_the_way: tuple[str, ...]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copy(item, root, on_the_way) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item, root, on_the_way) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    whole = _WHOLE.fullmatch(value)
+    if whole is None or value in on_the_way:
+        raise _OtherKind
+    node: Any = root
+    for part in whole[1].split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            raise _OtherKind
+        node = node[part]
+    return _copy(node, root, (*on_the_way, value))
+
+
+# DOC of experiments.app.settings.compose: Resolves the interpolations of a config, `${engine.max_num_seqs}`; OmegaConf takes 25 ms per config.

@@ -15,9 +15,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from experiments.study import runs
 from experiments.study.figures import figures

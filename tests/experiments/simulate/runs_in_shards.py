@@ -7,9 +7,8 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.study.launchers.local import Local
 from sim.report.files import run_files, write_result

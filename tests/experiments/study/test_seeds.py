@@ -6,9 +6,8 @@ import random
 import pandas as pd
 import pytest
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.results import evaluate
 from experiments.compare.sentences import caveats, verdicts

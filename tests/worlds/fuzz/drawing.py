@@ -18,9 +18,8 @@ from typing import Any
 
 import yaml
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from sim.records.failure import FailureKind
 from sim.records.run import RunRecords
