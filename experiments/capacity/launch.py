@@ -21,8 +21,8 @@ from hwmodels.iterations.memory_profile import MemoryProfile
 from hwmodels.model.weights import kind_of
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import EQUAL_PROGRESS, InFlight
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix

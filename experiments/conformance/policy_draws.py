@@ -12,15 +12,14 @@ from policies.batching.inflight import (
     CONTEXT_CHUNKING_POLICIES,
     InFlight,
 )
-from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
 from policies.batching.static import Dynamic, OneAtATime, Static
 from policies.batching.tgi import Tgi
+from policies.batching.whole_prompts import Orca, PrefillFirst
 from policies.caching.adaptive import FastGen
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged

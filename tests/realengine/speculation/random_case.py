@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import InFlight
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.batching.static import Dynamic, Static
 from policies.batching.tgi import Tgi
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
