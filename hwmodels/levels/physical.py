@@ -9,8 +9,7 @@ import numpy as np
 
 from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
-from hwmodels.levels.grid import Floats
-from hwmodels.levels.profile import ATTENTION_SIZES, Rows
+from hwmodels.levels.profile import ATTENTION_SIZES, Floats, Rows
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Ranks, share_of, weight_format
 

@@ -21,8 +21,7 @@ from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationShape, counted
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import ByCount, Operator
-from hwmodels.levels.grid import Floats
-from hwmodels.levels.profile import AROUND, Profile
+from hwmodels.levels.profile import AROUND, Floats, Profile
 from hwmodels.levels.rooflines import InProportions
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
