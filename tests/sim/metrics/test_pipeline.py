@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages
 from sim import simulate
-from sim.metrics import pipeline
 from sim.metrics.definitions import Window
 from sim.metrics.hardware_use import HardwareUse
 from sim.metrics.pipeline import add_pipeline
@@ -42,7 +41,7 @@ class FixedRoofline:
 
 @pytest.fixture(autouse=True)
 def fixed_roofline(monkeypatch):
-    monkeypatch.setattr(pipeline, "Roofline", FixedRoofline)
+    monkeypatch.setattr("sim.metrics.pipeline.Roofline", FixedRoofline)
 
 
 def use(model, *duration_s):
