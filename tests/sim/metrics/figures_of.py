@@ -2,12 +2,11 @@
 
 import pandas as pd
 
-from sim.metrics.costs import Cost
 from sim.metrics.definitions import Window
 from sim.metrics.features import KvTransferUse
 from sim.metrics.figure import EndedRun, FigureSetting, Part
 from sim.metrics.fleet import PoolUse, Retries
-from sim.metrics.hardware_use import HardwareUse
+from sim.metrics.hardware_use import Cost, HardwareUse
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import request_metrics
 from sim.records.chunk import RecordChunk

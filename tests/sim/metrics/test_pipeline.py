@@ -12,8 +12,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages
 from sim import simulate
 from sim.metrics.definitions import Window
-from sim.metrics.hardware_use import HardwareUse
-from sim.metrics.pipeline import add_pipeline
+from sim.metrics.hardware_use import HardwareUse, add_pipeline
 from tests.sim.metrics.figures_of import part_of
 
 NAMES = (
@@ -41,7 +40,7 @@ class FixedRoofline:
 
 @pytest.fixture(autouse=True)
 def fixed_roofline(monkeypatch):
-    monkeypatch.setattr("sim.metrics.pipeline.Roofline", FixedRoofline)
+    monkeypatch.setattr("sim.metrics.hardware_use.Roofline", FixedRoofline)
 
 
 def use(model, *duration_s):
