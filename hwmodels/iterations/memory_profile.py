@@ -21,7 +21,8 @@ from fieldlimits import Checked, OneOf, check
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec, Role
+from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
+from hwmodels.model.weights import Role
 
 GIB = 2.0**30
 MIB = 2.0**20
