@@ -127,7 +127,7 @@ class Result:
 
     @property
     def series(self) -> pd.DataFrame:
-        """One row per interval of time, of a run that has streamed: see `sim.metrics.load_series`."""
+        """One row per interval of time, of a run that has streamed: see `sim.metrics.series`."""
         return self._read("series")
 
     @property

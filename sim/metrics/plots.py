@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations.iteration import IterationModel
-from sim.metrics.bins import Bins, Ints, added
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Distribution, Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.measured import Latencies
-from sim.metrics.points import Block, Points, PointsByKind, place_of
-from sim.metrics.series import octave_of
+from sim.metrics.series import Bins, Block, Ints, Points, PointsByKind, States, added, octave_of, place_of
 from sim.metrics.slo import Slo
-from sim.metrics.states import States
 from sim.metrics.utilisation import (
     KINDS,
     PoolHardware,

@@ -13,8 +13,8 @@ from hwmodels.iterations.iteration import IterationModel
 from sim.metrics.definitions import Window, times
 from sim.metrics.figure import FigureSetting
 from sim.metrics.fleet import down_s_by_replica
-from sim.metrics.load_series import LoadSeries
 from sim.metrics.measured import request_metrics
+from sim.metrics.series import LoadSeries
 from sim.metrics.slo import Slo
 from sim.metrics.summary import RunFigures
 from sim.metrics.workload import OwnLatencies, no_sessions

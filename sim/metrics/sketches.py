@@ -22,9 +22,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.bins import Bins, Ints, added, halved, log_width_for
 from sim.metrics.definitions import PERCENTILES, Counts, Times, description
 from sim.metrics.distributions import Kept
+from sim.metrics.series import Bins, Ints, added, halved, log_width_for
 from sim.metrics.steady import MEAN, Figure, Values, integrated_time
 from sim.metrics.sums import ExactTotals
 
