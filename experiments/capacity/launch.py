@@ -17,7 +17,7 @@ import yaml
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
 from hwmodels.hf.quantization import ENGINE_NAMES
-from hwmodels.iterations.memory_profile import MemoryProfile
+from hwmodels.iterations.memory import MemoryProfile
 from hwmodels.model.weights import kind_of
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import EQUAL_PROGRESS, InFlight

@@ -15,8 +15,7 @@ from hwmodels.device import Device
 from hwmodels.host import HostOverhead
 from hwmodels.iterations.iteration import IterationModel, Jitter
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
-from hwmodels.iterations.memory_profile import GIB
+from hwmodels.iterations.memory import GIB, MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, Spec, jitter_of
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora

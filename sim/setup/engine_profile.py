@@ -21,7 +21,7 @@ from fieldlimits import (
 from hwmodels.assembly.site import Kernels
 from hwmodels.host import Compilation, CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import Offload
-from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
+from hwmodels.iterations.memory import MEMORY_RULES, MemoryProfile
 from hwmodels.speculation.steps import DraftHost
 from policies.core.release import SGLANG_0_5, VLLM_0_32, Release, release_of
 from sim.engine.frontend import TOKENS, Frontend, check_range
@@ -66,7 +66,7 @@ class EngineProfile(Checked):
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
     memory_profile: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
-    """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory_profile`."""
+    """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory`."""
     version: str | None = None
     """Version of vLLM whose scheduler and memory profile are modelled, such as 0.11.0; None: the newest."""
     flashinfer_sampler: bool = False

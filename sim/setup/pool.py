@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import ColdStart, ColdStartParts, Storage, WeightSource
-from hwmodels.iterations.memory_profile import GIB
+from hwmodels.iterations.memory import GIB
 from hwmodels.levels.rooflines import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.serving import Adapter, Registry

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import (
+    GIB,
+    MemoryProfile,
     adapter_bytes,
     kv_split,
     plan_memory,
     redundant_bytes,
     weight_bytes,
 )
-from hwmodels.iterations.memory_profile import GIB, MemoryProfile
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,
