@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence as SequenceOf
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
@@ -342,19 +342,19 @@ class ContentListener(Protocol):
     (`content.PRIVATE_PLACES`) are not reported.
     """
 
-    def stored(self, request_id: int, first: int, names: Sequence[Hashable]) -> None:
+    def stored(self, request_id: int, first: int, names: SequenceOf[Hashable]) -> None:
         """Handles new contents: the full blocks first, first + 1, ... of the tokens of a request."""
 
-    def removed(self, names: Sequence[Hashable]) -> None:
+    def removed(self, names: SequenceOf[Hashable]) -> None:
         """Handles contents that are no longer in the cache: evicted, or never computed."""
 
-    def stored_below(self, tier: str, names: Sequence[Hashable]) -> None:
+    def stored_below(self, tier: str, names: SequenceOf[Hashable]) -> None:
         """Handles contents that are copied to a tier below the GPU: consecutive blocks of one place.
 
         The GPU or another tier has them, or has lost them since the last plan.
         """
 
-    def removed_below(self, tier: str, names: Sequence[Hashable]) -> None:
+    def removed_below(self, tier: str, names: SequenceOf[Hashable]) -> None:
         """Handles contents that a tier below the GPU has no longer."""
 
 
@@ -371,7 +371,7 @@ def extend_history(history: int, segments: Iterable[Segment]) -> int:
 class FutureUses:
     """The future requests by the positions that they use. now: index of the last request that has begun."""
 
-    def __init__(self, prompts: Sequence[tuple[Segment, ...]]) -> None:
+    def __init__(self, prompts: SequenceOf[tuple[Segment, ...]]) -> None:
         """Records all requests. prompts: the segments of each, in the order of arrival."""
         self.now = -1
         self._uses: defaultdict[tuple[int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
