@@ -26,8 +26,10 @@ from typing import ClassVar, NamedTuple, Self
 from fieldlimits import Checked, NonNegative, Share
 from policies.caching.eviction import Entry, Eviction
 from policies.caching.eviction.ghosts import Ghosts
+from policies.caching.eviction.two_q import MAIN
 
-SMALL, MAIN = 0, 1
+SMALL = 0
+"""Number of the queue of new content; the other is `MAIN`."""
 MAX_USES = 3
 """Maximum number of counted uses (2 bits)."""
 PROMOTING_USES = 2
