@@ -20,9 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from policies.caching.content import NO_HISTORY, FutureUses, extend_history
-from policies.caching.eviction import Eviction
-from policies.caching.eviction.candidates import Candidates
-from policies.caching.eviction.orders import Lru
+from policies.caching.eviction import Candidates, Eviction, Lru
 from policies.core.request import Segment
 from policies.user_code import name_of
 

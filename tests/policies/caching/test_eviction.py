@@ -7,10 +7,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.caching.content import FutureUses, extend_history
-from policies.caching.eviction.orders import Belady, Fifo, Lfu, Lru, Priority
-from policies.caching.eviction.s3_fifo import SMALL, S3Fifo
-from policies.caching.eviction.size_aware import SizeAware
-from policies.caching.eviction.two_q import MAIN, PROBATION, TwoQ
+from policies.caching.eviction import (
+    MAIN,
+    PROBATION,
+    SMALL,
+    Belady,
+    Fifo,
+    Lfu,
+    Lru,
+    Priority,
+    S3Fifo,
+    SizeAware,
+    TwoQ,
+)
 from policies.caching.radix_tree import RadixTree
 from policies.core.request import Segment
 
