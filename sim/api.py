@@ -18,14 +18,14 @@ from sim.metrics.token_times import known_token_times
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas
-from sim.report import evidence, wording
+from sim.report import lines, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
 from sim.report.dialect_tables import dialect_frame
-from sim.report.files import write_result
 from sim.report.fleet import replicas_over_time
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.page import headline_html
+from sim.report.run_files import write_result
 from sim.report.timeline import timeline
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
@@ -222,11 +222,11 @@ class Result:
         return f"<Result: {wording.verdict(self.summary)}>"
 
     def __str__(self) -> str:
-        return "\n".join([wording.verdict(self.summary), *evidence.caveats(self.summary)])
+        return "\n".join([wording.verdict(self.summary), *lines.caveats(self.summary)])
 
     def _repr_html_(self) -> str:
         """Returns the headline figures as HTML, for a notebook."""
-        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in evidence.caveats(self.summary))
+        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in lines.caveats(self.summary))
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 

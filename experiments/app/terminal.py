@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from sim.report import evidence, wording
+from sim.report import lines, wording
 from sim.report.dialect_tables import dialect_tables
 from sim.report.fleet_lines import fleet_lines
 from sim.report.pressure_lines import pressure_lines
@@ -53,7 +53,7 @@ def print_verdict(summary: dict[str, Any], caveats: Iterable[str], console: Cons
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Prints the summary that `sim.metrics.summary.summarise` returned."""
-    print_verdict(summary, evidence.caveats(summary), console)
+    print_verdict(summary, lines.caveats(summary), console)
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
     print_tables([latencies, *wording.class_tables(summary)], console)
     console.print(_figures(summary, console))
@@ -64,7 +64,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     print_tables([rows for rows in (wording.own_table(summary), *dialect_tables(summary)) if rows], console)
     for line in (*pressure_lines(summary), *fleet_lines(summary)):
         console.print(Text(line))
-    for line in evidence.interval_lines(summary):
+    for line in lines.interval_lines(summary):
         console.print(Text(line, style="dim"))
     for line in (wording.energy_line(summary), bill_line(summary), training_line(summary)):
         if line:

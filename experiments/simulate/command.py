@@ -15,7 +15,7 @@ from experiments.app.settings.override import Override
 from experiments.app.terminal import print_summary, simulated_time, terminal_console
 from experiments.simulate.output import SimulateOutput
 from sim.metrics.result import RunResult
-from sim.report.files import write_result
+from sim.report.run_files import write_result
 from sim.settings.build import build, build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part

@@ -20,7 +20,7 @@ from experiments.app.settings.variants import Variants
 from experiments.study.figures import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point
 from policies.user_code import quote_of
-from sim.report.files import run_files
+from sim.report.run_files import run_files
 from sim.settings.build import PolicyFailedError, shown
 from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_run, run

@@ -12,7 +12,7 @@ from sim.metrics.definitions import Window
 from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, MAX_SAMPLE, Plots
 from sim.metrics.slo import Slo
 from sim.records.run import RunRecords
-from sim.report import evidence, wording
+from sim.report import lines, wording
 from sim.report.attainment import slo_attainment
 from sim.report.breakdown import iteration_times, time_by_kind
 from sim.report.chart import Chart, page_js
@@ -152,7 +152,7 @@ def write_sections(
         "verdict": html.escape(wording.verdict(summary)),
         "verdict_class": _verdict_class(summary),
         "terms": html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
-        "caveats": "".join(f"<p class=caveat>{html.escape(text)}</p>" for text in evidence.caveats(summary)),
+        "caveats": "".join(f"<p class=caveat>{html.escape(text)}</p>" for text in lines.caveats(summary)),
         "blocks": _blocks(summary),
         "pressure": "".join(
             f"<p class=caption>{html.escape(text)}</p>"
@@ -160,7 +160,7 @@ def write_sections(
                 *filter(None, [wording.busy_line(summary)]),
                 *pressure_lines(summary),
                 *fleet_lines(summary),
-                *evidence.interval_lines(summary),
+                *lines.interval_lines(summary),
             )
         ),
         "latencies": _latency_table(summary),

@@ -12,7 +12,7 @@ from sim.metrics.steady import find_warm_up
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
-from sim.report.evidence import caveats, interval_lines
+from sim.report.lines import caveats, interval_lines
 from tests.sim.metrics.figures_of import figure_of, part_of
 
 

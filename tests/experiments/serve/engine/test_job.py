@@ -22,7 +22,7 @@ from policies.scheduling.priority import Priority
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import find_smollm2
-from sim.report.files import run_files
+from sim.report.run_files import run_files
 from sim.settings.errors import ConfigError
 from tests.experiments.serve.conftest import Client
 
