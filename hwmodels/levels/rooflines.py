@@ -84,6 +84,26 @@ class DividesAttention(Protocol):
         """Returns the number of groups of devices that compute attention for sequences of their own."""
 
 
+@runtime_checkable
+class AveragesDrafts(Protocol):
+    """A level that prices drafts itself, as an average over passes."""
+
+    @property
+    def accepted_tokens(self) -> float:
+        """Mean number of tokens that a sequence gets from a pass."""
+
+
+@runtime_checkable
+class MeasuredOperators(Protocol):
+    """An iteration model of measured operators, which tells those of the model from those around it."""
+
+    def breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component."""
+
+    def model_breakdown(self, shape: IterationShape) -> dict[str, Num]:
+        """Returns seconds per component without the operators around the model."""
+
+
 def jitter_of(level: LatencyLevel) -> Jitter | None:
     """Returns the random scatter of the iteration times of a level; None: there is none."""
     return level.jitter if isinstance(level, Jittered) else None

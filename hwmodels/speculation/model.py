@@ -25,8 +25,7 @@ from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
 from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.layout import InFlight
 from hwmodels.iterations.stages import MicroBatch, Stages
-from hwmodels.levels.rooflines import Replica
-from hwmodels.levels.table import MeasuredTable
+from hwmodels.levels.rooflines import MeasuredOperators, Replica
 from hwmodels.speculation.draft import Draft, Stepwise
 from hwmodels.speculation.drafting import drafting_of
 from hwmodels.speculation.steps import (
@@ -101,7 +100,7 @@ class SpeculativeModel:
         self.pass_tokens = draft.pass_tokens
         """Rows of each decoding sequence that refine guesses, in every pass."""
         self._drafting: Drafting = drafting_of(draft, replica, shape)
-        if isinstance(base, MeasuredTable):
+        if isinstance(base, MeasuredOperators):
             modelled = replica.roofline(replica.calibration)
             # The engine puts a level of a tree together as it does a pass; a step of a chain takes little.
             is_level = isinstance(draft, Stepwise) and shape.level_rows

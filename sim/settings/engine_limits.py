@@ -269,10 +269,7 @@ def _kv_room(
     from hwmodels.device import Device  # noqa: PLC0415
     from hwmodels.host import CudaGraphs  # noqa: PLC0415
     from hwmodels.iterations.layout import ParallelLayout  # noqa: PLC0415
-    from hwmodels.iterations.memory import (
-        MemoryProfile,  # noqa: PLC0415
-        plan_memory,  # noqa: PLC0415
-    )
+    from hwmodels.iterations.memory import MemoryProfile, plan_memory  # noqa: PLC0415
     from hwmodels.model.model_spec import ModelSpec  # noqa: PLC0415
     from sim.settings.build import build  # noqa: PLC0415
 

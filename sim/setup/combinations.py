@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from fieldlimits import shown
 from hwmodels.device import Device
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Calibrated, DividesAttention, LatencyLevel, Spec
-from hwmodels.levels.speculative import Speculative
+from hwmodels.levels.rooflines import AveragesDrafts, Calibrated, DividesAttention, LatencyLevel, Spec
 from hwmodels.model.model_spec import ModelSpec
 from policies.admission import AdmitAll
 from policies.batching import Batching, BatchingTraits
@@ -131,7 +130,7 @@ FEATURES = {
         "speculation=none",
     ),
     "speculative_latency": _choice(
-        "latency", "speculative", "calibrated", lambda of: isinstance(of.latency, Speculative)
+        "latency", "speculative", "calibrated", lambda of: isinstance(of.latency, AveragesDrafts)
     ),
     # Of a pool.
     "ends_together": _flag(
