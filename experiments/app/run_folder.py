@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from experiments.app.job import CannotWriteError
+from sim.report.files import remove_folder_of_table
 from sim.report.whole_file import write_whole
 from sim.settings.errors import ConfigError
 
@@ -215,8 +216,6 @@ def _remove(result: Path) -> None:
     if not result.is_dir():
         result.unlink()
         return
-    from sim.report.files import remove_folder_of_table  # noqa: PLC0415  (pandas: half a second)
-
     remove_folder_of_table(result)
 
 

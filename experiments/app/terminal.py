@@ -107,10 +107,10 @@ def _figures(summary: dict[str, Any], console: Console) -> Table:
     """Returns the headline blocks side by side, two columns each, or one below the other."""
     blocks = wording.headline(summary)
     if console.width >= WIDE_COLUMNS:
-        lines = zip(*(block.items() for block in blocks.values()), strict=True)
+        rows = zip(*(block.items() for block in blocks.values()), strict=True)
         headings = [text for title in blocks for text in (title, "")]
         side_by_side = plain_table(
-            [headings, *([text for item in line for text in item] for line in lines)], (0, 2, 4)
+            [headings, *([text for item in row for text in item] for row in rows)], (0, 2, 4)
         )
         if fits(side_by_side, console):
             return side_by_side
