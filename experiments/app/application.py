@@ -44,8 +44,7 @@ from experiments.app.settings.hydra_errors import (
 )
 from experiments.app.settings.override import check_chosen_once, quoted
 from experiments.app.settings.renamed import with_new_names
-from sim.report.config_text import yaml_text
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole, yaml_text
 from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 

@@ -20,8 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from experiments.app.job import CannotWriteError
-from sim.report.files import remove_folder_of_table
-from sim.report.whole_file import write_whole
+from sim.report.files import remove_folder_of_table, write_whole
 from sim.settings.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from experiments.study.yaml_text import figure
 from hwmodels.device import Device
 from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
+from sim.report.files import write_whole
 from sim.report.plain_page import drawn, write_page
-from sim.report.whole_file import write_whole
 from sim.settings.build import build_as
 
 COLUMNS = {

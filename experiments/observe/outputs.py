@@ -21,10 +21,9 @@ from sim.records.event_table import events_table
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas
 from sim.report.attainment import slo_attainment
-from sim.report.files import write_table
+from sim.report.files import write_table, write_whole
 from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.plain_page import drawn, write_page
-from sim.report.whole_file import write_whole
 
 
 def write_observation(

@@ -24,7 +24,7 @@ from experiments.study.runs import Point
 from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interpreter import ctrl_c_noted
 from sim.metrics.confidence import Interval, compare_paired, mean_interval
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.json_files import read_json_object
 

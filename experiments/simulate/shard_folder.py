@@ -17,8 +17,7 @@ from typing import Any
 
 from experiments.app.job import CannotWriteError
 from experiments.app.run_folder import UNFINISHED, lock_folder
-from sim.report.files import config_digest
-from sim.report.whole_file import write_whole
+from sim.report.files import config_digest, write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 from sim.shards.shard_file import DamagedShardError, ShardFile

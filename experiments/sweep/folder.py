@@ -25,8 +25,7 @@ from experiments.study.figures import figures
 from experiments.sweep.plan import Plan, Point
 from experiments.sweep.run_task import FinishedRun
 from hwmodels.levels.table_files import read_parquet
-from sim.report.files import table_bytes
-from sim.report.whole_file import write_whole
+from sim.report.files import table_bytes, write_whole
 from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object

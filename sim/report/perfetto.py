@@ -25,7 +25,7 @@ from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.records.table import AnyTable, column
-from sim.report.whole_file import written_whole
+from sim.report.files import written_whole
 
 ITERATIONS_TRACK = 1
 DRAFT_ARGS = ("verified_tokens", "accepted_tokens", "kept_tokens")

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from sim.metrics.confidence import Interval
 from sim.report.chart import page_js
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 
 _PAGE = Template(
     """<!DOCTYPE html>

@@ -8,10 +8,8 @@ from typing import Any
 
 from sim.metrics.result import RunResult
 from sim.records.event_table import events_table
-from sim.report.config_text import config_yaml
-from sim.report.files import remove_folder_of_table, summary_json, table_bytes
+from sim.report.files import config_yaml, remove_folder_of_table, summary_json, table_bytes, write_whole
 from sim.report.saved import saved_records
-from sim.report.whole_file import write_whole
 
 PLOTS = "plots.bin"
 """The file of the data that the plots of the page show, of a run that streams: `sim.metrics.plots.Plots`."""

@@ -22,7 +22,7 @@ from sim.metrics.dialects import Served, vllm_bench
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
 from sim.records.table import AnyTable, column
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 
 FILE = "vllm_bench.json"
 PERCENTILES = (50, 90, 95, 99)

@@ -56,8 +56,7 @@ from realengine.model.backend import check_supported, choose_backend, choose_dev
 from realengine.model.kv_cache import KvCache
 from realengine.runner.memory import CPU_KV_BYTES
 from realengine.settings import DTYPES
-from sim.report.files import table_bytes
-from sim.report.whole_file import write_whole
+from sim.report.files import table_bytes, write_whole
 from sim.settings.build import build
 from sim.setup.engine_profile import EngineProfile
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.settings.errors import ConfigError, nearest, suggest
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -35,7 +35,7 @@ from experiments.score.trust.predictions import Predictions, Task, columns
 from experiments.study.progress import lasting_progress
 from hwmodels.trust import table
 from sim.engine.interpreter import ctrl_c_noted
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 

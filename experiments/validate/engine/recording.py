@@ -33,7 +33,7 @@ from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.iteration_times import shape_of
 from sim.records.requests import NAN, RequestLog, Status
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
 
 if TYPE_CHECKING:
