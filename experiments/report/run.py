@@ -20,8 +20,7 @@ from hwmodels.iterations.iteration import IterationModel, UnknownMachine
 from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots, plots_of
 from sim.report.page import Section, report_sections, write_sections
-from sim.report.run_files import PLOTS
-from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows
+from sim.report.run_files import GAPS, PLOTS, RECORDS, read_records, read_records_without_rows
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
 from sim.settings.recorded import check_recorded

@@ -24,7 +24,7 @@ from sim.records.table import AnyTable, column
 from sim.records.timed_rows import SORTED_BY, TimedRows, empty_tables
 from sim.report.files import remove_folder_of_table, table_bytes, write_table, write_whole
 from sim.report.numbers import number
-from sim.report.saved import BURSTS, GAPS, saved_records
+from sim.report.run_files import BURSTS, GAPS, saved_records
 
 REQUESTS, SERIES, REPLICAS = "requests.parquet", "series.parquet", "replicas.parquet"
 EARLIER: Final = ("requests", "iterations", "gaps", "itl", "bursts", "events")
