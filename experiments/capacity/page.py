@@ -28,7 +28,7 @@ from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.ops import decode_shape, largest_batch
 from sim.metrics.confidence import Interval, mean_interval
-from sim.report.look import GREY, SERIES, styled
+from sim.report.chart import GREY, SERIES, styled
 from sim.report.numbers import seconds
 from sim.report.plain_page import Content, folded, listed, table
 

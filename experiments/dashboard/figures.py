@@ -15,8 +15,8 @@ from sim.cluster.early_stop import overload_of
 from sim.metrics.definitions import times
 from sim.metrics.limiting import time_shares
 from sim.report import numbers, wording
+from sim.report.chart import BLUE, GREY, LIMIT, ORANGE, styled
 from sim.report.latency import latency_cdfs
-from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
 from sim.setup.deployment import Deployment
 
 CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540

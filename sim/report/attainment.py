@@ -11,8 +11,7 @@ from sim.metrics.definitions import Window
 from sim.metrics.plots import ALL, Plots
 from sim.metrics.slo import Slo
 from sim.report import numbers
-from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, GREEN, GREY, LIMIT, ORANGE, PURPLE, RED, log_axis, time_unit
+from sim.report.chart import BLUE, GREEN, GREY, LIMIT, ORANGE, PURPLE, RED, Chart, log_axis, panels, time_unit
 
 NUM_TIME_BUCKETS = 60
 TERM_COLOURS = {"ttft": ORANGE, "tpot": PURPLE, "e2e": GREEN, "publish": RED, "task": GREY}

@@ -8,8 +8,7 @@ from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots
 from sim.metrics.utilisation import KINDS, rented_s
 from sim.records.run import RunRecords
-from sim.report.chart import Chart
-from sim.report.look import COMPONENT_COLOURS, GREY, KIND_COLOURS, log_axis
+from sim.report.chart import COMPONENT_COLOURS, GREY, KIND_COLOURS, Chart, log_axis
 
 
 def time_by_kind(plots: Plots, end: RunRecords, window: Window) -> Chart:

@@ -6,8 +6,7 @@ import numpy as np
 
 from sim.metrics import fleet
 from sim.records.run import RunRecords
-from sim.report.chart import Chart
-from sim.report.look import BLUE, GREEN, GREY, ORANGE, RED, time_unit
+from sim.report.chart import BLUE, GREEN, GREY, ORANGE, RED, Chart, time_unit
 
 COLOURS = (GREY, ORANGE, GREEN, BLUE, RED)
 """Colours of the states: wanted, starting, serving, draining, down."""

@@ -10,8 +10,7 @@ from sim.metrics.definitions import Times
 from sim.metrics.plots import Plots
 from sim.metrics.series import cdf_points
 from sim.metrics.slo import Slo
-from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, LIMIT, ORANGE, RED, log_axis
+from sim.report.chart import BLUE, LIMIT, ORANGE, RED, Chart, log_axis, panels
 from sim.report.numbers import number
 
 MARKED = (50, 99)

@@ -12,8 +12,7 @@ from sim.metrics.features import acceptance_by_pool
 from sim.metrics.plots import OVER_TIME, Plots
 from sim.records.run import RunRecords
 from sim.records.table import Table
-from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, GREY, ORANGE, SERIES, log_axis, time_unit
+from sim.report.chart import BLUE, GREY, ORANGE, SERIES, Chart, log_axis, panels, time_unit
 
 NUM_BUCKETS = 100
 MAX_PLACES = 16

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from sim.metrics.definitions import Window
 from sim.metrics.plots import MAX_REPLICAS_APART, Plots
 from sim.records.run import RunRecords
-from sim.report.chart import Chart, panels
-from sim.report.look import BLUE, GREEN, ORANGE, PURPLE, SERIES, time_unit
+from sim.report.chart import BLUE, GREEN, ORANGE, PURPLE, SERIES, Chart, panels, time_unit
 
 STATES = ("requests running", "requests waiting", "KV blocks in use, %", "tokens in the batch")
 """Titles of the panels of states, in the order of `PlotFigures.states`."""
