@@ -19,14 +19,18 @@ from sim.records.event_table import events_table
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas
 from sim.report import lines, wording
-from sim.report.attainment import slo_attainment
-from sim.report.breakdown import iteration_times, time_by_kind
 from sim.report.dialect_tables import dialect_frame
-from sim.report.fleet import replicas_over_time
-from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.page import headline_html
+from sim.report.plots import (
+    iteration_times,
+    latency_cdfs,
+    replicas_over_time,
+    slo_attainment,
+    time_by_kind,
+    timeline,
+    ttft_by_prompt_length,
+)
 from sim.report.run_files import write_result
-from sim.report.timeline import timeline
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 

@@ -16,7 +16,7 @@ from sim.metrics.definitions import times
 from sim.metrics.limiting import time_shares
 from sim.report import numbers, wording
 from sim.report.chart import BLUE, GREY, LIMIT, ORANGE, styled
-from sim.report.latency import latency_cdfs
+from sim.report.plots import latency_cdfs
 from sim.setup.deployment import Deployment
 
 CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540

@@ -20,10 +20,9 @@ from sim.metrics.slo import Slo
 from sim.records.event_table import events_table
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas
-from sim.report.attainment import slo_attainment
 from sim.report.files import write_table, write_whole
-from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.plain_page import drawn, write_page
+from sim.report.plots import latency_cdfs, slo_attainment, ttft_by_prompt_length
 
 
 def write_observation(

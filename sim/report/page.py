@@ -13,18 +13,22 @@ from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, MAX_SAMPLE
 from sim.metrics.slo import Slo
 from sim.records.run import RunRecords
 from sim.report import lines, wording
-from sim.report.attainment import slo_attainment
-from sim.report.breakdown import iteration_times, time_by_kind
 from sim.report.chart import Chart, page_js
 from sim.report.dialect_tables import dialect_tables
 from sim.report.files import config_yaml, write_whole
-from sim.report.fleet import replicas_over_time
 from sim.report.fleet_lines import fleet_lines
-from sim.report.latency import latency_cdfs, ttft_by_prompt_length
+from sim.report.plots import SPECULATION_CAPTION as SPECULATION
+from sim.report.plots import (
+    iteration_times,
+    latency_cdfs,
+    replicas_over_time,
+    slo_attainment,
+    speculation,
+    time_by_kind,
+    timeline,
+    ttft_by_prompt_length,
+)
 from sim.report.pressure_lines import pressure_lines
-from sim.report.speculation import CAPTION as SPECULATION
-from sim.report.speculation import speculation
-from sim.report.timeline import timeline
 
 GLOSSARY = {
     "token": "piece of text that the model reads or writes: a short word or a part of a word",

@@ -20,7 +20,7 @@ from sim.metrics.distributions import Values
 from sim.metrics.series import cdf_points
 from sim.metrics.utilisation import KINDS, iteration_kind
 from sim.report.chart import BLUE, KIND_COLOURS, ORANGE, log_axis, styled, time_unit
-from sim.report.latency import MARKED
+from sim.report.plots import MARKED
 
 GANTT_ITERATIONS = 200
 MAX_REALS = 5

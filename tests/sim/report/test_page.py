@@ -18,7 +18,7 @@ from sim.metrics.utilisation import PoolHardware
 from sim.records.event_rows import WAITS
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.page import write_report
-from sim.report.timeline import timeline
+from sim.report.plots import timeline
 
 MAX_BYTES = 6_000_000
 CHAT = Slo(name="chat", ttft_ms=500, tpot_ms=50)
