@@ -22,8 +22,7 @@ from rich.text import Text
 
 from sim.report import lines, wording
 from sim.report.dialect_tables import dialect_tables
-from sim.report.fleet_lines import fleet_lines
-from sim.report.pressure_lines import pressure_lines
+from sim.report.lines import fleet_lines, pressure_lines
 from sim.report.wording import bill_line, training_line
 from sim.workload.base import Source
 

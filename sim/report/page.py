@@ -16,7 +16,7 @@ from sim.report import lines, wording
 from sim.report.chart import Chart, page_js
 from sim.report.dialect_tables import dialect_tables
 from sim.report.files import config_yaml, write_whole
-from sim.report.fleet_lines import fleet_lines
+from sim.report.lines import fleet_lines, pressure_lines
 from sim.report.plots import SPECULATION_CAPTION as SPECULATION
 from sim.report.plots import (
     iteration_times,
@@ -28,7 +28,6 @@ from sim.report.plots import (
     timeline,
     ttft_by_prompt_length,
 )
-from sim.report.pressure_lines import pressure_lines
 
 GLOSSARY = {
     "token": "piece of text that the model reads or writes: a short word or a part of a word",

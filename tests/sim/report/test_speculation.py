@@ -15,10 +15,10 @@ from sim import simulate
 from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
+from sim.report.lines import speculation_lines
 from sim.report.page import report_sections
 from sim.report.perfetto import write_timeline
 from sim.report.plots import speculation
-from sim.report.pressure_lines import speculation_lines
 from sim.report.run_files import read_records
 from sim.speculation.acceptance.iid import Iid
 from tests.tables import assert_equal_tables

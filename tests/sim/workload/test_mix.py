@@ -5,7 +5,7 @@ import pytest
 from policies.core.request import Prompt, Request, Segment
 from sim import simulate
 from sim.metrics.slo import Slo
-from sim.report.traffic_lines import traffic_lines
+from sim.report.lines import traffic_lines
 from sim.settings.errors import ConfigError
 from sim.workload.agentic import Agentic
 from sim.workload.arrivals import Constant
