@@ -1,6 +1,6 @@
 """States how far the simulated figures of a run are expected to be from measured ones, and why.
 
-The errors are those of `hwmodels.trust.table`: of rows that were left out when host times were fitted.
+The errors are those of `hwmodels.trust`: of rows that were left out when host times were fitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hwmodels.model.recurrent import (
     Mamba2,
     ShortConvolution,
 )
-from hwmodels.trust.table import (
+from hwmodels.trust import (
     ALL_ENGINES,
     ALL_GPUS,
     ARCHITECTURES,

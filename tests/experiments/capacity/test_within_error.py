@@ -21,7 +21,7 @@ from experiments.capacity.within_error import (
     verdict_json,
     verdict_sentence,
 )
-from hwmodels.trust.table import ALL_GPUS, RATIO, ExpectedError, Level
+from hwmodels.trust import ALL_GPUS, RATIO, ExpectedError, Level
 from sim.metrics.confidence import mean_interval
 from sim.settings.scenario import build_scenario
 from tests.experiments.capacity.questions import TINY

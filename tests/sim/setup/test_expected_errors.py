@@ -8,7 +8,7 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
-from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, LORA, ExpectedError, Level
+from hwmodels.trust import ALL_ENGINES, ALL_GPUS, HELD_BACK, LORA, ExpectedError, Level
 from sim.settings.scenario import build_scenario
 from sim.setup.notes import (
     ENGINES,
