@@ -30,7 +30,6 @@ import numpy as np
 
 from hwmodels.costs import EnergySettings, Tariff
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
-from sim.metrics.conservation import RequestCounts
 from sim.metrics.definitions import Window, measured_window, plain_json, times
 from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
@@ -38,7 +37,7 @@ from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
 from sim.metrics.hardware_use import Bill, Cost, HardwareUse, break_even, energy_figures, training_use
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import Goodput, Intervals, Latencies, Measured, measure, request_metrics, trimmed
-from sim.metrics.output import IterationCounts, OutputFigure
+from sim.metrics.output import IterationCounts, OutputFigure, RequestCounts
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware

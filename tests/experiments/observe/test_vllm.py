@@ -29,8 +29,8 @@ import tokenizers
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import records_of
-from sim.metrics.conservation import check_conservation
 from sim.metrics.measured import request_metrics
+from sim.metrics.output import check_conservation
 from sim.records.requests import Status
 from sim.workload.arrivals import Constant, Poisson
 from sim.workload.conversation import Conversation

@@ -13,7 +13,7 @@ from policies.admission.outstanding import Outstanding
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.fleet import State
 from sim.cluster.gateway import GatewayAttachment
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from sim.records.failure import FailureKind
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters

@@ -11,7 +11,7 @@ from policies.routing import COUNTS
 from policies.routing.least_outstanding import counts_of
 from sim import simulate
 from sim.cluster import fleet
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
 

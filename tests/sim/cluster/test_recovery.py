@@ -10,8 +10,8 @@ from policies.scaling.scheduled import Scheduled
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Recovery, Scripted
 from sim.engine.links import Links
-from sim.metrics.conservation import check_conservation
 from sim.metrics.fleet import failure_use
+from sim.metrics.output import check_conservation
 from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.worlds.clusters import WorldPool, toy_network

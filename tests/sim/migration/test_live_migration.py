@@ -8,8 +8,8 @@ from policies.migration import Move
 from policies.user_code import WrongDecisionError
 from sim.cluster.clients import Retries
 from sim.engine.links import Links
-from sim.metrics.conservation import check_conservation
 from sim.metrics.features import migration_figures
+from sim.metrics.output import check_conservation
 from sim.metrics.token_times import token_times
 from sim.records.migrations import Outcome
 from tests.worlds.clusters import Cluster, toy_network

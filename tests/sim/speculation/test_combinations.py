@@ -19,7 +19,7 @@ from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.core.request import Branching
 from policies.speculation import SlotRules
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from tests.worlds.branching import draw_branching_worlds
 from tests.worlds.clusters import draw_clusters, draw_crashes
 from tests.worlds.services import Service, draw_adapter_services, draw_failing_services, draw_services

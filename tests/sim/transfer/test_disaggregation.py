@@ -13,8 +13,8 @@ from policies.prediction.oracles import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from sim.metrics.conservation import check_conservation
 from sim.metrics.features import transferred
+from sim.metrics.output import check_conservation
 from sim.records.event_table import events_table
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.sim.metrics.figures_of import transfer_use

@@ -10,7 +10,7 @@ from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from sim.records.failure import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks
