@@ -8,7 +8,7 @@ from typing import Any
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.levels.rooflines import Calibrated, Replica
+from hwmodels.levels import Calibrated, Replica
 
 PASS_S = 1.0
 

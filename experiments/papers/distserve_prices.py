@@ -18,7 +18,7 @@ import numpy as np
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape, ends_of_decodes
-from hwmodels.levels.rooflines import Calibrated, Replica
+from hwmodels.levels import Calibrated, Replica
 
 LARGE_BATCH = 95
 """Smallest number of sequences with the coefficients of large batches."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from hwmodels.exact import Num
 from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.levels.rooflines import Calibrated, Replica
+from hwmodels.levels import Calibrated, Replica
 
 MIXED = 1.1
 """Time of an iteration with decodes beside prompts, relative to prompts alone, in SplitwiseSim."""

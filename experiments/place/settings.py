@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from experiments.app.run_folder import check_output_file
 from experiments.app.settings.compose import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from policies.batching import Batching
 from policies.caching.pool import Caching
 from policies.parallelism import Load

@@ -22,7 +22,7 @@ from experiments.score import runs
 from experiments.score.predictions import predict_row
 from experiments.score.table import read_table
 from hwmodels.iterations.iteration import Jitter
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.levels import Calibrated
 from sim.settings.errors import ConfigError
 
 WITHOUT = "none"

@@ -23,7 +23,7 @@ import pandas as pd
 
 from experiments.study.measured_rows import simulated, whole
 from experiments.study.presets import base_scenario
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce

@@ -25,7 +25,7 @@ from experiments.score.length_shapes import capped_lognormal
 from experiments.study.bisection import bisected, bracketed
 from experiments.study.measured_rows import simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce, ArrivalProcess, Poisson
 from sim.workload.distributions import Lengths

@@ -55,7 +55,7 @@ PAGES = {
         (
             "hwmodels.iterations.iteration.IterationModel",
             "hwmodels.iterations.iteration.IterationShape",
-            "hwmodels.levels.rooflines.LatencyLevel",
+            "hwmodels.levels.LatencyLevel",
             "hwmodels.device.Device",
             "hwmodels.device.Link",
             "hwmodels.model.model_spec.ModelSpec",

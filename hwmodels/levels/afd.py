@@ -39,7 +39,7 @@ from hwmodels.host import HostShare
 from hwmodels.iterations.iteration import IterationModel, IterationShape, Jitter, counted
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Part, total_seconds
-from hwmodels.levels.rooflines import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
+from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
 from hwmodels.model.model_spec import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)

@@ -1,4 +1,4 @@
-"""Levels `table` and `recorded`: prices from files. Prices from formulas: `hwmodels.levels.rooflines`."""
+"""Levels `table` and `recorded`: prices from files. Prices from formulas: `hwmodels.levels`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hwmodels.iterations.iteration import Jitter
+from hwmodels.levels import Calibrated, Replica
 from hwmodels.levels.coverage import check_covers, lacking
 from hwmodels.levels.physical import check_physical
 from hwmodels.levels.recorded import Recorded
-from hwmodels.levels.rooflines import Calibrated, Replica
 from hwmodels.levels.table import MeasuredTable
 from hwmodels.levels.tables import Setup, Table, columns_of, read_frame, read_table
 

@@ -16,9 +16,9 @@ from hwmodels.iterations.iteration import (
     UnknownIterationError,
     counted,
 )
+from hwmodels.levels import InProportions
 from hwmodels.levels.physical import PHYSICAL_SHARE
 from hwmodels.levels.profile import check_columns
-from hwmodels.levels.rooflines import InProportions
 
 
 class Recorded(InProportions):

@@ -21,8 +21,8 @@ from hwmodels.host import CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationShape, counted
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import ByCount, Operator
+from hwmodels.levels import InProportions
 from hwmodels.levels.profile import AROUND, Floats, Profile
-from hwmodels.levels.rooflines import InProportions
 
 BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
 """Components that depend on one number: of tokens, lm_head of sampled rows."""

@@ -28,7 +28,7 @@ from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of
-from hwmodels.levels.rooflines import Replica
+from hwmodels.levels import Replica
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Matrix, Ranks
 from hwmodels.speculation.draft import (

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fieldlimits import shown
 from hwmodels.device import Device
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import AveragesDrafts, Calibrated, DividesAttention, LatencyLevel, Spec
+from hwmodels.levels import AveragesDrafts, Calibrated, DividesAttention, LatencyLevel, Spec
 from hwmodels.model.model_spec import ModelSpec
 from policies.admission import AdmitAll
 from policies.batching import Batching, BatchingTraits

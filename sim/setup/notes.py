@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
-from hwmodels.levels.rooflines import Calibrated, Spec
+from hwmodels.levels import Calibrated, Spec
 from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention
 from hwmodels.model.model_spec import ModelSpec, precision_notes
 from hwmodels.model.recurrent import (

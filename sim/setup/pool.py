@@ -17,7 +17,7 @@ from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import ColdStart, ColdStartParts, Storage, WeightSource
 from hwmodels.iterations.memory import GIB
-from hwmodels.levels.rooflines import Calibrated, Spec
+from hwmodels.levels import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.serving import Adapter, Registry
 from policies.admission import AdmitAll

@@ -47,8 +47,8 @@ from hwmodels.device import Device
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.iteration import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.levels import Replica
 from hwmodels.levels.files import TableLevel
-from hwmodels.levels.rooflines import Replica
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.operators.calibration import Calibration
 from realengine.model.architecture import Architecture

@@ -9,7 +9,7 @@ import pytest
 from hwmodels.assembly.site import Kernels
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Calibrated, Replica
+from hwmodels.levels import Calibrated, Replica
 from hwmodels.operators.calibration import Calibration
 
 PROJECT = Path(__file__).resolve().parents[3]

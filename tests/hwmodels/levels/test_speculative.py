@@ -6,7 +6,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.iterations.iteration import IterationShape, causal_pairs
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from hwmodels.levels.speculative import Speculative
 from hwmodels.speculation.draft import LayerDraft
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts

@@ -5,7 +5,7 @@ import pytest
 from hwmodels.assembly.site import Kernels
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Replica
+from hwmodels.levels import Replica
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN

@@ -6,7 +6,7 @@ import pytest
 from hwmodels.assembly.site import Kernels
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Replica
+from hwmodels.levels import Replica
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft
 from hwmodels.speculation.drafting import drafting_of

@@ -12,7 +12,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
 from hwmodels.iterations.iteration import Jitter
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.levels import Calibrated
 from sim.metrics.slo import Slo
 from sim.settings.scenario import build_scenario
 from sim.setup.replica_bounds import (
