@@ -23,7 +23,7 @@ from fieldlimits import FINITE, Checked, Ge, NonNegative, NonNegativeInt, Positi
 from hwmodels.checks import check_finite
 from hwmodels.device import Device
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
+from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ import pandas as pd
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Run, at_target, keeps
 from experiments.capacity.search import Search, State, Status
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from hwmodels.iterations.ops import decode_shape, prefill_shape
 from sim.metrics.confidence import Interval, Paired, compare_paired, mean_interval
 from sim.report.wording import LATENCIES, WAITS

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
-from hwmodels.iterations.iteration import Jitter
+from hwmodels.iterations import Jitter
 from policies.adapters.serving import Adapter, AdapterMemory, Registry, Residents
 from policies.admission import AdmitAll
 from policies.batching.chunked import Chunked

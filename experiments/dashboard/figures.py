@@ -10,7 +10,7 @@ from plotly.subplots import make_subplots
 from experiments.dashboard.simulation_service import Answer, Curve
 from experiments.report.roofline.chart import roofline
 from experiments.report.roofline.survey import RooflineSettings, survey
-from hwmodels.iterations.iteration import UnknownIterationError
+from hwmodels.iterations import UnknownIterationError
 from sim.cluster.early_stop import overload_of
 from sim.metrics.definitions import times
 from sim.metrics.limiting import time_shares

@@ -7,7 +7,7 @@ from itertools import accumulate, repeat
 from typing import Any
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape
+from hwmodels.iterations import IterationModel, IterationShape
 from hwmodels.levels import Calibrated, Replica
 
 PASS_S = 1.0

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape, ends_of_decodes
+from hwmodels.iterations import IterationModel, IterationShape, ends_of_decodes
 from hwmodels.levels import Calibrated, Replica
 
 LARGE_BATCH = 95

@@ -25,7 +25,7 @@ from experiments.papers.constant_passes import ConstantPasses
 from experiments.papers.published_speedups import Comparison, Row
 from experiments.papers.speculation_rows import COMPARISONS
 from experiments.study.workers import whole
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from hwmodels.levels import LatencyLevel
 from hwmodels.speculation.model import decodes_with_drafts
 from sim.settings.errors import ConfigError

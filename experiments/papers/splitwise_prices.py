@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape
+from hwmodels.iterations import IterationModel, IterationShape
 from hwmodels.levels import Calibrated, Replica
 
 MIXED = 1.1

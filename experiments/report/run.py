@@ -16,7 +16,7 @@ from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_su
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
 from hwmodels.bounded_files import UnreadableFileError, read_bytes
-from hwmodels.iterations.iteration import IterationModel, UnknownMachine
+from hwmodels.iterations import IterationModel, UnknownMachine
 from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots, plots_of
 from sim.report.page import Section, report_sections, write_sections

@@ -21,7 +21,7 @@ import pandas as pd
 from experiments.score import runs
 from experiments.score.predictions import predict_row
 from experiments.score.table import read_table
-from hwmodels.iterations.iteration import Jitter
+from hwmodels.iterations import Jitter
 from hwmodels.levels import Calibrated
 from sim.settings.errors import ConfigError
 

@@ -53,8 +53,8 @@ PAGES = {
         "Interfaces of hardware models and workloads",
         "What a source of iteration times, a device, a model, and a source of traffic have.",
         (
-            "hwmodels.iterations.iteration.IterationModel",
-            "hwmodels.iterations.iteration.IterationShape",
+            "hwmodels.iterations.IterationModel",
+            "hwmodels.iterations.IterationShape",
             "hwmodels.levels.LatencyLevel",
             "hwmodels.device.Device",
             "hwmodels.device.Link",

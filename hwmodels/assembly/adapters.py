@@ -22,7 +22,7 @@ from typing import Any
 
 from hwmodels.assembly.site import Site
 from hwmodels.exact import larger, smaller
-from hwmodels.iterations.iteration import AdapterBatch, IterationShape
+from hwmodels.iterations import AdapterBatch, IterationShape
 from hwmodels.iterations.layout import NO_ADAPTERS, RankBatch
 from hwmodels.iterations.ops import Operator, Per, total_seconds
 from hwmodels.model.weights import Lora, Matrix, Role

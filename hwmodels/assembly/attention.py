@@ -14,7 +14,7 @@ from typing import Any
 from hwmodels.assembly.latent import both_phases, compressed, delay_beside_prefill, indexer, latent
 from hwmodels.assembly.site import Site
 from hwmodels.exact import Lines, Num, larger, smaller
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape, ends_of_decodes
+from hwmodels.iterations import Explained, IterationModel, IterationShape, ends_of_decodes
 from hwmodels.iterations.layout import RankBatch, decode_keys, decode_pairs, within_window
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_token
 from hwmodels.model.attention import (

@@ -29,8 +29,8 @@ from hwmodels.assembly.weight_places import offloaded, over_chips
 from hwmodels.device import Device
 from hwmodels.exact import Num, larger, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.iterations import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
-from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.layout import InFlight, Offload, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import CountedTimes, Operator, Part, Per, bound_of, rows_each, total_seconds
 from hwmodels.iterations.stages import MicroBatch, Pass, Stages

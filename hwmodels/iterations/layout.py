@@ -23,7 +23,7 @@ from fieldlimits import Checked, NonNegative, Positive, PositiveInt, PositiveSha
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
-from hwmodels.iterations.iteration import AdapterBatch, DraftWork, IterationShape
+from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import share_of
 

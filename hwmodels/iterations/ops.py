@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hwmodels.device import Device
 from hwmodels.exact import Lines, highest, larger
-from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
+from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout, RankBatch, seen
 from hwmodels.iterations.memory import MemoryPlan
 

@@ -15,7 +15,7 @@ from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.exact import Num
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import Explained, IterationModel, IterationShape, Jitter, ends_of_decodes
+from hwmodels.iterations import Explained, IterationModel, IterationShape, Jitter, ends_of_decodes
 from hwmodels.iterations.layout import Offload, ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora

@@ -36,7 +36,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import Link
 from hwmodels.exact import larger
 from hwmodels.host import HostShare
-from hwmodels.iterations.iteration import IterationModel, IterationShape, Jitter, counted
+from hwmodels.iterations import IterationModel, IterationShape, Jitter, counted
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import Part, total_seconds
 from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hwmodels.iterations.iteration import Jitter
+from hwmodels.iterations import Jitter
 from hwmodels.levels import Calibrated, Replica
 from hwmodels.levels.coverage import check_covers, lacking
 from hwmodels.levels.physical import check_physical

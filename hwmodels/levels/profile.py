@@ -35,7 +35,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hwmodels.exact import larger, smaller
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import (
+from hwmodels.iterations import (
     COUNTED,
     IterationModel,
     IterationShape,

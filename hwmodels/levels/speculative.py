@@ -22,7 +22,7 @@ from numpy import ndarray
 
 from fieldlimits import Checked, PositiveInt, check
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import IterationModel, IterationShape, Jitter
+from hwmodels.iterations import IterationModel, IterationShape, Jitter
 from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
 from hwmodels.speculation.draft import LayerDraft
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts

@@ -18,7 +18,7 @@ import numpy as np
 
 from hwmodels.exact import Num, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare
-from hwmodels.iterations.iteration import COMPONENTS, IterationModel, IterationShape, counted
+from hwmodels.iterations import COMPONENTS, IterationModel, IterationShape, counted
 from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.ops import ByCount, Operator
 from hwmodels.levels import InProportions

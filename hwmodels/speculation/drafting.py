@@ -25,7 +25,7 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Site
 from hwmodels.exact import Num, divided_up, larger, smaller, whole
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape
+from hwmodels.iterations import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of
 from hwmodels.levels import Replica

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.exact import Num, larger
 from hwmodels.host import HostOverhead
+from hwmodels.iterations import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
-from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.layout import InFlight
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.levels import MeasuredOperators, Replica

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from fieldlimits import Checked, NonNegative, Unit
 from hwmodels.exact import Num, divided_up, larger, smaller
+from hwmodels.iterations import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.decodes import ByContext
-from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
 
 
 def drafts_of(shape: IterationShape) -> DraftWork:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import (
+from hwmodels.iterations import (
     AdapterBatch,
     DraftWork,
     Gathered,

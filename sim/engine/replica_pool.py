@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fieldlimits import Checked, NonNegativeInt, OneOf
 from hwmodels.device import Device
-from hwmodels.iterations.iteration import IterationModel, Jitter, UnknownIterationError
+from hwmodels.iterations import IterationModel, Jitter, UnknownIterationError
 from policies.core.engine import EngineCore
 from policies.core.sequence import Sequence
 from policies.scaling import Scaling

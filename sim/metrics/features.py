@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from hwmodels.speculation.model import SpeculativeModel
 from policies.adapters.serving import AdapterCounts
 from policies.speculation.view import AcceptanceCounts

@@ -26,7 +26,7 @@ from hwmodels.costs import (
     tokens_to_match_training,
     training_flops,
 )
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import InFlight
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.definitions import per, times

@@ -16,7 +16,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
+from hwmodels.iterations import IterationModel, IterationShape, UnknownIterationError
 from sim.metrics.definitions import Window, times
 from sim.metrics.result import RunResult
 from sim.metrics.utilisation import one_shape, seconds_inside

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Distribution, Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part

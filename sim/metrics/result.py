@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from sim.metrics.definitions import Window, times
 from sim.metrics.figure import FigureSetting
 from sim.metrics.fleet import down_s_by_replica

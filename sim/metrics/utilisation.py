@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.costs import PowerModel
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
+from hwmodels.iterations import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.definitions import Window, times
 from sim.records.iterations import ADAPTER_COLUMNS

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape
+from hwmodels.iterations import COUNTED, AdapterBatch, IterationShape
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
 from sim.records.gaps import Gaps

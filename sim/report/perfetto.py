@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from hwmodels.iterations.stages import Pipeline
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape

@@ -7,7 +7,7 @@ from typing import Any
 
 from hwmodels.costs import EnergySettings
 from hwmodels.device import Storage
-from hwmodels.iterations.iteration import UnknownIterationError
+from hwmodels.iterations import UnknownIterationError
 from policies.roles import Turns
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.disaggregation import EncoderSettings

@@ -13,7 +13,7 @@ from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.host import HostOverhead
-from hwmodels.iterations.iteration import IterationModel, Jitter
+from hwmodels.iterations import IterationModel, Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import GIB, MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.levels import Calibrated, LatencyLevel, Replica, Spec, jitter_of

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationModel, IterationShape, causal_pairs
+from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
 from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
 from hwmodels.iterations.stages import Pipeline
 from hwmodels.model.model_spec import MixtureOfExperts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
+from hwmodels.iterations import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.levels import Calibrated, Spec
 from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention
 from hwmodels.model.model_spec import ModelSpec, precision_notes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import DraftWork, IterationShape
+from hwmodels.iterations import DraftWork, IterationShape
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan, Ints

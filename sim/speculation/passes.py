@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel, IterationShape, JitterFactors
+from hwmodels.iterations import IterationModel, IterationShape, JitterFactors
 from hwmodels.speculation.model import Leaps, SpeculativeModel
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import Device, Link
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

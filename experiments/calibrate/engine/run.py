@@ -45,7 +45,7 @@ from experiments.calibrate.engine.settings import MeasureSettings
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
 from hwmodels.levels.files import TableLevel

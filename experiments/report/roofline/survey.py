@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
 from fieldlimits import MinLen, PositiveInt, Unit, check
-from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
+from hwmodels.iterations import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.ops import (
     LargestBatch,

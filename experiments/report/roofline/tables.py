@@ -10,7 +10,7 @@ from rich.text import Text
 
 from experiments.app.terminal import plain_table
 from experiments.report.roofline.survey import Survey
-from hwmodels.iterations.iteration import Explained
+from hwmodels.iterations import Explained
 from hwmodels.iterations.memory import GIB
 from hwmodels.iterations.ops import OperatingPoint, ridge_points
 from sim.report.numbers import number, percent

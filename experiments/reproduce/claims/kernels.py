@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.reproduce.claims.built import device, model
-from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.iterations import causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import MemoryProfile
 from hwmodels.operators.attention import AttentionCurve, HeadLayout, PrefillAttention

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import COUNTED
+from hwmodels.iterations import COUNTED
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.drafts import DraftPlan

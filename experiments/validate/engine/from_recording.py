@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from experiments.validate.engine.recording import Recording
 from experiments.validate.fidelity.measured import Measured
-from hwmodels.iterations.iteration import COUNTED
+from hwmodels.iterations import COUNTED
 from sim.records.gaps import Gaps
 from sim.speculation.log import DRAFT_WORK_COLUMNS
 

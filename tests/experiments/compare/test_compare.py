@@ -20,7 +20,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.compare.settings import build_settings
 from experiments.study import runs
 from experiments.study.figures import figures
-from hwmodels.iterations.iteration import UnknownIterationError
+from hwmodels.iterations import UnknownIterationError
 from sim.cluster.gateway import Gateway
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run

@@ -20,7 +20,7 @@ from experiments.validate.fidelity.metrics import Metric, metric_values, scaled
 from experiments.validate.fidelity.report import write_validation
 from experiments.validate.fidelity.tables import largest_part, metric_rows, part_rows, verdict_line
 from experiments.validate.fidelity.thresholds import Thresholds
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from sim.metrics.slo import Slo
 from sim.records.gaps import Gaps
 from sim.settings.build import build

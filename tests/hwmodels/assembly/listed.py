@@ -2,7 +2,7 @@
 
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.site import Kernels
-from hwmodels.iterations.iteration import COMPONENTS
+from hwmodels.iterations import COMPONENTS
 from hwmodels.model.model_spec import (
     Block,
     DenseMlp,

@@ -11,7 +11,7 @@ from hwmodels.assembly.adapters import adapter_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import AdapterBatch, IterationShape, UnknownIterationError
+from hwmodels.iterations import AdapterBatch, IterationShape, UnknownIterationError
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import plan_memory
 from hwmodels.levels.recorded import Recorded

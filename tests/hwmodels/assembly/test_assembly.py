@@ -7,7 +7,7 @@ import pytest
 
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.site import Kernels, Site
-from hwmodels.iterations.iteration import COMPONENTS, IterationShape
+from hwmodels.iterations import COMPONENTS, IterationShape
 from hwmodels.iterations.ops import Per
 from hwmodels.model.model_spec import Block, DenseMlp, Role
 from hwmodels.model.weights import Lora, Matrix

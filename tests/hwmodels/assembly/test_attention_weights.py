@@ -5,7 +5,7 @@ import pytest
 
 from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.attention import GroupedQueryAttention
 from hwmodels.model.model_spec import Block, DenseMlp, ModelSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from hwmodels.iterations.layout import Offload, ParallelLayout
 from hwmodels.iterations.memory import GIB, plan_memory
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, causal_pairs
+from hwmodels.iterations import COMPONENTS, Explained, IterationShape, causal_pairs
 from hwmodels.levels.profile import Profile
 from hwmodels.levels.table import MeasuredTable
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Spec
 from hwmodels.levels.afd import Afd, ping_pong_seconds

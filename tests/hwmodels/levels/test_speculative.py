@@ -5,7 +5,7 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.levels import Spec
 from hwmodels.levels.speculative import Speculative
 from hwmodels.speculation.draft import LayerDraft

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
+from hwmodels.iterations import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.levels.profile import Grid, fill_holes
 from tests.hwmodels.levels.measured_rows import (
     APART,

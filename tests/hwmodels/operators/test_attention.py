@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.device import Device, Link
-from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.iterations import causal_pairs
 from hwmodels.operators.attention import (
     KERNELS,
     AttentionCurve,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hwmodels.host import CudaGraphs
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
 from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hwmodels.host import HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
+from hwmodels.iterations import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
 from hwmodels.operators.calibration import Calibration
 from hwmodels.speculation.draft import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.toys import ToyModel
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from policies.admission import AdmitAll
 from policies.routing.least_outstanding import LeastOutstanding
 from policies.scaling.scheduled import Scheduled

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_leap_equals_step
-from hwmodels.iterations.iteration import Jitter
+from hwmodels.iterations import Jitter
 from hwmodels.levels import Calibrated
 from sim import simulate
 from tests.examples import examples

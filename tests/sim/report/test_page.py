@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hwmodels.iterations.iteration import COMPONENTS
+from hwmodels.iterations import COMPONENTS
 from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import Ask
-from hwmodels.iterations.iteration import UnknownMachine
+from hwmodels.iterations import UnknownMachine
 from sim import simulate
 from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics

@@ -13,7 +13,7 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
-from hwmodels.iterations.iteration import Jitter
+from hwmodels.iterations import Jitter
 from policies.batching.inflight import InFlight
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged

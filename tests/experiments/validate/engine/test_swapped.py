@@ -18,7 +18,7 @@ from experiments.validate.engine.swapped import RecordedSource, RecordedTimes, n
 from experiments.validate.fidelity.measured import of_records
 from hwmodels.hf.config import from_hf_fields
 from hwmodels.host import HostOverhead
-from hwmodels.iterations.iteration import COUNTED, IterationShape
+from hwmodels.iterations import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
 from policies.scheduling.length_aware import LengthAware
 from realengine.model.architecture import Architecture
