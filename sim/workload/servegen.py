@@ -38,15 +38,14 @@ from sim.workload.base import Source
 from sim.workload.checks import (
     MAX_ARRIVAL_S,
     MAX_CV,
-    MAX_SHOWN,
     MAX_TOKENS,
     require_counts,
     require_not_negative,
     require_positive,
-    shown,
 )
 from sim.workload.chunks import TableSource, objects
 from sim.workload.distributions import Distribution, FloatArray, IntArray, stream
+from sim.workload.trace_columns import MAX_SHOWN, shown
 from sim.workload.trace_files import lines_of
 from sim.workload.trace_tables import CsvRow
 
