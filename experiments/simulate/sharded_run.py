@@ -26,8 +26,7 @@ from sim.engine.interpreter import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.metrics.sketches import SKETCHED
 from sim.records.timed_rows import interval_s
-from sim.report.chunk_tables import ITERATIONS_BYTES, REQUESTS, ChunkTables
-from sim.report.exact_percentiles import add_exact_percentiles
+from sim.report.chunk_tables import ITERATIONS_BYTES, REQUESTS, ChunkTables, add_exact_percentiles
 from sim.report.numbers import number
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError

@@ -17,8 +17,7 @@ from sim.metrics.sketches import SKETCHED
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.run import RunRecords
 from sim.records.timed_rows import interval_s
-from sim.report.chunk_tables import REQUESTS, ChunkTables, check_free_space
-from sim.report.exact_percentiles import add_exact_percentiles
+from sim.report.chunk_tables import REQUESTS, ChunkTables, add_exact_percentiles, check_free_space
 from sim.report.files import config_yaml, write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import errors_of_user

@@ -34,7 +34,7 @@ OF_OTHER_RUNS = (
     "sim.metrics.result",
     "sim.setup.streaming",
     "sim.report.chunk_tables",
-    "sim.report.exact_percentiles",
+    "sim.report.chunk_tables",
     "pyarrow.dataset",
     # thinned fleets
     "sim.metrics.thinned",
