@@ -19,7 +19,7 @@ from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog
-from sim.workload.checks import require_not_negative, require_positive
+from sim.workload.distributions import require_not_negative, require_positive
 
 JITTERS = ("none", "full", "equal", "decorrelated")
 MAX_ATTEMPTS = 1000

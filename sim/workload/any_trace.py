@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from sim.settings.errors import suggest
 from sim.workload.arrival_times import DateClock
 from sim.workload.base import Source
-from sim.workload.checks import MAX_ARRIVAL_S
+from sim.workload.distributions import MAX_ARRIVAL_S
 from sim.workload.formats import (
     FAILED,
     NO_TOKENS,

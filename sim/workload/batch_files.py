@@ -9,8 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from sim.workload.checks import require_positive
-from sim.workload.distributions import Lognormal, stream
+from sim.workload.distributions import Lognormal, require_positive, stream
 from sim.workload.trace_columns import shown
 from sim.workload.trace_reading import TextLengths
 from sim.workload.trace_rows import TraceRow

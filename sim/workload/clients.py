@@ -23,8 +23,7 @@ from sim.metrics.client_view import ClientsFigure, ClientView, PublishLatencies
 from sim.metrics.distributions import Kept
 from sim.records.table import AnyTable, column
 from sim.workload.base import Source
-from sim.workload.checks import require_not_negative, require_positive
-from sim.workload.distributions import Distribution, Fixed
+from sim.workload.distributions import Distribution, Fixed, require_not_negative, require_positive
 from sim.workload.modified import OfWorkload
 
 NORMAL = NormalDist()

@@ -19,8 +19,18 @@ import numpy as np
 from policies.core.request import Prompt, Request, Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
-from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
-from sim.workload.distributions import Distribution, FloatArray, IntArray, stream, whole_numbers, zipf_draws
+from sim.workload.distributions import (
+    MAX_TOKENS,
+    Distribution,
+    FloatArray,
+    IntArray,
+    require_counts,
+    require_not_negative,
+    require_positive,
+    stream,
+    whole_numbers,
+    zipf_draws,
+)
 from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
 
 MAX_TURNS = 10_000

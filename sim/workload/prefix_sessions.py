@@ -17,15 +17,20 @@ import numpy as np
 from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source
-from sim.workload.checks import (
+from sim.workload.chunks import TableSource
+from sim.workload.distributions import (
     MAX_TOKENS,
+    Distribution,
+    FloatArray,
+    IntArray,
     require_at_most,
     require_counts,
     require_not_negative,
     require_positive,
+    stream,
+    whole_numbers,
+    zipf_draws,
 )
-from sim.workload.chunks import TableSource
-from sim.workload.distributions import Distribution, FloatArray, IntArray, stream, whole_numbers, zipf_draws
 from sim.workload.sessions import in_a_loop, require_number_in_a_loop
 
 MAX_TURNS = 10_000

@@ -17,9 +17,17 @@ import numpy as np
 from policies.core.request import Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Source
-from sim.workload.checks import MAX_TOKENS, require_counts, require_not_negative, require_positive
 from sim.workload.chunks import TableSource
-from sim.workload.distributions import Distribution, IntArray, stream, whole_numbers
+from sim.workload.distributions import (
+    MAX_TOKENS,
+    Distribution,
+    IntArray,
+    require_counts,
+    require_not_negative,
+    require_positive,
+    stream,
+    whole_numbers,
+)
 from sim.workload.prefix_sessions import cut_segments
 from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
 

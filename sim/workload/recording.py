@@ -24,9 +24,8 @@ import pyarrow.parquet as pq
 from policies.adapters.serving import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, WorkloadNotes
-from sim.workload.checks import MAX_ARRIVAL_S, MAX_TOKENS
 from sim.workload.chunks import ROWS, Chunk, OpenLoopSource, chunks_of_made
-from sim.workload.distributions import BoolArray, IntArray, clip_to_context
+from sim.workload.distributions import MAX_ARRIVAL_S, MAX_TOKENS, BoolArray, IntArray, clip_to_context
 from sim.workload.trace_columns import shown
 from sim.workload.trace_files import require_file
 from sim.workload.trace_source import ChangedTraceError, version_of

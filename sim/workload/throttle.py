@@ -16,7 +16,7 @@ from itertools import count
 
 from policies.core.request import Request
 from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
-from sim.workload.checks import require_positive
+from sim.workload.distributions import require_positive
 from sim.workload.modified import OfWorkload
 
 MINUTE_S = 60.0

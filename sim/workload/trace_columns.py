@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from sim.workload.checks import MAX_TOKENS
+from sim.workload.distributions import MAX_TOKENS
 
 MAX_UNIX_S = 4_102_444_800.0
 """Unix time of the year 2100: the latest moment in a measured result."""

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from sim.workload.arrival_times import Clock
-from sim.workload.checks import MAX_TOKENS
 from sim.workload.chunks import NO_SESSION, ObjectArray, objects
-from sim.workload.distributions import BoolArray, IntArray
+from sim.workload.distributions import MAX_TOKENS, BoolArray, IntArray
 from sim.workload.trace_columns import DONE, Columns, shown, tokens, tokens_rule, whole_number
 from sim.workload.trace_files import UnusualTextError, require_file, require_size
 from sim.workload.trace_rows import Block, TraceRow

@@ -30,7 +30,7 @@ from sim.records.gaps import Gaps
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object
-from sim.workload.checks import MAX_TOKENS
+from sim.workload.distributions import MAX_TOKENS
 from sim.workload.trace_columns import MAX_UNIX_S, shown, tokens_rule
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
