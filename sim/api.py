@@ -15,8 +15,7 @@ from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.plots import Plots
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
-from sim.records.event_table import events_table
-from sim.records.run import RunRecords
+from sim.records.run import RunRecords, events_table
 from sim.records.table import to_pandas
 from sim.report import lines, wording
 from sim.report.dialect_tables import dialect_frame
@@ -126,7 +125,7 @@ class Result:
 
     @property
     def events(self) -> pd.DataFrame:
-        """One row per event: see `sim.records.event_table.events_table`."""
+        """One row per event: see `sim.records.run.events_table`."""
         return events_table(self.run.records).to_pandas() if self.folder is None else self._read("events")
 
     @property

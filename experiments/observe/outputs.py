@@ -17,8 +17,7 @@ from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
 from sim.metrics.slo import Slo
-from sim.records.event_table import events_table
-from sim.records.run import RunRecords
+from sim.records.run import RunRecords, events_table
 from sim.records.table import to_pandas
 from sim.report.files import write_table, write_whole
 from sim.report.plain_page import drawn, write_page

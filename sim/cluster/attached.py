@@ -28,7 +28,7 @@ from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
-from sim.records.failure import Failure, FailureKind
+from sim.records.run import Failure, FailureKind
 from sim.workload.base import Arrival, Source, is_open_loop
 
 UserProcess = Callable[[Any, Any, Any], Generator[Event, Any, Any]]

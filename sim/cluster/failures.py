@@ -41,8 +41,8 @@ from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
-from sim.records.failure import Failure, FailureKind
 from sim.records.requests import RequestLog
+from sim.records.run import Failure, FailureKind
 from sim.transfer.kv_replication import KvReplication
 from sim.transfer.kv_transfers import KvTransfers
 from sim.workload.distributions import stream

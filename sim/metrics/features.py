@@ -32,8 +32,7 @@ from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.sums import Totals
 from sim.metrics.utilisation import iteration_shape, pieces
 from sim.records.event_rows import TIERS, Event
-from sim.records.migrations import Outcome
-from sim.records.run import RunRecords
+from sim.records.run import Outcome, RunRecords
 from sim.records.table import AnyTable, Table, column, joined
 
 COUNTS = ("draft_passes", "verified_tokens", "accepted_tokens", "kept_tokens", "proposed_tokens")

@@ -21,9 +21,8 @@ from hwmodels.iterations import IterationModel
 from hwmodels.iterations.stages import Pipeline
 from hwmodels.speculation.model import SpeculativeModel
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
-from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
-from sim.records.run import ReplicaRecord, RunRecords
+from sim.records.run import ReplicaRecord, RunRecords, events_table
 from sim.records.table import AnyTable, column
 from sim.report.files import written_whole
 

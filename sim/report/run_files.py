@@ -11,8 +11,7 @@ import numpy as np
 
 from sim.metrics.features import acceptance_by_pool
 from sim.metrics.result import RunResult
-from sim.records.event_table import events_table
-from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
+from sim.records.run import PoolRecord, ReplicaRecord, RunRecords, events_table
 from sim.records.table import AnyTable, Table, column
 from sim.report.files import config_yaml, remove_folder_of_table, summary_json, table_bytes, write_whole
 from sim.speculation.log import SpeculationRecord

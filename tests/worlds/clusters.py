@@ -32,8 +32,7 @@ from sim.cluster.failures import BadRelease, Failures, Random, Recovery, Scripte
 from sim.cluster.simulation import Simulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.slo import Slo
-from sim.records.failure import FailureKind
-from sim.records.run import RunRecords
+from sim.records.run import FailureKind, RunRecords
 from sim.transfer.network import NetworkSettings
 from sim.workload.base import Arrival
 

@@ -17,7 +17,7 @@ from policies.scaling.utilisation import Utilisation
 from sim.cluster.failures import Failures, Scripted
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from tests.worlds.clusters import WorldPool, draw_clusters

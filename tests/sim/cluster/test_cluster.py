@@ -14,7 +14,7 @@ from sim.cluster.failures import Failures, Scripted
 from sim.cluster.fleet import State
 from sim.cluster.gateway import GatewayAttachment
 from sim.metrics.output import check_conservation
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
 

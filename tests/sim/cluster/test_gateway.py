@@ -15,7 +15,7 @@ from policies.routing.least_outstanding import LeastOutstanding
 from policies.user_code import WrongDecisionError
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 
 TICK_S = 0.125
 

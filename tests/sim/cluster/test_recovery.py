@@ -12,7 +12,7 @@ from sim.cluster.failures import Failures, Recovery, Scripted
 from sim.engine.links import Links
 from sim.metrics.fleet import failure_use
 from sim.metrics.output import check_conservation
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.worlds.clusters import WorldPool, toy_network
 from tests.worlds.services import Service

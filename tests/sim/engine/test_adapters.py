@@ -21,7 +21,7 @@ from policies.routing.adapter_affinity import AdapterAffinity
 from policies.routing.dedicated import Dedicated
 from policies.routing.round_robin import RoundRobin
 from sim.engine.links import Links
-from sim.records.event_table import events_table
+from sim.records.run import events_table
 from sim.settings.scenario import build_scenario
 
 TICK_S = 0.125  # one iteration of the flat toy model

@@ -12,7 +12,7 @@ from sim.metrics.definitions import Window
 from sim.metrics.fleet import failure_use, replicas_over_time, scaling_use
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from tests.sim.metrics.figures_of import pool_figures, retry_use
 from tests.worlds.clusters import WorldPool
 

@@ -11,7 +11,7 @@ from sim.engine.links import Links
 from sim.metrics.features import migration_figures
 from sim.metrics.output import check_conservation
 from sim.metrics.token_times import token_times
-from sim.records.migrations import Outcome
+from sim.records.run import Outcome
 from tests.worlds.clusters import Cluster, toy_network
 from tests.worlds.migrating import Scripted
 

@@ -6,8 +6,8 @@ import pytest
 from policies.batching.chunked import Chunked
 from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
-from sim.records.iteration_tables import expanded
 from sim.records.iterations import IterationLog
+from sim.records.run import expanded
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])

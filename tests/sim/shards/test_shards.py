@@ -20,7 +20,7 @@ from policies.routing.session_affinity import SessionAffinity
 from policies.routing.weighted import Weighted
 from policies.user_code import WrongDecisionError
 from sim.cluster.settings import SimSettings
-from sim.records.event_table import events_table
+from sim.records.run import events_table
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.shards.assignment import assign

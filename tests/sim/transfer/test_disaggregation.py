@@ -15,7 +15,7 @@ from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
 from sim.metrics.features import transferred
 from sim.metrics.output import check_conservation
-from sim.records.event_table import events_table
+from sim.records.run import events_table
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.sim.metrics.figures_of import transfer_use
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks

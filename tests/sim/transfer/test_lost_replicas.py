@@ -11,7 +11,7 @@ from policies.batching.chunked import Chunked
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.metrics.output import check_conservation
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks
 from tests.worlds.services import Service, draw_failing_services
