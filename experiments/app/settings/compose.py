@@ -37,10 +37,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from experiments.app.settings import pools
 from experiments.app.settings.bounded_yaml import read_text_and_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.override import Override, keys_overlap, quoted
+from experiments.app.settings.pools import complete_pools, forced
 from experiments.app.settings.renamed import with_new_names
 from sim.settings import engine_limits
 from sim.settings.errors import ConfigError
@@ -89,7 +89,7 @@ class ConfigSource:
 
     def as_read(self, overrides: Sequence[str]) -> list[str]:
         """Returns the overrides as Hydra gets them: with the names in use, and with new pools allowed."""
-        return pools.forced(with_new_names(overrides, self.dirs))
+        return forced(with_new_names(overrides, self.dirs))
 
     def complete(self, cfg: DictConfig, overrides: Sequence[str]) -> None:
         """Completes the limits of the engine and the pools in a config that Hydra composed from overrides."""
@@ -102,7 +102,7 @@ class ConfigSource:
             return pool
 
         if cfg.get("pools"):
-            pools.complete(cfg, overrides, find_groups(self.dirs), compose_pool)
+            complete_pools(cfg, overrides, find_groups(self.dirs), compose_pool)
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:
         """Returns what Hydra composes from the overrides, with its node."""

@@ -5,7 +5,7 @@
       small: {replicas: 6, hardware: l40s, engine.max_num_seqs: 64}
 
 The lines of a pool are overrides of the run's settings, as on the command line: a choice of a group
-(hardware: l40s) or a setting. `complete` replaces them by all settings of the pool.
+(hardware: l40s) or a setting. `complete_pools` replaces them by all settings of the pool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.settings.build import shown
 from sim.settings.errors import ConfigError, suggest
 
 
-def complete(
+def complete_pools(
     cfg: DictConfig,
     overrides: Sequence[str],
     groups: Mapping[str, Sequence[Choice]],
