@@ -1,6 +1,10 @@
-"""The state of an engine that serves LoRA adapters, which may be in KV memory.
+"""The LoRA adapters of an engine: those that it serves, those on its GPU, and the state and queue for them.
 
-Its waiting queue is ordered by rank, and by rank among the sequences of each adapter.
+    disk -> host memory -> loading -> in use <-> idle -> evicted
+
+An eviction copies nothing, because adapters do not change and are still on disk or in host memory.
+No sequence is preempted for an adapter, and an adapter in use is never evicted. Adapters may be in KV memory.
+The waiting queue is ordered by rank, and by rank among the sequences of each adapter.
 """
 
 from __future__ import annotations
@@ -591,13 +595,3 @@ class AdapterQueue(WaitingQueue):
 
 def _key(seq: SequenceView) -> Key:
     return seq.rank, seq.request_id
-
-
-# DOC of policies.adapters.serving: The adapters that an engine serves: their names, ranks and base models.
-# DOC of policies.adapters.serving: The adapters on an engine's GPU, the sequences that use them, and the adapters being loaded.
-#
-#     disk -> host memory -> loading -> in use <-> idle -> evicted
-#
-# An eviction copies nothing, because adapters do not change and are still on disk or in host memory.
-# No sequence is preempted for an adapter, and an adapter in use is never evicted.
-#

@@ -1,15 +1,4 @@
-"""Prefills only: the prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, 2024).
-
-Iterations compute whole prompts in the order of the queue, up to the token budget; only a prompt that exceeds
-the whole budget is split. An iteration that completes a prompt also produces its first token. From then on
-the sequence is paused: it keeps its slot and its KV until the caller has transferred the KV to a decode
-worker and ends the sequence here (`EngineCore.abort`). Outputs of one token end without a transfer.
-Without a decode worker longer outputs never end, so an engine cannot serve requests with this policy alone.
-Memory pressure: a prompt is admitted only if all of it fits, so sequences are preempted only for the rest of
-a split prompt. Paused sequences occupy KV memory, so slow transfers of KV delay the prefills.
-Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an external
-event, such as an arrival or the end of a transfer.
-"""
+"""The workers of a disaggregated deployment: one computes prompts only, the other decodes only."""
 
 from __future__ import annotations
 
@@ -24,7 +13,21 @@ from policies.core.view import StepView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefillOnly(Checked):
-    """Computes whole prompts; a sequence that has its first token is paused."""
+    """Computes whole prompts; a sequence that has its first token is paused.
+
+    Prefills only: the prefill worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, 2024).
+
+    Iterations compute whole prompts in the order of the queue, up to the token budget; only a prompt that
+    exceeds the whole budget is split. An iteration that completes a prompt also produces its first token.
+    From then on the sequence is paused: it keeps its slot and its KV until the caller has transferred the KV
+    to a decode worker and ends the sequence here (`EngineCore.abort`). Outputs of one token end without a
+    transfer. Without a decode worker longer outputs never end, so an engine cannot serve requests with this
+    policy alone.
+    Memory pressure: a prompt is admitted only if all of it fits, so sequences are preempted only for the rest
+    of a split prompt. Paused sequences occupy KV memory, so slow transfers of KV delay the prefills.
+    Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an
+    external event, such as an arrival or the end of a transfer.
+    """
 
     supports_mixed_role: ClassVar[bool] = False
     """Whether an engine with this policy can serve a request from its arrival to its end."""
@@ -49,7 +52,20 @@ class PrefillOnly(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeOnly(Checked):
-    """Decodes sequences; computes prompts only if this worker has preempted them."""
+    """Decodes sequences; computes prompts only if this worker has preempted them.
+
+    Decodes only: the decode worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI
+    2024).
+
+    A request is admitted when the KV of all its known tokens except at most one is available without
+    computation: transferred from a prefill worker, in host memory, or in a prefix cache. Other requests wait
+    for their KV, and later requests may be admitted before them. The one token that may be missing is
+    computed here. Sequences that this worker itself has preempted by recomputation have no KV anywhere; they
+    are recomputed in chunks, with the budget that the decodes leave.
+    Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap avoids the recomputation.
+    Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an
+    external event, such as an arrival or the end of a transfer.
+    """
 
     supports_mixed_role: ClassVar[bool] = False
     """Whether an engine with this policy can serve a request from its arrival to its end."""
@@ -76,16 +92,3 @@ class DecodeOnly(Checked):
                 break
         step.wait_until(inf)
         step.repeat()
-
-
-# DOC of policies.batching.disaggregated: Decodes only: the decode worker of a disaggregated deployment (Splitwise, ISCA 2024; DistServe, OSDI 2024).
-#
-# A request is admitted when the KV of all its known tokens except at most one is available without computation:
-# transferred from a prefill worker, in host memory, or in a prefix cache. Other requests wait for their KV, and
-# later requests may be admitted before them. The one token that may be missing is computed here. Sequences that
-# this worker itself has preempted by recomputation have no KV anywhere; they are recomputed in chunks, with the
-# budget that the decodes leave.
-# Memory pressure: the sequence of largest rank is preempted; preemption_mode=swap avoids the recomputation.
-# Horizon: the plan repeats until something changes. With nothing to compute the engine waits for an external
-# event, such as an arrival or the end of a transfer.
-#

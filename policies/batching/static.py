@@ -1,16 +1,4 @@
-"""Static batching: a batch runs until its longest request ends, and only then is the next one formed.
-
-FasterTransformer and plain `generate` loops work like this. When the engine is empty, waiting requests form a
-batch, up to batch_size and up to the token budget (the first prompt may exceed it and is then split). Their
-prompts are computed, then they decode. No other request takes the place of one that ends early. By default
-such a request frees its KV and its output is complete; with until_last it keeps slot and KV, and all outputs
-of a batch are complete with its last one, as `generate` returns them. Rows of ended members are not computed.
-With waits_until_full, a batch starts once batch_size requests wait, or when no more will come before one of
-them has ended: then the last batch runs although it is not full. `Dynamic` waits for a limited time.
-Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch; of members that
-have ended only the memory is freed.
-Horizon: the plan repeats until a request ends; arrivals change nothing.
-"""
+"""Batches that no request joins later: static, dynamic, and of a single request."""
 
 from __future__ import annotations
 
@@ -34,7 +22,22 @@ def check_traffic_ends(batching: object, driver: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Static(Checked):
-    """One batch at a time, which no request joins later."""
+    """One batch at a time, which no request joins later.
+
+    Static batching: a batch runs until its longest request ends, and only then is the next one formed.
+
+    FasterTransformer and plain `generate` loops work like this. When the engine is empty, waiting requests
+    form a batch, up to batch_size and up to the token budget (the first prompt may exceed it and is then
+    split). Their prompts are computed, then they decode. No other request takes the place of one that ends
+    early. By default such a request frees its KV and its output is complete; with until_last it keeps slot
+    and KV, and all outputs of a batch are complete with its last one, as `generate` returns them. Rows of
+    ended members are not computed. With waits_until_full, a batch starts once batch_size requests wait, or
+    when no more will come before one of them has ended: then the last batch runs although it is not full.
+    `Dynamic` waits for a limited time.
+    Memory pressure: the sequence of largest rank is preempted and recomputed in a later batch; of members
+    that have ended only the memory is freed.
+    Horizon: the plan repeats until a request ends; arrivals change nothing.
+    """
 
     batch_size: PositiveInt = 32
     """Maximum number of sequences in a batch."""
@@ -74,7 +77,19 @@ class Static(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dynamic(Static):
-    """Static batches that wait for more requests for a limited time."""
+    """Static batches that wait for more requests for a limited time.
+
+    Dynamic batching: a batch starts when it is full, or when its oldest request has waited long enough.
+
+    This is Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
+    (preferred_batch_size) or the oldest has been queued for max_queue_delay_s (max_queue_delay_microseconds),
+    whichever comes first. The batch then runs as a static one: no request joins until its last request has
+    ended. The delay counts from a request's arrival. A batch_size above the number of slots is reduced to
+    that number.
+    Memory pressure: as for static batching.
+    Horizon: as for static batching while a batch runs. Between batches nothing is computed, and the engine
+    waits until the oldest request's delay is over.
+    """
 
     max_queue_delay_s: Annotated[NonNegative, Unit("s")] = 0.1
     """Maximum time in seconds for which the oldest waiting request is held back; 0: requests never are."""
@@ -110,7 +125,15 @@ class Dynamic(Static):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneAtATime(Checked):
-    """Starts the next request when the last one has ended."""
+    """Starts the next request when the last one has ended.
+
+    No batching: one request at a time, in the order of the queue.
+
+    A model behind a plain web server works like this; it is a baseline for other policies. The prompt is
+    computed, in chunks if it exceeds the token budget, then one token per iteration.
+    Memory pressure: none, as a single sequence always fits.
+    Horizon: the plan repeats until the request ends; arrivals change nothing.
+    """
 
     max_num_batched_tokens: PositiveInt = 8192
     """Maximum number of tokens in one iteration, and thus in one chunk of a prompt."""
@@ -130,22 +153,3 @@ class OneAtATime(Checked):
             step.admit(seq, step.tokens_left)
             break
         step.repeat()
-
-
-# DOC of policies.batching.static: Dynamic batching: a batch starts when it is full, or when its oldest request has waited long enough.
-#
-# This is Triton Inference Server's dynamic batcher: requests are held back until batch_size of them wait
-# (preferred_batch_size) or the oldest has been queued for max_queue_delay_s (max_queue_delay_microseconds),
-# whichever comes first. The batch then runs as a static one: no request joins until its last request has ended.
-# The delay counts from a request's arrival. A batch_size above the number of slots is reduced to that number.
-# Memory pressure: as for static batching.
-# Horizon: as for static batching while a batch runs. Between batches nothing is computed, and the engine waits
-# until the oldest request's delay is over.
-#
-# DOC of policies.batching.static: No batching: one request at a time, in the order of the queue.
-#
-# A model behind a plain web server works like this; it is a baseline for other policies. The prompt is
-# computed, in chunks if it exceeds the token budget, then one token per iteration.
-# Memory pressure: none, as a single sequence always fits.
-# Horizon: the plan repeats until the request ends; arrivals change nothing.
-#

@@ -1,21 +1,4 @@
-"""KV groups of models with windows: a block table per group of layers (vLLM's hybrid KV cache manager).
-
-Layers with full attention need the KV of all tokens, layers with a sliding window only that of the last ones.
-All groups have the same number of layers, so that a block of any group has the same bytes and all groups take
-their blocks from one pool. A sequence needs a block in every group for block_size tokens, and a group with a
-window frees the blocks that its attention does not reach any more:
-
-    block           0    1    2    3    4    5
-    full           |////|////|////|////|////|//  |      / = KV of a token
-    window         |    |    |    |////|////|//  |      blocks 0 to 2 are free again
-                                    ^--------^ the window of the next token begins in block 3
-
-The rules are those of vLLM 0.32 and 0.33 (`vllm/v1/core/single_type_kv_cache_manager.py`): blocks outside of
-a window are freed when the scheduler next gives the sequence tokens. With asynchronous scheduling the tokens
-of the step in flight do not count, as its attention still reads the blocks, so they are freed one step later
-(`KVCacheManager.allocate_slots`, num_in_flight_tokens). vLLM's padding layers, if a kind of layers does not
-fill its last group, take memory here, too.
-"""
+"""Block tables: of the groups of layers of a model with windows, and of the branches of one sequence."""
 
 from __future__ import annotations
 
@@ -26,7 +9,24 @@ from typing import NamedTuple
 
 
 class KvGroup(NamedTuple):
-    """The layers that share a block table."""
+    """The layers that share a block table.
+
+    Layers with full attention need the KV of all tokens, layers with a sliding window only that of the last
+    ones. All groups have the same number of layers, so that a block of any group has the same bytes and all
+    groups take their blocks from one pool. A sequence needs a block in every group for block_size tokens, and
+    a group with a window frees the blocks that its attention does not reach any more:
+
+        block           0    1    2    3    4    5
+        full           |////|////|////|////|////|//  |      / = KV of a token
+        window         |    |    |    |////|////|//  |      blocks 0 to 2 are free again
+                                        ^--------^ the window of the next token begins in block 3
+
+    The rules are those of vLLM 0.32 and 0.33 (`vllm/v1/core/single_type_kv_cache_manager.py`): blocks outside
+    of a window are freed when the scheduler next gives the sequence tokens. With asynchronous scheduling the
+    tokens of the step in flight do not count, as its attention still reads the blocks, so they are freed one
+    step later (`KVCacheManager.allocate_slots`, num_in_flight_tokens). vLLM's padding layers, if a kind of
+    layers does not fill its last group, take memory here, too.
+    """
 
     num_layers: int = 1
     """Number of layers, padding layers included; equal for all groups of a model."""
@@ -130,6 +130,18 @@ class Branches:
     of each live branch; the KV of the newest is not stored yet. num_emitted: output tokens so far, summed
     over all branches that ever existed. length: stored tokens of each branch after the prompt's full blocks,
     the rest of the prompt included. trunk: numbers of the blocks that all branches share.
+
+    The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
+
+    Parallel sampling, beam search and tree search share common KV (PagedAttention, Kwon et al., SOSP 2023,
+    section 4.4). The full blocks of the prompt belong to the sequence; the blocks after them belong to the
+    branches and are numbered here from 0:
+
+        prompt's full blocks | trunk: blocks that all branches share | one table per branch, equal in length
+
+    Appending writes into the last block of each table. If several tables share it, all except one get a copy
+    before; at a block boundary each gets a new block. A block in no table is free. Without sharing, each
+    branch has copies of all blocks, those of the prompt included, as in early engines.
     """
 
     __slots__ = (
@@ -309,17 +321,3 @@ class Branches:
         self._next += 1
         self._counts[number] = 1
         return number
-
-
-# DOC of policies.caching.block_tables: The branches of one sequence: tables of KV blocks with reference counts, and copy-on-write.
-#
-# Parallel sampling, beam search and tree search share common KV (PagedAttention, Kwon et al., SOSP 2023,
-# section 4.4). The full blocks of the prompt belong to the sequence; the blocks after them belong to the
-# branches and are numbered here from 0:
-#
-#     prompt's full blocks | trunk: blocks that all branches share | one table per branch, equal in length
-#
-# Appending writes into the last block of each table. If several tables share it, all except one get a copy
-# before; at a block boundary each gets a new block. A block in no table is free.
-# Without sharing, each branch has copies of all blocks, those of the prompt included, as in early engines.
-#

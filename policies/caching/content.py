@@ -408,6 +408,14 @@ class Answers:
     offer: offers blocks in the pool. lookahead: tokens after a block that belong to its content.
     num_readable: returns the first tokens of a running sequence that are known and computed; the engine sets
     it (`BlockPool.watch`).
+
+    The answers that running sequences generate, where they have content ids that others can look up.
+
+    As in vLLM, a generated block is offered to others when its last token is known and has been computed or
+    will be in the current step. Nothing happens token by token: the blocks of a place (`content.Places`) are
+    offered when a lookup could find them, or when a sequence adds or frees blocks there. Meanwhile decoding
+    sequences advance together, so the one that is ahead has filled each block first; of two at the same
+    token, it is the one admitted first. This decides which of equal blocks is the copy.
     """
 
     def __init__(self, offer: Offer, block_size: int, lookahead: int = 0) -> None:
@@ -517,13 +525,3 @@ class Answers:
 
 def _num_computed(seq: Sequence) -> int:
     return seq.num_computed
-
-
-# DOC of policies.caching.content: The answers that running sequences generate, where they have content ids that others can look up.
-#
-# As in vLLM, a generated block is offered to others when its last token is known and has been computed or will
-# be in the current step. Nothing happens token by token: the blocks of a place (`content.Places`) are offered
-# when a lookup could find them, or when a sequence adds or frees blocks there. Meanwhile decoding sequences
-# advance together, so the one that is ahead has filled each block first; of two at the same token, it is the
-# one admitted first. This decides which of equal blocks is the copy.
-#

@@ -1,4 +1,9 @@
-"""The interface of eviction orders, which decide which cached entry is evicted first."""
+"""Eviction orders of a cache: the interface, the orders, and the entries that can be evicted now.
+
+An order is a sort key of an entry, which is a leaf of the radix tree. The cache keeps its entries in
+`Candidates`, which computes keys with the order and takes the smallest. `Lru`, the default of vLLM and
+SGLang, `Lfu`, `Fifo`, `Priority` and `Belady` have no state; `SizeAware`, `TwoQ` and `S3Fifo` have.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +197,18 @@ class Belady(Eviction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeAware(Checked, Eviction):
-    """Settings of GreedyDual-Size, and the age for one cache."""
+    """Settings of GreedyDual-Size, and the age for one cache.
+
+    GreedyDual-Size with frequency: evicts the entry of least value per freed token.
+
+    Cao and Irani, USITS 1997; Cherkasova, HP Labs 1998:
+
+        value = age + hits * cost / num_tokens,   cost = fixed_cost_tokens + num_tokens
+
+    The cost of losing an entry is the number of tokens to recompute: its own, plus a fixed part for the
+    prefill that a miss causes. Small and frequently used entries are therefore kept longer. `age` is the
+    value of the last victim; it increases, so that entries that are no longer used are evicted at some time.
+    """
 
     fixed_cost_tokens: NonNegative = 512.0
     """Fixed part of the cost of a miss, in tokens; 0: least frequently used with ageing."""
@@ -217,7 +233,18 @@ PROBATION, MAIN = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwoQ(Checked, Eviction):
-    """Settings of 2Q (Kin and Kout in the paper), and the ghost entries of one cache."""
+    """Settings of 2Q (Kin and Kout in the paper), and the ghost entries of one cache.
+
+    2Q, full version: new content joins a probation queue before it can join the main queue.
+
+    Johnson and Shasha, VLDB 1994. New entries join a first-in-first-out probation queue. Content that is
+    inserted again after it was evicted from that queue, while it has a ghost entry, joins the main queue,
+    which is LRU. Content that is used only once therefore does not evict content of the main queue. Uses in
+    the probation queue are not counted; they are regarded as one burst.
+
+    Memory pressure: victims are taken from the probation queue while it has more than its share, else from
+    main. Ghost entries use no KV memory.
+    """
 
     num_queues: ClassVar[int] = 2
 
@@ -270,7 +297,26 @@ class _Joined(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class S3Fifo(Checked, Eviction):
-    """Settings of S3-FIFO, and its state for one cache."""
+    r"""Settings of S3-FIFO, and its state for one cache.
+
+    S3-FIFO: a small queue for new content, and a main queue in which used content is reinserted.
+
+    Yang et al., SOSP 2023. All queues are first in, first out.
+
+        new content ---> small ---> evicted, its id is stored as a ghost
+                           | used twice or more                      \ inserted again while it is a ghost
+                           v                                          v
+                         main  ---> evicted if not used; else reinserted into main with one use less
+
+    Uses are counted up to 3, in 2 bits, from the time at which an entry joined small or moved from small to
+    main. The pseudo-code of the paper continues to evict from the small queue when a promotion has evicted an
+    entry from a full main queue; here the eviction ends with the first evicted entry.
+
+    Assumes that most content is used once, and that content which is used again is used soon. In a radix tree
+    a use is a request that passes through the node. A locked node keeps its position in its queue. The first
+    half of a split node joins its queue again when it becomes a leaf, with its uses so far, up to 3.
+    Memory pressure: victims are taken from the small queue while it has its share or more, else from main.
+    """
 
     num_queues: ClassVar[int] = 2
 
@@ -353,7 +399,14 @@ _MIN_SWEEP = 1024  # heap length below which outdated items are not removed
 
 
 class Candidates(Generic[C]):
-    """The candidates of one cache."""
+    """The candidates of one cache.
+
+    The entries that can be evicted now, in the order of an eviction policy: heaps with lazy deletion.
+
+    A use of an entry takes O(1): the entry is added to a list of entries that need a new key, and the list is
+    added to the heaps at the next eviction. An outdated item of a heap is recognised by its version and
+    dropped when it is at the top, so that an eviction takes O(log n) amortised.
+    """
 
     def __init__(self, eviction: Eviction) -> None:
         self.eviction = eviction.fresh()
@@ -424,54 +477,3 @@ class Candidates(Generic[C]):
                 heap[:] = [item for item in heap if item[2] == item[3].version and item[3].is_candidate]
                 heapify(heap)
                 self._sweep_at[queue] = max(_MIN_SWEEP, 2 * len(heap))
-
-
-# DOC of policies.caching.eviction: Ids of recently evicted content (ghost entries), which use no KV memory.
-# DOC of policies.caching.eviction: Orders of eviction without state: a key says which entry is evicted first. SGLang's `lru`, `lfu`, ...
-#
-# LRU is the default of vLLM and SGLang.
-#
-# DOC of policies.caching.eviction: GreedyDual-Size with frequency: evicts the entry of least value per freed token.
-#
-# Cao and Irani, USITS 1997; Cherkasova, HP Labs 1998:
-#
-#     value = age + hits * cost / num_tokens,   cost = fixed_cost_tokens + num_tokens
-#
-# The cost of losing an entry is the number of tokens to recompute: its own, plus a fixed part for the prefill
-# that a miss causes. Small and frequently used entries are therefore kept longer. `age` is the value of the
-# last victim; it increases, so that entries that are no longer used are evicted at some time.
-#
-# DOC of policies.caching.eviction: 2Q, full version: new content joins a probation queue before it can join the main queue.
-#
-# Johnson and Shasha, VLDB 1994. New entries join a first-in-first-out probation queue. Content that is inserted
-# again after it was evicted from that queue, while it has a ghost entry, joins the main queue, which is LRU.
-# Content that is used only once therefore does not evict content of the main queue. Uses in the probation queue
-# are not counted; they are regarded as one burst.
-#
-# Memory pressure: victims are taken from the probation queue while it has more than its share, else from main.
-# Ghost entries use no KV memory.
-#
-# DOC of policies.caching.eviction: r"""S3-FIFO: a small queue for new content, and a main queue in which used content is reinserted.
-#
-# Yang et al., SOSP 2023. All queues are first in, first out.
-#
-#     new content ---> small ---> evicted, its id is stored as a ghost
-#                        | used twice or more                      \ inserted again while it is a ghost
-#                        v                                          v
-#                      main  ---> evicted if not used; else reinserted into main with one use less
-#
-# Uses are counted up to 3, in 2 bits, from the time at which an entry joined small or moved from small to main.
-# The pseudo-code of the paper continues to evict from the small queue when a promotion has evicted an entry
-# from a full main queue; here the eviction ends with the first evicted entry.
-#
-# Assumes that most content is used once, and that content which is used again is used soon. In a radix tree a
-# use is a request that passes through the node. A locked node keeps its position in its queue. The first half
-# of a split node joins its queue again when it becomes a leaf, with its uses so far, up to 3.
-# Memory pressure: victims are taken from the small queue while it has its share or more, else from main.
-#
-# DOC of policies.caching.eviction: The entries that can be evicted now, in the order of an eviction policy: heaps with lazy deletion.
-#
-# A use of an entry takes O(1): the entry is added to a list of entries that need a new key, and the list is
-# added to the heaps at the next eviction. An outdated item of a heap is recognised by its version and dropped
-# when it is at the top, so that an eviction takes O(log n) amortised.
-#

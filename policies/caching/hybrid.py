@@ -1,7 +1,7 @@
 """A cache with one block table per group of layers, for models with windows (vLLM's hybrid KV cache manager).
 
 Prefixes are found as by `prefix`, if all groups have the KV that their attention reaches: full attention all
-blocks, a window its last ones. The groups, and their rules, are in `kv_groups.py`. Memory pressure: as
+blocks, a window its last ones. The groups, and their rules, are `block_tables.KvGroup`. Memory pressure: as
 `prefix`, where a sequence with a full window holds a constant number of blocks of its groups with that
 window. Horizon: as `paged`, and up to the token with which a window of a sequence leaves a block behind, so
 leaps are short.
@@ -62,6 +62,14 @@ class GroupPool(BlockPool):
 
     max_in_flight_tokens: tokens of the steps that are planned and have not ended, at most. A sequence is
     admitted if the blocks that it holds at the same time are free, not those of all its tokens.
+
+    The pool of a cache with KV groups (`block_tables.KvGroup`): one block table per group, blocks from one pool.
+
+    Blocks without content are counted; blocks with content, which later sequences can find, are objects in an
+    index and, while no sequence owns them, in the order in which they will be evicted.
+
+        num_blocks = free without content + free with content (LRU) + blocks of sequences, with and without
+        content
     """
 
     can_fork: ClassVar[bool] = False
@@ -426,13 +434,3 @@ class KvGroups(Caching):
             max_model_len=memory.max_model_len,
             keeps_content=self.enable_prefix_caching,
         )
-
-
-# DOC of policies.caching.hybrid: The pool of a cache with KV groups (`kv_groups.py`): one block table per group, blocks from one pool.
-#
-# Blocks without content are counted; blocks with content, which later sequences can find, are objects in an
-# index and, while no sequence owns them, in the order in which they will be evicted.
-#
-#     num_blocks = free without content + free with content (LRU) + blocks of sequences, with and without
-#     content
-#

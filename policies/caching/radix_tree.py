@@ -4,7 +4,7 @@ A sequence is a tuple of segments, `Segment(content_id, num_tokens)`. Two tokens
 have the same id, they are at the same position of the segment, and all tokens before them are equal. A stream
 of token ids is a tuple of segments of one token each. The time is O(segments), not O(tokens).
 
-Matches, inserts and edges end at multiples of `page_size` tokens (`radix_node` has a picture of an edge).
+Matches, inserts and edges end at multiples of `page_size` tokens (see the picture at `Node`).
 
 Assumes that equal ids mean equal tokens. Memory pressure: `evict` removes whole unlocked leaves, in the order
 of an eviction policy, and may free more tokens than requested. Horizon: a match becomes longer only by
@@ -29,7 +29,16 @@ Key = tuple[int, int] | tuple[tuple[int, int, int], ...]
 
 
 class Node:
-    """A node of the tree and the edge to it: an eviction `Entry`. Only the tree may change it."""
+    """A node of the tree and the edge to it: an eviction `Entry`. Only the tree may change it.
+
+        prompt    (7, 4) (9, 6)               segments (content id, tokens)
+        tokens    7 7 7 7 9 9 9 9 9 9
+        edges     [7 7 7 7 9 9] -> [9 9 9 9]  split, because another prompt is (7, 4) (9, 2) (5, 8)
+        stored    segments=((7, 4), (9, 2)), skip=0     segments=((9, 6),), skip=2
+
+    The lengths in a node's segments count from the first token of the segment, of which `skip` tokens may be
+    in the parent node.
+    """
 
     __slots__ = (
         "_future",
@@ -495,15 +504,3 @@ class RadixTree:
         node._key = child_key(node.segments, 0, node.skip, self.page_size)
         front.children[node._key] = node
         return front
-
-
-# DOC of policies.caching.radix_tree: A node of the radix tree, and functions for the segments of nodes.
-#
-#     prompt    (7, 4) (9, 6)               segments (content id, tokens)
-#     tokens    7 7 7 7 9 9 9 9 9 9
-#     edges     [7 7 7 7 9 9] -> [9 9 9 9]  split, because another prompt is (7, 4) (9, 2) (5, 8)
-#     stored    segments=((7, 4), (9, 2)), skip=0     segments=((9, 6),), skip=2
-#
-# The lengths in a node's segments count from the first token of the segment, of which `skip` tokens may be in
-# the parent node.
-#

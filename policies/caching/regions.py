@@ -216,6 +216,27 @@ class Buddy:
 
     Example: 15,728 slots (12 GiB at 800 KiB per token, OPT-13B) hold 4 + 2 + 1 = 7 regions of 2,048. The
     1,392 slots left are 8.9% of the memory: the paper's Orca (Max), Figures 2 and 13.
+
+    Buddy allocator of contiguous KV regions (Knowlton, CACM 1965; Knuth, TAOCP vol. 1, section 2.5).
+
+    The vLLM paper (Kwon et al., SOSP 2023, section 6.1) assumes that Orca uses one for the KV of requests,
+    and compares with three amounts that Orca may reserve: the model's longest sequence (Max), at most twice
+    the true output (Pow2), and the true length (Oracle). The caller decides the amount.
+    `policies.caching.regions` has the memory shares that the paper reports for them.
+
+    Sizes are powers of two, and a piece of size s starts at a multiple of s; its buddy is the piece at start
+    ^ s:
+
+        |        8        |
+        |   4    |   4    |      3 tokens take 4 slots: the fourth is wasted (rounding)
+        | 2 | 2  | 2 | 2  |      two free pieces of 2 that are not buddies do not form a 4 (external)
+
+    A memory with a size that is not a power of two is divided into the powers of two of its binary digits,
+    the largest first (13 = 8 + 4 + 1): each piece is aligned, and no two of them are buddies. A rest smaller
+    than the smallest size counts as free and is never allocated.
+
+    Assumes nothing about requests. Memory pressure: it returns None and changes nothing.
+    Horizon: while no region is freed, a refused request is refused again.
     """
 
     def __init__(self, num_tokens: int, *, min_region_tokens: int = 1) -> None:
@@ -333,25 +354,3 @@ class Buddy:
     def _drop(self, order: int, start: int) -> None:
         """Removes a free piece from the lists."""
         del self._starts[order][bisect_left(self._starts[order], start)]
-
-
-# DOC of policies.caching.regions: Buddy allocator of contiguous KV regions (Knowlton, CACM 1965; Knuth, TAOCP vol. 1, section 2.5).
-#
-# The vLLM paper (Kwon et al., SOSP 2023, section 6.1) assumes that Orca uses one for the KV of requests, and
-# compares with three amounts that Orca may reserve: the model's longest sequence (Max), at most twice the true
-# output (Pow2), and the true length (Oracle). The caller decides the amount. `policies.caching.regions` has the
-# memory shares that the paper reports for them.
-#
-# Sizes are powers of two, and a piece of size s starts at a multiple of s; its buddy is the piece at start ^ s:
-#
-#     |        8        |
-#     |   4    |   4    |      3 tokens take 4 slots: the fourth is wasted (rounding)
-#     | 2 | 2  | 2 | 2  |      two free pieces of 2 that are not buddies do not form a 4 (external)
-#
-# A memory with a size that is not a power of two is divided into the powers of two of its binary digits, the
-# largest first (13 = 8 + 4 + 1): each piece is aligned, and no two of them are buddies. A rest smaller than the
-# smallest size counts as free and is never allocated.
-#
-# Assumes nothing about requests. Memory pressure: it returns None and changes nothing.
-# Horizon: while no region is freed, a refused request is refused again.
-#

@@ -152,6 +152,13 @@ class TierLedger:
     """Compares the contents of the tiers with the transfers that were requested so far.
 
     tiers: the tier nearest to the GPU first.
+
+    Ledger of the blocks that an executor holds in the tiers below the GPU, and the transfers between them.
+
+    While a step is planned, a `TieredPool` adds contents to its tiers and evicts others, sometimes the same
+    ones. An executor that copies bytes gets the net difference once per plan, block by block. Contents that
+    are added before the step that computes them (write=through) are copied with the next plan; their blocks
+    are not overwritten before.
     """
 
     def __init__(self, tiers: SequenceOf[Tier], block_size: int) -> None:
@@ -228,12 +235,3 @@ class TierLedger:
         blocks = tuple(block for _, block in moved) if source == "gpu" else ()
         contents = tuple(content for content, _ in moved)
         return Transfer(None, source, target, len(moved) * self._block_size, blocks, contents)
-
-
-# DOC of policies.caching.tier: Ledger of the blocks that an executor holds in the tiers below the GPU, and the transfers between them.
-#
-# While a step is planned, a `TieredPool` adds contents to its tiers and evicts others, sometimes the same ones.
-# An executor that copies bytes gets the net difference once per plan, block by block. Contents that are added
-# before the step that computes them (write=through) are copied with the next plan; their blocks are not
-# overwritten before.
-#
