@@ -55,7 +55,7 @@ from experiments.conformance.words import in_words
 from policies.adapters import AdapterServing
 from policies.batching import DecodesUnasked, supports_mixed_role
 from policies.caching.pool import Caching
-from policies.routing.static import reads_replicas
+from policies.routing import reads_replicas
 from policies.scheduling import Scheduling, StarvationTraits
 from policies.user_code import PolicyError, failure, traits_of, with_quote
 from sim.settings.build import build, policies_of

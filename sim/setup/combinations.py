@@ -29,8 +29,7 @@ from policies.batching.static import Static
 from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, pool_of
 from policies.core.ranks import DataParallel
-from policies.routing import RoutingTraits
-from policies.routing.static import reads_replicas
+from policies.routing import RoutingTraits, reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits
 from policies.user_code import name_of, traits_of
