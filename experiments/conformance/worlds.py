@@ -19,7 +19,7 @@ from policies.caching.pool import BlockPool, KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.request import Branching, Prompt, Request, Segment
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from sim.cluster.fleet import Fleet
 from sim.cluster.settings import ClusterSettings, SimSettings

@@ -24,7 +24,7 @@ class ReplicaView(Protocol):
         num_outstanding, num_outstanding_tokens, num_queued_tokens
 
     A policy that compares the first or the second of all replicas calls
-    `policies.routing.least_outstanding.counts_of`, which reads hundreds of replicas at once.
+    `policies.routing.load_balancing.counts_of`, which reads hundreds of replicas at once.
 
     The other values are reported by the engine once per iteration and are as old as the service's signals
     (`signal_age_s`). The router also knows how many requests it has sent that these values do not include:

@@ -22,7 +22,7 @@ from fieldlimits import Checked, Ge, NonNegativeInt, PositiveInt, Share, Unit, c
 from policies.caching.content import prompt_segments
 from policies.core.request import Request, Segment
 from policies.routing import ReplicaView
-from policies.routing.least_outstanding import counts_of
+from policies.routing.load_balancing import counts_of
 from policies.routing.prefix_tree import PrefixTree
 
 

@@ -402,7 +402,7 @@ class Loads:
 
 
 class CountedReplicas(list[Replica]):
-    """A list of replicas with their counts: a `policies.routing.least_outstanding.Counted`."""
+    """A list of replicas with their counts: a `policies.routing.load_balancing.Counted`."""
 
     def __init__(self, replicas: SequenceOf[Replica], loads: Loads) -> None:
         super().__init__(replicas)

@@ -12,7 +12,7 @@ from policies.migration import Migration, Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Fixed, Roles, Turns
 from policies.routing import Routing
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from sim.cluster.clients import Retries
 from sim.cluster.disaggregation import EncoderSettings
 from sim.cluster.failures import Failures, Recovery

@@ -31,7 +31,7 @@ from policies.core.release import Release
 from policies.migration import Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Roles
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from policies.scaling import Scaling
 from policies.speculation import DraftLength
 from policies.speculation.checks import check_adapters, check_policies

@@ -17,7 +17,7 @@ from policies.batching.disaggregated import DecodeOnly, PrefillOnly
 from policies.roles import Fixed
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.settings import SimSettings

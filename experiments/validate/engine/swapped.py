@@ -23,7 +23,7 @@ from hwmodels.exact import Num
 from hwmodels.iterations import COUNTED, Explained, IterationModel, IterationShape
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links

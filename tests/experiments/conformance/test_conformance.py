@@ -19,7 +19,7 @@ from policies.batching.chunked import Chunked
 from policies.batching.disaggregated import PrefillOnly
 from policies.caching.paged import Paged
 from policies.prediction import LengthPredictor
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation.fixed import Fixed
 from policies.user_code import PolicyError

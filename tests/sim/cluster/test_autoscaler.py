@@ -11,7 +11,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.toys import ToyModel
 from hwmodels.iterations import IterationModel
 from policies.admission import AdmitAll
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
 from policies.scaling.utilisation import Utilisation
 from sim.cluster.failures import Failures, Scripted

@@ -3,7 +3,7 @@
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from sim.cluster.failures import Failures, Random, Scripted
 from sim.records.run import FailureKind
 

@@ -11,7 +11,7 @@ import pytest
 
 from policies.admission.queue_bound import QueueBound
 from policies.admission.token_bucket import TokenBucket
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from policies.user_code import WrongDecisionError
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing import COUNTS
-from policies.routing.least_outstanding import counts_of
+from policies.routing.load_balancing import counts_of
 from sim import simulate
 from sim.cluster import fleet
 from sim.metrics.output import check_conservation

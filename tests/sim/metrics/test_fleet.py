@@ -4,7 +4,7 @@ import pytest
 
 from experiments.conformance.toys import ToyModel
 from policies.admission.queue_bound import QueueBound
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
 from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted

@@ -14,10 +14,8 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
 from policies.routing.dedicated import Dedicated
-from policies.routing.random import Random
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import Random, RoundRobin, Weighted
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.weighted import Weighted
 from policies.user_code import WrongDecisionError
 from sim.cluster.settings import SimSettings
 from sim.records.run import events_table

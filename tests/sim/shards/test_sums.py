@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from sim.metrics.plots import OVER_TIME
 from sim.metrics.result import RunSums
 from sim.metrics.sketches import SKETCHED

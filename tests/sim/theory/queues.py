@@ -15,7 +15,7 @@ from policies.batching.static import OneAtATime
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
-from policies.routing.random import Random
+from policies.routing.load_balancing import Random
 from policies.scheduling.fcfs import Fcfs
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.simulation import Simulation
