@@ -40,11 +40,9 @@ from policies.routing.load_balancing import (
     RoundRobin,
     Weighted,
 )
-from policies.routing.prefix_affinity import PrefixAffinity
-from policies.routing.prefix_index import PrefixIndex
+from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.slo_aware import SloAware
-from policies.routing.weighted_score import WeightedScore
 from policies.scheduling.edf import EarliestDeadlineFirst
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.least_slack import LeastSlack

@@ -17,12 +17,10 @@ from policies.routing.load_balancing import (
     RoundRobin,
     Weighted,
 )
-from policies.routing.prefix_affinity import PrefixAffinity
-from policies.routing.prefix_index import PrefixIndex
+from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.slo_aware import SloAware
 from policies.routing.ttft_estimates import TtftEstimates
-from policies.routing.weighted_score import WeightedScore
 from tests.policies.routing.called import ask, choices, idle, replicas
 
 

@@ -17,10 +17,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappush, heapreplace
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from policies.core.request import Segment
+from fieldlimits import Checked, Ge, NonNegative, NonNegativeInt, PositiveInt, Share, Unit, check
+from policies.caching.content import prompt_segments
+from policies.core.request import Request, Segment
+from policies.routing import ReplicaView
+from policies.routing.load_balancing import counts_of
 
 
 class PrefixNode:
@@ -180,3 +185,138 @@ class PrefixTree:
         if node.longest is None:
             assert node.key is not None
             del self._nodes[node.key]
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefixAffinity(Checked):
+    """Longest matching prefix. Reads only the outstanding requests of all replicas."""
+
+    cache_threshold: Share = 0.3
+    """Share of the prompt that must match."""
+    balance_abs_threshold: Annotated[NonNegativeInt, Unit("requests")] = 64
+    """Outstanding requests by which the most loaded replica may exceed the least loaded."""
+    balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
+    """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
+    max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
+    """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
+    keeps_together: ClassVar[str] = "prefix"
+    _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
+    _positions: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _tree: PrefixTree = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+        self._tree = PrefixTree(self.max_tree_tokens)
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the replica with the matching prefix, with the smallest tree, or with the least load."""
+        if replicas is not self._replicas:
+            self._positions = {replica.index: position for position, replica in enumerate(replicas)}
+            self._tree.keep_only(self._positions)
+            self._replicas = replicas
+        segments = prompt_segments(request)
+        position = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
+        self._tree.insert(segments, replicas[position].index)
+        return position
+
+    def _chosen(
+        self, tree: PrefixTree, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
+    ) -> int:
+        counts = counts_of(replicas, "num_outstanding")
+        least = int(counts.argmin())
+        most, fewest = int(counts[counts.argmax()]), int(counts[least])
+        if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
+            return least
+        match = tree.match(segments)
+        if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
+            return self._positions[match.replica]  # `insert` marks it
+        tree.use(match)
+        return self._positions[tree.smallest]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixIndex(Checked):
+    """Least cost of computation and load. Ties go to the smallest index.
+
+    Reads loads and caches of all replicas.
+    """
+
+    overlap_weight: NonNegative = 1.0
+    """Weight of tokens to compute relative to outstanding tokens; Dynamo's default is 1."""
+
+    keeps_together: ClassVar[str] = "prefix"
+    reads_caches: ClassVar[bool] = True
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the replica of least cost."""
+        costs = [
+            self.overlap_weight * (replica.num_queued_tokens - replica.num_cached(request))
+            + replica.num_outstanding_tokens
+            for replica in replicas
+        ]
+        return costs.index(min(costs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedScore(Checked):
+    """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas."""
+
+    prefix_weight: NonNegative = 3.0
+    queue_weight: NonNegative = 2.0
+    kv_weight: NonNegative = 2.0
+
+    keeps_together: ClassVar[str] = "prefix"
+    reads_caches: ClassVar[bool] = True
+    reads_signals: ClassVar[bool] = True
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the replica with the highest score."""
+        queues = [replica.num_waiting + replica.num_unseen for replica in replicas]
+        longest, spread = max(queues), max(queues) - min(queues)
+        keys = []
+        for replica, num_queued in zip(replicas, queues, strict=True):
+            queue = (longest - num_queued) / spread if spread else 1.0
+            free = (replica.num_free_kv_tokens - replica.num_unseen_tokens) / replica.num_kv_tokens
+            score = self.queue_weight * queue + self.kv_weight * max(0.0, free)
+            if self.prefix_weight:
+                score += self.prefix_weight * replica.num_cached(request) / request.prompt.num_tokens
+            keys.append((-score, replica.num_outstanding))
+        return keys.index(min(keys))
+
+
+# DOC of policies.routing.prefix_aware: Prefix affinity as in SGLang's router: a prompt goes to the replica that was sent its longest prefix.
+#
+# The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which only
+# approximates the contents of their caches. While the load is balanced, a prompt goes to the replica with the
+# longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the replica with the
+# smallest tree. If the load is not balanced, it goes to the replica with the fewest outstanding requests:
+#
+#     most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
+#
+# Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang counts
+# characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among replicas
+# with equal matches SGLang takes any, this policy the one that was sent the most tokens of the last segment.
+#
+# DOC of policies.routing.prefix_aware: Prefix index: the replica of least cost, computed from the actual contents of the replicas' caches.
+#
+# As in NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
+#
+#     cost = overlap_weight * (tokens to compute before the request's first token) + outstanding tokens
+#
+# The tokens to compute are the uncached part of the prompt, and the prompts sent to the replica that have no
+# output token yet. The replica of least cost gets the request. With overlap_weight=0 the policy is
+# least_outstanding by tokens.
+#
+# DOC of policies.routing.prefix_aware: Weighted score: the replica with the highest weighted sum of cache hit, queue length and free KV memory.
+#
+# As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three scores
+# from 0 to 1, and the highest sum of weight times score is chosen:
+#
+#     prefix   share of the prompt that the replica has cached
+#     queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
+#     kv       share of the replica's KV memory that is free
+#
+# Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old as
+# the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as by
+# llm-d's precise prefix scorer.
+#
