@@ -28,9 +28,8 @@ from policies.caching.radix import Radix
 from policies.caching.selective import H2o, SnapKv
 from policies.caching.streaming import StreamingLlm
 from policies.caching.tiered import GIB, Tiered
-from policies.routing.adapter_affinity import AdapterAffinity
+from policies.routing.adapter_aware import AdapterAffinity, Dedicated
 from policies.routing.cost_aware import CostAware
-from policies.routing.dedicated import Dedicated
 from policies.routing.load_balancing import (
     Freest,
     JoinShortestKv,

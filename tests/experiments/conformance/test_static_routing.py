@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from experiments.conformance.claims import BrokenPromise, claims_of
-from policies.routing.dedicated import Dedicated
+from policies.routing.adapter_aware import Dedicated
 from policies.routing.load_balancing import LeastOutstanding, Random, RoundRobin, Weighted
 from policies.routing.session_affinity import SessionAffinity
 from tests.experiments.conformance.kept import num_kept

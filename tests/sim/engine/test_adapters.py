@@ -17,8 +17,7 @@ from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.batching.tgi import Tgi
 from policies.caching.paged import Paged
-from policies.routing.adapter_affinity import AdapterAffinity
-from policies.routing.dedicated import Dedicated
+from policies.routing.adapter_aware import AdapterAffinity, Dedicated
 from policies.routing.load_balancing import RoundRobin
 from sim.engine.links import Links
 from sim.records.run import events_table

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
-from policies.routing.dedicated import Dedicated
+from policies.routing.adapter_aware import Dedicated
 from policies.routing.load_balancing import Random, RoundRobin, Weighted
 from policies.routing.session_affinity import SessionAffinity
 from policies.user_code import WrongDecisionError
