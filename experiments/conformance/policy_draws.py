@@ -29,7 +29,6 @@ from policies.caching.selective import H2o, SnapKv
 from policies.caching.streaming import StreamingLlm
 from policies.caching.tiered import GIB, Tiered
 from policies.routing.adapter_aware import AdapterAffinity, Dedicated
-from policies.routing.cost_aware import CostAware
 from policies.routing.load_balancing import (
     Freest,
     JoinShortestKv,
@@ -41,7 +40,7 @@ from policies.routing.load_balancing import (
 )
 from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.slo_aware import SloAware
+from policies.routing.slo_aware import CostAware, SloAware
 from policies.scheduling.edf import EarliestDeadlineFirst
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.least_slack import LeastSlack

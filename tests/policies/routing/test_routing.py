@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.routing.cost_aware import CostAware
 from policies.routing.load_balancing import (
     Freest,
     JoinShortestKv,
@@ -19,8 +18,7 @@ from policies.routing.load_balancing import (
 )
 from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.slo_aware import SloAware
-from policies.routing.ttft_estimates import TtftEstimates
+from policies.routing.slo_aware import CostAware, SloAware, TtftEstimates
 from tests.policies.routing.called import ask, choices, idle, replicas
 
 
