@@ -22,8 +22,7 @@ from fieldlimits import Ge, Gt, Unit
 from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.scheduling import Scheduling
-from policies.scheduling.displacement import displace, displaceable
+from policies.scheduling import Scheduling, displace, displaceable
 from policies.scheduling.edf import TimesByPriority, by_priority
 
 

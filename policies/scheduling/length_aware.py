@@ -20,8 +20,7 @@ from fieldlimits import Ge, Unit
 from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.scheduling import Scheduling
-from policies.scheduling.overdue import Overdue
+from policies.scheduling import Overdue, Scheduling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,7 @@ from policies.core.request import Request
 from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.scheduling import Scheduling
-from policies.scheduling.displacement import displace, displaceable
-from policies.scheduling.overdue import Alarms
+from policies.scheduling import Alarms, Scheduling, displace, displaceable
 
 _ONLINE, _BATCH = 0, 1
 

@@ -22,10 +22,8 @@ from fieldlimits import Ge, NonNegativeInt, Unit
 from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.scheduling import Scheduling
-from policies.scheduling.displacement import displace, displaceable
+from policies.scheduling import Overdue, Scheduling, displace, displaceable
 from policies.scheduling.expectation import remaining_output_tokens
-from policies.scheduling.overdue import Overdue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
