@@ -13,11 +13,10 @@ from sim.cluster.recording import RecordedRun
 from sim.engine.replica import Replica
 from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.event_rows import PendingWaits, joined_events
-from sim.records.gaps import Gaps
 from sim.records.iterations import IterationLog
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.run import RunRecords, joined_iterations, own_gaps_table
-from sim.records.table import AnyTable, Table
+from sim.records.table import AnyTable, Gaps, Table
 from sim.speculation.log import SpeculationRecord, added_acceptance, speculation_record
 
 MAX_ITERATIONS: Final = 1 << 18

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from policies.adapters.serving import AdapterCounts
 from policies.core.engine import EngineCore
 from sim.records.event_rows import TIERS, WAIT_COLUMNS, Event, logged_events
-from sim.records.gaps import Gaps
 from sim.records.iterations import IterationLog
-from sim.records.table import AnyTable, Table, column, joined, to_pandas
+from sim.records.table import AnyTable, Gaps, Table, column, joined, to_pandas
 from sim.speculation.log import SpeculationRecord
 
 

@@ -26,7 +26,7 @@ from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
 from hwmodels.bounded_files import UnreadableFileError
 from hwmodels.levels import table_files
 from hwmodels.levels.table_files import read_table_file
-from sim.records.gaps import Gaps
+from sim.records.table import Gaps
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.settings.json_files import read_json_object

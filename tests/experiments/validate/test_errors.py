@@ -22,7 +22,7 @@ from experiments.validate.fidelity.tables import largest_part, metric_rows, part
 from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations import IterationShape
 from sim.metrics.slo import Slo
-from sim.records.gaps import Gaps
+from sim.records.table import Gaps
 from sim.settings.build import build
 from sim.settings.scenario import build_scenario
 
