@@ -26,10 +26,9 @@ from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.fcfs import Fcfs, QueueOrder
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
-from policies.scheduling.queue_order import QueueOrder
 from policies.user_code import name_of
 from sim.setup.scenario import Scenario
 

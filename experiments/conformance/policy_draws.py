@@ -42,14 +42,13 @@ from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedS
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.slo_aware import CostAware, SloAware
 from policies.scheduling.edf import EarliestDeadlineFirst
-from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.fcfs import Fcfs, QueueOrder
 from policies.scheduling.least_slack import LeastSlack
 from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.online_batch import OnlineBatch
 from policies.scheduling.priority import Priority
-from policies.scheduling.queue_order import QueueOrder
 from policies.scheduling.s3 import S3
 from policies.scheduling.shortest_job_first import ShortestJobFirst
 from policies.scheduling.shortest_remaining import ShortestRemaining
