@@ -28,8 +28,7 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware, of_pools, rented_s
 from sim.metrics.workload import OwnLatency, SectionFigure
-from sim.records.chunk import RecordChunk
-from sim.records.run import PoolRecord, RunRecords
+from sim.records.run import PoolRecord, RecordChunk, RunRecords
 from sim.records.table import AnyTable, column, to_pandas
 
 if TYPE_CHECKING:

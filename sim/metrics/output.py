@@ -13,8 +13,7 @@ from sim.metrics.definitions import Window, per, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.sums import Totals, weighted_sum
 from sim.metrics.utilisation import batch_tokens
-from sim.records.chunk import RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, column
 
 

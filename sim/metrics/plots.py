@@ -24,8 +24,7 @@ from sim.metrics.utilisation import (
     iteration_kind,
     pieces,
 )
-from sim.records.chunk import RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, Table, column
 
 MAX_SAMPLE: Final = 8192

@@ -18,9 +18,8 @@ from sim.metrics.series import LoadSeries
 from sim.metrics.slo import Slo
 from sim.metrics.summary import RunFigures
 from sim.metrics.workload import OwnLatencies, no_sessions
-from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.requests import Status
-from sim.records.run import RunRecords
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords
 from sim.records.table import AnyTable, Table, column, to_pandas
 
 if TYPE_CHECKING:

@@ -42,8 +42,7 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.workload import Sections
-from sim.records.chunk import RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, column
 
 if TYPE_CHECKING:

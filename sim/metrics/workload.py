@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sim.metrics import definitions
 from sim.metrics.definitions import Window
 from sim.metrics.token_times import TokenTimes, decode_ends_s, known_token_times
-from sim.records.chunk import GROUP_ROWS, RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords
 from sim.records.table import AnyTable, column, joined, places_of
 
 
@@ -264,7 +263,7 @@ class OwnLatencies:
 
     computed: of the workload and of those inside it, from the innermost to the outermost. terms: those
     that are wanted, in the order of the columns. sessions_after: returns the sessions with requests behind an
-    id. group_rows: see `sim.records.chunk`.
+    id. group_rows: see `sim.records.run`.
     """
 
     def __init__(

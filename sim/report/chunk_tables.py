@@ -3,7 +3,7 @@
 A Parquet file cannot be read before its end is written, so a table of one file would be lost with a run that
 is killed. A folder of whole files can be read at any time: pandas, Polars, DuckDB and Spark read a folder
 `requests.parquet` as one table. It also needs no second copy on the disk, as joining the files at the end
-would. Each file of requests.parquet has the requests of one group (see `sim.records.chunk`), so that its
+would. Each file of requests.parquet has the requests of one group (see `sim.records.run`), so that its
 bytes depend on the run only, and not on the moments at which the run was cut.
 """
 
@@ -22,8 +22,7 @@ from sim.metrics.definitions import PERCENTILES, Window, plain_json, speeds_of
 from sim.metrics.distributions import Values
 from sim.metrics.measured import request_metrics, speed_figures
 from sim.metrics.result import RunSums
-from sim.records.chunk import GROUP_ROWS, RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords
 from sim.records.table import AnyTable, column
 from sim.records.timed_rows import SORTED_BY, TimedRows, empty_tables
 from sim.report.files import remove_folder_of_table, table_bytes, write_table, write_whole

@@ -32,8 +32,7 @@ from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.workload import OwnLatencies, OwnLatency, SectionFigure
-from sim.records.chunk import RecordChunk
-from sim.records.run import PoolRecord, RunRecords
+from sim.records.run import PoolRecord, RecordChunk, RunRecords
 from sim.records.table import AnyTable
 from sim.setup.combinations import check_run
 from sim.setup.engine_profile import NO_CLIENT, Client, frontend_json, frontend_note

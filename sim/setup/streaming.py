@@ -14,8 +14,7 @@ from sim.metrics.figure import FigureSetting
 from sim.metrics.mixed import MixLatencies
 from sim.metrics.result import RunResult, RunSums
 from sim.metrics.sketches import SKETCHED
-from sim.records.chunk import GROUP_ROWS, RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords
 from sim.records.timed_rows import interval_s
 from sim.report.chunk_tables import REQUESTS, ChunkTables, add_exact_percentiles, check_free_space
 from sim.report.files import config_yaml, write_whole

@@ -9,7 +9,7 @@ from sim.metrics.fleet import PoolUse, Retries
 from sim.metrics.hardware_use import Cost, HardwareUse
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import request_metrics
-from sim.records.chunk import RecordChunk
+from sim.records.run import RecordChunk
 
 NOTHING = pd.DataFrame()
 

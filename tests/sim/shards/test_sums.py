@@ -14,7 +14,7 @@ from sim.metrics.plots import OVER_TIME
 from sim.metrics.result import RunSums
 from sim.metrics.sketches import SKETCHED
 from sim.metrics.summary import RunFigures
-from sim.records.chunk import RecordChunk, without_rows
+from sim.records.run import RecordChunk, without_rows
 from sim.records.timed_rows import TimedRows
 from sim.setup.streaming import check_streamed
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
