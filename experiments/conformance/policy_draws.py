@@ -47,8 +47,7 @@ from policies.scheduling.least_slack import LeastSlack
 from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
-from policies.scheduling.online_batch import OnlineBatch
-from policies.scheduling.priority import Priority
+from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
 from policies.scheduling.shortest_job_first import ShortestJobFirst
 from policies.scheduling.shortest_remaining import ShortestRemaining

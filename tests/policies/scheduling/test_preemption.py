@@ -25,7 +25,7 @@ from policies.core.request import Branching
 from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.least_slack import LeastSlack
 from policies.scheduling.mlfq import Mlfq
-from policies.scheduling.online_batch import OnlineBatch
+from policies.scheduling.priority import OnlineBatch
 from policies.scheduling.shortest_remaining import ShortestRemaining
 from sim.engine.links import Links
 
