@@ -41,9 +41,8 @@ from policies.routing.load_balancing import (
 from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
 from policies.routing.slo_aware import CostAware, SloAware
-from policies.scheduling.edf import EarliestDeadlineFirst
+from policies.scheduling.deadlines import EarliestDeadlineFirst, LeastSlack
 from policies.scheduling.fcfs import Fcfs, QueueOrder
-from policies.scheduling.least_slack import LeastSlack
 from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq

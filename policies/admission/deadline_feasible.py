@@ -21,7 +21,7 @@ from policies.admission.outstanding import Outstanding
 from policies.core.request import Request
 from policies.routing import ReplicaView
 from policies.routing.slo_aware import TtftEstimates
-from policies.scheduling.edf import TimesByPriority, by_priority
+from policies.scheduling.deadlines import TimesByPriority, by_priority
 
 FLEET = 0
 """The only index of the estimates, as there is one rate for all replicas."""

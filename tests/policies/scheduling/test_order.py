@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.plan import StepOutcome
-from policies.scheduling.edf import EarliestDeadlineFirst
+from policies.scheduling.deadlines import EarliestDeadlineFirst, LeastSlack
 from policies.scheduling.fcfs import Fcfs
-from policies.scheduling.least_slack import LeastSlack
 from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3

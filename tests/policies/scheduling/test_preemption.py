@@ -23,7 +23,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.core.request import Branching
 from policies.prediction.oracles import OracleWithNoise
-from policies.scheduling.least_slack import LeastSlack
+from policies.scheduling.deadlines import LeastSlack
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import OnlineBatch
 from policies.scheduling.shortest_remaining import ShortestRemaining
