@@ -48,8 +48,7 @@ from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 

@@ -12,8 +12,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 

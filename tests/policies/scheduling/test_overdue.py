@@ -7,8 +7,7 @@ import pytest
 from policies.core.plan import StepOutcome
 from policies.scheduling import Overdue
 from policies.scheduling.length_aware import LengthAware
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
 
 
 class FixedPredictions:

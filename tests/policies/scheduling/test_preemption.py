@@ -26,7 +26,7 @@ from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.deadlines import LeastSlack
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import OnlineBatch
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import ShortestRemaining
 from sim.engine.links import Links
 
 NAMES = "abcdef"

@@ -11,8 +11,7 @@ from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
 from tests.examples import IS_FAST
 
 MAKERS = {
