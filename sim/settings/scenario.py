@@ -16,7 +16,7 @@ from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
 from sim.settings.build import build_as, policy_errors
 from sim.settings.errors import NOT_OF_A_SCENARIO, ONLY_WITH_SPECULATION, OPTIONAL, ConfigError
-from sim.setup.layout_choice import with_layout
+from sim.setup.deployment import with_layout
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,10 +31,14 @@ from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.core.ranks import DataParallel
 from policies.core.release import Release
+from policies.parallelism import AsSet, LayoutPolicy
 from policies.scheduling import Scheduling
 from policies.speculation import DraftLength, Proposer, num_places
 from policies.user_code import name_of, traits_of
 from sim.engine.replica_pool import KvLayout
+from sim.metrics.slo import Slo
+from sim.settings.build import build, build_as
+from sim.settings.errors import ConfigError
 from sim.setup.combinations import (
     check_chain,
     check_experts,
@@ -517,6 +521,30 @@ _memory_plans: deque[tuple[dict[str, Any], MemoryPlan]] = deque(maxlen=16)
 
 _iteration_models: deque[tuple[tuple[Any, ...], IterationModel]] = deque(maxlen=16)
 """The latest models of this process, with their settings."""
+
+
+def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a deployment with `layout` replaced by the parallel sizes that it chooses.
+
+    Raises ConfigError.
+    """
+    own = dict(settings)
+    node = own.pop("layout", None)
+    if node is None:
+        return own
+    policy: LayoutPolicy = build(node, "layout")
+    if isinstance(policy, AsSet):
+        return own
+    from sim.setup.layout_choice import chosen_layout  # noqa: PLC0415 (few layouts are chosen)
+
+    names = {field.name for field in fields(Deployment)}
+    deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
+    slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
+    try:
+        choice = chosen_layout(policy, deployment, slo.request_limits_s if slo else None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}
 
 
 # DOC of sim.setup.deployment: Checks that a proposer, its draft and the model go together; what they change.

@@ -1,24 +1,17 @@
-"""Applies a layout policy (`layout=`) to a deployment, before a scenario is built with its parallel sizes.
-
-Collects the facts and estimates from which the policy chooses.
-"""
+"""The facts and estimates from which a layout policy (`layout=`) chooses parallel sizes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
 from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
 from hwmodels.iterations.stages import Pipeline
 from hwmodels.model.model_spec import MixtureOfExperts
-from policies.parallelism import AsSet, Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
-from sim.metrics.slo import Slo
-from sim.settings.build import build, build_as
-from sim.settings.errors import ConfigError
+from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from sim.setup.deployment import Deployment
 
 
@@ -120,25 +113,3 @@ def _chunks(prompt_tokens: int, budget: int) -> Iterator[IterationShape]:
         num_new = min(budget, prompt_tokens - cached)
         end = cached + num_new
         yield IterationShape(0, 0, 1, num_new, causal_pairs(num_new, cached), end, int(end == prompt_tokens))
-
-
-def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a deployment with `layout` replaced by the parallel sizes that it chooses.
-
-    Raises ConfigError.
-    """
-    own = dict(settings)
-    node = own.pop("layout", None)
-    if node is None:
-        return own
-    policy: LayoutPolicy = build(node, "layout")
-    if isinstance(policy, AsSet):
-        return own
-    names = {field.name for field in fields(Deployment)}
-    deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
-    slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
-    try:
-        choice = chosen_layout(policy, deployment, slo.request_limits_s if slo else None)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}
