@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fieldlimits import Checked, NonNegative, Positive, PositiveInt, PositiveShare, Share, Unit
 from policies.core.plan import FOREVER
-from policies.speculation.view import AcceptanceCounts, DraftView
+from policies.speculation import AcceptanceCounts, DraftView
 
 
 @dataclass(slots=True)

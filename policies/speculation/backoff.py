@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fieldlimits import Checked, PositiveInt, check
-from policies.speculation.view import DraftView
+from policies.speculation import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from policies.core.plan import FOREVER
-from policies.speculation.view import DraftView
+from policies.speculation import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

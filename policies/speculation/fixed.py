@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Checked, NonNegativeInt
 from policies.core.plan import FOREVER
-from policies.speculation.view import DraftView
+from policies.speculation import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.core.plan import FOREVER
-from policies.speculation.view import DraftView
+from policies.speculation import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fieldlimits import Checked, Ge, Lt, Positive, PositiveInt, Unit
-from policies.speculation.view import DraftView
+from policies.speculation import DraftView
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

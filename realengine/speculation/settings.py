@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from policies.batching import Batching
 from policies.caching.pool import Caching
-from policies.speculation import DraftLength, Proposer
+from policies.speculation import DraftLength, PassSeconds, Proposer, TokenTree
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.checks import check_policies
 from policies.speculation.fixed import Fixed
@@ -25,8 +25,6 @@ from policies.speculation.proposers.ngram import Ngram
 from policies.speculation.proposers.self_speculative import SelfSpeculative
 from policies.speculation.proposers.specinfer_tree import SpecinferTree
 from policies.speculation.proposers.suffix import Suffix
-from policies.speculation.tree import TokenTree
-from policies.speculation.view import PassSeconds
 from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import are_whole, is_number, is_whole
 from realengine.speculation.host import HostDrafter

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from hwmodels.iterations import IterationModel
 from hwmodels.speculation.model import SpeculativeModel
 from policies.adapters.serving import AdapterCounts
-from policies.speculation.view import AcceptanceCounts
+from policies.speculation import AcceptanceCounts
 from sim.metrics.definitions import describe, per, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.sums import Totals

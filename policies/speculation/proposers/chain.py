@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fieldlimits import Checked, check
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 
 MAX_DRAFT_TOKENS = 128
 """Most draft tokens of a pass that vLLM's rejection sampler accepts (MAX_SPEC_LEN)."""

@@ -10,9 +10,8 @@ from functools import lru_cache
 from typing import Annotated, ClassVar
 
 from fieldlimits import Checked, Ge, PositiveInt, check
-from policies.speculation import SlotRules
+from policies.speculation import SlotRules, TokenTree
 from policies.speculation.proposers.chain import check_num_tokens
-from policies.speculation.tree import TokenTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from kernels.block_copy import CacheSet
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 from realengine.model.decoder import Decoder, States
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.block_copy import CacheSet
-from policies.speculation import num_places
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree, num_places
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import head_logits
 from realengine.speculation.checkpoints.heads import load_heads

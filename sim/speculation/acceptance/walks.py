@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 
 
 def accepted_of_chain(u: NDArray[np.float64], rates_K: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -8,13 +8,12 @@ import pytest
 
 from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.speculation import DraftLength
+from policies.speculation import AcceptanceCounts, DraftLength, DraftView
 from policies.speculation.backoff import Backoff
 from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.fixed import Fixed
 from policies.speculation.none import NoDrafts
 from policies.speculation.slo_aware import SloAware
-from policies.speculation.view import AcceptanceCounts, DraftView
 from policies.user_code import name_of
 from sim.settings.build import build
 from sim.settings.errors import ConfigError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 from sim.speculation.acceptance.by_position import ByPosition
 from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.iid import Iid

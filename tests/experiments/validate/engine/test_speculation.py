@@ -31,6 +31,7 @@ from policies.batching.chunked import Chunked  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.caching.radix import Radix  # noqa: E402
 from policies.scheduling.fcfs import Fcfs  # noqa: E402
+from policies.speculation import TokenTree  # noqa: E402
 from policies.speculation.adaptive import Adaptive  # noqa: E402
 from policies.speculation.backoff import Backoff  # noqa: E402
 from policies.speculation.by_batch_size import ByBatchSize  # noqa: E402
@@ -47,7 +48,6 @@ from policies.speculation.proposers.self_speculative import SelfSpeculative  # n
 from policies.speculation.proposers.specinfer_tree import SpecinferTree  # noqa: E402
 from policies.speculation.proposers.suffix import Suffix  # noqa: E402
 from policies.speculation.slo_aware import SloAware  # noqa: E402
-from policies.speculation.tree import TokenTree  # noqa: E402
 from sim.speculation.acceptance.iid import Iid  # noqa: E402
 from sim.speculation.acceptance.table import Table  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402
