@@ -16,7 +16,7 @@ from policies.placement import Demand, Hosting, Plan, Pool, Problem
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.setup.deployment import Deployment
-from sim.setup.placement_prices import hostings_of, pool_of, refusals, weights_only
+from sim.setup.estimates import hostings_of, pool_of, refusals, weights_only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from policies.scheduling import Scheduling
 from sim.settings.build import build_as
 from sim.settings.engine_limits import complete
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.placement_prices import ReplicaNeeds
+from sim.setup.estimates import ReplicaNeeds
 
 ANY_GPU = {"name": "a GPU", "memory_bytes": 80 * 2**30}
 """Device for whose limits the settings are checked before those of each kind of GPU are known."""

@@ -212,7 +212,7 @@ class Deployment(Checked):
     attention_data_parallel_padding: bool = False
     """Whether attention groups are padded to the fullest one."""
     layout_notes: tuple[str, ...] = ()
-    """Reasons for the sizes if a policy has chosen them: see `sim.setup.layout_choice`."""
+    """Reasons for the sizes if a policy has chosen them: see `sim.setup.estimates`."""
     lora: Lora | None = None
     """LoRA adapters that are part of every batch; None: there are none."""
     adapters: AdapterServing | None = None
@@ -535,7 +535,7 @@ def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
     policy: LayoutPolicy = build(node, "layout")
     if isinstance(policy, AsSet):
         return own
-    from sim.setup.layout_choice import chosen_layout  # noqa: PLC0415 (few layouts are chosen)
+    from sim.setup.estimates import chosen_layout  # noqa: PLC0415 (few layouts are chosen)
 
     names = {field.name for field in fields(Deployment)}
     deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")

@@ -18,7 +18,7 @@ from policies.placement.best_fit import BestFitDecreasing
 from policies.placement.densest_first import DensestFirst
 from policies.placement.first_fit import FirstFitDecreasing
 from sim.settings.scenario import build_scenario
-from sim.setup.placement_prices import ReplicaNeeds, hostings_of, pool_of, weights_only
+from sim.setup.estimates import ReplicaNeeds, hostings_of, pool_of, weights_only
 
 GPUS = "gpus=[{name:a10g,count:1},{name:a100_40gb_sxm,count:1}]"
 
