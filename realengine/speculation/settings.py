@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from policies.batching import Batching
 from policies.caching.pool import Caching
 from policies.speculation import DraftLength, PassSeconds, Proposer, TokenTree
-from policies.speculation.by_batch_size import ByBatchSize
 from policies.speculation.checks import check_policies
-from policies.speculation.fixed import Fixed
+from policies.speculation.draft_lengths import ByBatchSize, Fixed
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.eagle import Eagle
 from policies.speculation.proposers.eagle3 import Eagle3
@@ -195,7 +194,7 @@ def _draft_length(config: Mapping[str, Any]) -> DraftLength:
     if chosen is not None and not isinstance(chosen, DraftLength):
         raise ValueError(
             f"speculative_config: draft_length={chosen!r}: must be a policy, such as "
-            "policies.speculation.fixed.Fixed(num_tokens=2)"
+            "policies.speculation.draft_lengths.Fixed(num_tokens=2)"
         )
     if ranges is None:
         return chosen or Fixed()

@@ -13,11 +13,10 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation import DraftLength, Proposer
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.draft_lengths import ByBatchSize, Fixed
 from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.engine.drafts import Speculation as CoreSpeculation
-from policies.speculation.fixed import Fixed
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.eagle import Eagle
 from policies.speculation.proposers.eagle3 import Eagle3

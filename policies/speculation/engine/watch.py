@@ -11,9 +11,9 @@ from policies.core.plan import Progress, StepPlan
 from policies.core.sequence import Sequence
 from policies.core.view import StepView
 from policies.speculation import AcceptanceCounts, DraftView
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
-from policies.speculation.fixed import Fixed
 from policies.user_code import checked_draft_lengths
 
 MAX_UNCOUNTED = 256

@@ -21,7 +21,7 @@ from policies.caching.paged import Paged
 from policies.prediction import LengthPredictor
 from policies.routing.load_balancing import RoundRobin
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.fixed import Fixed
+from policies.speculation.draft_lengths import Fixed
 from policies.user_code import PolicyError
 from tests.experiments.conformance.kept import num_kept
 from tests.experiments.conformance.sound_policies import Filling, Guessing, Scales

@@ -9,7 +9,7 @@ import torch
 
 from policies.caching.paged import Paged
 from policies.speculation import TokenTree
-from policies.speculation.adaptive import Adaptive
+from policies.speculation.draft_lengths import Adaptive
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.proposers.draft_model import DraftModel
 from policies.speculation.proposers.medusa import Medusa
