@@ -48,7 +48,7 @@ from sim.setup.combinations import (
     num_groups,
 )
 from sim.setup.engine_profile import EngineProfile
-from sim.speculation.acceptance import Acceptance
+from sim.speculation import Acceptance
 
 if TYPE_CHECKING:
     from policies.speculation.engine.drafting import Drafting

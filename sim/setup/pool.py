@@ -45,7 +45,7 @@ from sim.metrics.slo import WORKLOAD_TERMS, Slo
 from sim.records.run import ReplicaRecord, RunRecords
 from sim.setup.combinations import check_pool
 from sim.setup.deployment import Deployment, drafting_of, stores_kv
-from sim.speculation.acceptance import Acceptance
+from sim.speculation import Acceptance
 from sim.transfer.network import NetworkSettings
 from sim.workload.base import Source, Workload, own_slo_terms
 from sim.workload.modified import answers_of, branching_key

@@ -23,7 +23,7 @@ from policies.speculation import Proposer
 from policies.speculation.engine.drafting import drafts_of
 from policies.speculation.engine.drafts import DraftPlan, Ints
 from sim.engine.iteration_times import RunningStep, seconds_of, shape_of
-from sim.speculation.acceptance import Acceptance
+from sim.speculation import Acceptance
 from sim.speculation.log import DraftLog, pairs_of, with_drafts
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fieldlimits import Checked, OneOf, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
-from sim.speculation.acceptance import Acceptance, Verdicts
+from sim.speculation import Acceptance, Verdicts
 from sim.speculation.acceptance.published import TASKS, published_rate
 from sim.speculation.acceptance.rates import num_ranks, verdicts_of, with_ranks
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, TokenTree, num_places
-from sim.speculation.acceptance import Verdicts
+from sim.speculation import Verdicts
 from sim.speculation.acceptance.iid import same_rates
 from sim.speculation.acceptance.rates import (
     mean_accepted_length,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from policies.core.request import Request
 from policies.speculation import Proposer
-from sim.speculation.acceptance import STREAM, Verdicts
+from sim.speculation import STREAM, Verdicts
 from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.walks import accepted_of_chain, accepted_of_tree
 

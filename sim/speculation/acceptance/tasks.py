@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from policies.core.request import Request
-from sim.speculation.acceptance import STREAM
+from sim.speculation import STREAM
 from sim.workload.modified import draw
 
 
