@@ -12,8 +12,7 @@ from typing import Any
 from hwmodels.speculation.draft import ModelDraft
 from policies.speculation import DraftLengthTraits, Proposer, num_places
 from policies.speculation.draft_lengths import ByBatchSize, Fixed, NoDrafts
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
+from policies.speculation.proposers import Ngram, Suffix
 from policies.user_code import name_of, traits_of
 from sim.setup.scenario import Scenario
 

@@ -14,16 +14,18 @@ from policies.caching.pool import Caching
 from policies.speculation import DraftLength, PassSeconds, Proposer, TokenTree
 from policies.speculation.checks import check_policies
 from policies.speculation.draft_lengths import ByBatchSize, Fixed
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.lookahead import Lookahead
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.self_speculative import SelfSpeculative
-from policies.speculation.proposers.specinfer_tree import SpecinferTree
-from policies.speculation.proposers.suffix import Suffix
+from policies.speculation.proposers import (
+    DraftModel,
+    Eagle,
+    Eagle3,
+    Lookahead,
+    Medusa,
+    Mtp,
+    Ngram,
+    SelfSpeculative,
+    SpecinferTree,
+    Suffix,
+)
 from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import are_whole, is_number, is_whole
 from realengine.speculation.host import HostDrafter

@@ -25,9 +25,7 @@ from hwmodels.fitting.linear import fit_terms
 from hwmodels.speculation.steps import OTHERS, DraftHost
 from policies.core.engine import EngineCore
 from policies.speculation import Proposer
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.self_speculative import SelfSpeculative
-from policies.speculation.proposers.suffix import Suffix
+from policies.speculation.proposers import Ngram, SelfSpeculative, Suffix
 from realengine.clock import ThreadTimeClock
 from realengine.engine import Engine
 from realengine.runner.graphs import Drawn

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from policies.speculation.proposers.mtp import Mtp as Proposer
+from policies.speculation.proposers import Mtp as Proposer
 from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch

@@ -17,8 +17,7 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
 from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.drafts import Speculation
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.mtp import Mtp
+from policies.speculation.proposers import Eagle, Mtp
 from tests.policies.cores import speculative_core
 
 VLLM_0_33 = RELEASES[0, 33]

@@ -17,8 +17,7 @@ from kernels.launch import compiling_for
 from policies.batching.chunked import Chunked
 from policies.speculation.draft_lengths import Adaptive, ByBatchSize, Fixed, NoDrafts
 from policies.speculation.engine.drafts import Shapes
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.medusa import Medusa
+from policies.speculation.proposers import DraftModel, Medusa
 from realengine.model.architecture import Architecture
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import make_segments

@@ -11,8 +11,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs
 from policies.speculation import TokenTree
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.medusa import Medusa
+from policies.speculation.proposers import DraftModel, Medusa
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
 from realengine.serving.sampling_params import SamplingParams

@@ -11,8 +11,7 @@ from policies.caching.paged import Paged
 from policies.speculation import TokenTree
 from policies.speculation.draft_lengths import Adaptive
 from policies.speculation.engine.drafts import DraftPlan
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.medusa import Medusa
+from policies.speculation.proposers import DraftModel, Medusa
 from realengine.model.architecture import Architecture
 from realengine.speculation.pass_times import (
     INTERVAL,

@@ -10,7 +10,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from experiments.app.settings.hydra_errors import composed
 from hwmodels.speculation.draft import HostDraft
 from policies.core.endings import LateEnds
-from policies.speculation.proposers.ngram import Ngram
+from policies.speculation.proposers import Ngram
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
 from sim.setup.notes import pool_notes

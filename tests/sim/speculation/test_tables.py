@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.speculation import TokenTree
-from policies.speculation.proposers.ngram import Ngram
+from policies.speculation.proposers import Ngram
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance.lengths import MeanLengths, mean_length_of_tree, rate_of_chain, rate_of_tree

@@ -8,17 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.validate.engine.acceptances import (  # noqa: E402
+from experiments.validate.engine.acceptances import (
     RecordedAcceptance,
     as_measured,
     check_written,
     write_acceptance,
 )
-from experiments.validate.engine.from_recording import measured  # noqa: E402
-from experiments.validate.engine.recording import load  # noqa: E402
-from experiments.validate.engine.replay import replay  # noqa: E402
-from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator  # noqa: E402
-from hwmodels.speculation.draft import (  # noqa: E402
+from experiments.validate.engine.from_recording import measured
+from experiments.validate.engine.recording import load
+from experiments.validate.engine.replay import replay
+from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator
+from hwmodels.speculation.draft import (
     HeadDraft,
     HostDraft,
     LayerDraft,
@@ -27,33 +27,35 @@ from hwmodels.speculation.draft import (  # noqa: E402
     SeveralDrafts,
     SkipDraft,
 )
-from policies.batching.chunked import Chunked  # noqa: E402
-from policies.caching.paged import Paged  # noqa: E402
-from policies.caching.radix import Radix  # noqa: E402
-from policies.scheduling.fcfs import Fcfs  # noqa: E402
-from policies.speculation import TokenTree  # noqa: E402
+from policies.batching.chunked import Chunked
+from policies.caching.paged import Paged
+from policies.caching.radix import Radix
+from policies.scheduling.fcfs import Fcfs
+from policies.speculation import TokenTree
 from policies.speculation.draft_lengths import (
-    Adaptive,  # noqa: E402
-    Backoff,  # noqa: E402
-    ByBatchSize,  # noqa: E402
-    Fixed,  # noqa: E402
-    NoDrafts,  # noqa: E402
-    SloAware,  # noqa: E402
+    Adaptive,
+    Backoff,
+    ByBatchSize,
+    Fixed,
+    NoDrafts,
+    SloAware,
 )
-from policies.speculation.proposers.draft_model import DraftModel  # noqa: E402
-from policies.speculation.proposers.eagle import Eagle  # noqa: E402
-from policies.speculation.proposers.eagle3 import Eagle3  # noqa: E402
-from policies.speculation.proposers.lookahead import Lookahead  # noqa: E402
-from policies.speculation.proposers.medusa import Medusa  # noqa: E402
-from policies.speculation.proposers.mtp import Mtp  # noqa: E402
-from policies.speculation.proposers.ngram import Ngram  # noqa: E402
-from policies.speculation.proposers.self_speculative import SelfSpeculative  # noqa: E402
-from policies.speculation.proposers.specinfer_tree import SpecinferTree  # noqa: E402
-from policies.speculation.proposers.suffix import Suffix  # noqa: E402
-from sim.speculation.acceptance.iid import Iid  # noqa: E402
-from sim.speculation.acceptance.table import Table  # noqa: E402
-from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402
-from tests.realengine.small_models import LLAMA  # noqa: E402
+from policies.speculation.proposers import (
+    DraftModel,
+    Eagle,
+    Eagle3,
+    Lookahead,
+    Medusa,
+    Mtp,
+    Ngram,
+    SelfSpeculative,
+    SpecinferTree,
+    Suffix,
+)
+from sim.speculation.acceptance.iid import Iid
+from sim.speculation.acceptance.table import Table
+from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic
+from tests.realengine.small_models import LLAMA
 
 NGRAM = Ngram(draft=HostDraft(), num_speculative_tokens=4, prompt_lookup_max=2, prompt_lookup_min=1)
 SUFFIX = Suffix(draft=HostDraft(), num_speculative_tokens=5)
