@@ -47,7 +47,7 @@ from hwmodels.operators.mla import MlaHeads
 from sim.settings import build as building
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance import rates
-from sim.speculation.acceptance.draws import uniforms
+from sim.speculation.acceptance.rates import uniforms
 
 WORSE, BETTER = 1.1, 1 / 1.1
 SEEDS = (0, 1, 2)

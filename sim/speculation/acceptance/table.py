@@ -17,9 +17,9 @@ from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from sim.speculation import STREAM, Verdicts
-from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.rates import (
     num_ranks,
+    uniforms,
     verdicts_of,
     with_ranks,
 )
