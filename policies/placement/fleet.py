@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from policies.placement import Hosting, Plan, Pool, Problem, Unit
-from policies.placement.program import plan_of
-from policies.placement.units import unit
+from policies.placement.milp import plan_of, unit
 
 
 @dataclass(slots=True)
