@@ -168,8 +168,11 @@ def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayou
 
 def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
-    from sim.speculation.acceptance.iid import Iid  # noqa: PLC0415 (most runs do not speculate)
-    from sim.speculation.acceptance.published import TASKS, rate_sentence  # noqa: PLC0415
+    from sim.speculation.acceptance.iid import (  # noqa: PLC0415
+        TASKS,
+        Iid,  # noqa: PLC0415 (most runs do not speculate)
+        rate_sentence,
+    )
 
     if isinstance(acceptance, Iid) and acceptance.rate is None:
         yield rate_sentence(proposer.method, acceptance.task or TASKS[0])
