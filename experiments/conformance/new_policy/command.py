@@ -33,7 +33,7 @@ FAMILIES = {
 
 WITHOUT_TEMPLATE = {
     "layout": "policies/parallelism/auto.py",
-    "placing": "policies/placement/best_fit.py",
+    "placing": "policies/placement/greedy.py",
     "roles": "policies/roles/balance.py",
 }
 """Groups of policies without a template -> a policy to copy."""

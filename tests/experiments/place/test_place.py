@@ -14,9 +14,7 @@ from experiments.place.problem import place
 from experiments.place.settings import read_settings
 from hwmodels.device import TimeSlicing
 from policies.parallelism import Load
-from policies.placement.best_fit import BestFitDecreasing
-from policies.placement.densest_first import DensestFirst
-from policies.placement.first_fit import FirstFitDecreasing
+from policies.placement.greedy import BestFitDecreasing, DensestFirst, FirstFitDecreasing
 from sim.settings.scenario import build_scenario
 from sim.setup.estimates import ReplicaNeeds, hostings_of, pool_of, weights_only
 
