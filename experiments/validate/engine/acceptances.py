@@ -17,8 +17,7 @@ from policies.speculation.engine.drafts import DraftPlan, Shapes
 from sim.report.files import write_whole
 from sim.setup.scenario import Scenario
 from sim.speculation import Verdicts
-from sim.speculation.acceptance.table import table_verdicts
-from sim.speculation.acceptance.table_files import COLUMNS, TaskCounts
+from sim.speculation.acceptance.table import COLUMNS, TaskCounts, table_verdicts
 from sim.speculation.passes import Passes
 
 TASK = "recorded"

@@ -28,7 +28,7 @@ from sim.speculation.acceptance.rates import (
     verdicts_of,
     with_ranks,
 )
-from sim.speculation.acceptance.tasks import require_tasks, task_of
+from sim.speculation.acceptance.table import require_tasks, task_of
 
 _BISECTIONS = 50
 

@@ -15,8 +15,7 @@ from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance.lengths import MeanLengths, mean_length_of_tree, rate_of_chain, rate_of_tree
 from sim.speculation.acceptance.rates import mean_accepted_length, with_ranks
-from sim.speculation.acceptance.table import Table
-from sim.speculation.acceptance.tasks import task_of
+from sim.speculation.acceptance.table import Table, task_of
 from tests.sim.speculation.drafts import Drafts, chain, passes, request
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "acceptance"
