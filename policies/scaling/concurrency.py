@@ -17,7 +17,7 @@ from typing import Annotated
 
 from fieldlimits import Gt, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
-from policies.scaling.pace import Paced
+from policies.scaling.bounds import Paced
 
 
 @dataclass(kw_only=True, slots=True)

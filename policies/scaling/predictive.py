@@ -20,8 +20,8 @@ from typing import Annotated
 
 from fieldlimits import OneOf, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
+from policies.scaling.bounds import Paced
 from policies.scaling.forecast import Forecaster, HoltWinters, SeasonalNaive
-from policies.scaling.pace import Paced
 
 METHODS = ("seasonal_naive", "holt_winters")
 COUNTS = {"requests": "num_arrivals", "tokens": "num_arrived_tokens"}

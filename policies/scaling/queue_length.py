@@ -14,8 +14,7 @@ from typing import Annotated
 
 from fieldlimits import NonNegative, Positive, PositiveShare, Unit
 from policies.scaling import PoolView
-from policies.scaling.bounds import num_present
-from policies.scaling.pace import Paced
+from policies.scaling.bounds import Paced, num_present
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from fieldlimits import NonNegative, OneOf, PositiveShare
 from policies.scaling import PoolView
-from policies.scaling.pace import Paced
+from policies.scaling.bounds import Paced
 
 SIGNALS = ("busy", "kv", "running")
 
