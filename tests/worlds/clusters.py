@@ -21,12 +21,9 @@ from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
 from policies.core.request import Request
 from policies.migration import Migration
-from policies.scaling.concurrency import Concurrency
 from policies.scaling.predictive import Predictive
-from policies.scaling.queue_length import QueueLength
+from policies.scaling.reactive import Concurrency, QueueLength, SloAttainment, Utilisation
 from policies.scaling.scheduled import Scheduled
-from policies.scaling.slo_attainment import SloAttainment
-from policies.scaling.utilisation import Utilisation
 from sim.cluster.clients import JITTERS, Retries
 from sim.cluster.failures import BadRelease, Failures, Random, Recovery, Scripted
 from sim.cluster.simulation import Simulation

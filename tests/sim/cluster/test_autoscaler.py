@@ -12,8 +12,8 @@ from experiments.conformance.toys import ToyModel
 from hwmodels.iterations import IterationModel
 from policies.admission import AdmitAll
 from policies.routing.load_balancing import LeastOutstanding
+from policies.scaling.reactive import Utilisation
 from policies.scaling.scheduled import Scheduled
-from policies.scaling.utilisation import Utilisation
 from sim.cluster.failures import Failures, Scripted
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
