@@ -18,7 +18,7 @@ from sim.metrics.result import RunResult
 from sim.report.files import write_table
 from sim.report.run_files import write_result
 from sim.settings.errors import ConfigError
-from sim.workload.traffic_log import FILE as TRAFFIC
+from sim.workload.recording import FILE as TRAFFIC
 
 
 @contextmanager

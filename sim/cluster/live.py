@@ -30,7 +30,7 @@ from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
 from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.traffic_log import TrafficLog
+from sim.workload.recording import TrafficLog
 
 
 class Ended(NamedTuple):

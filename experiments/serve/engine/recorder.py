@@ -25,7 +25,7 @@ from sim.engine.iteration_times import shape_of
 from sim.records.requests import RequestLog, Status
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
-from sim.workload.traffic_log import TrafficLog
+from sim.workload.recording import TrafficLog
 
 REQUEST_BYTES = 700
 SEGMENT_BYTES = 12

@@ -12,8 +12,7 @@ from sim.workload import recording
 from sim.workload.base import Arrival
 from sim.workload.chunks import chunks_of
 from sim.workload.modified import faster
-from sim.workload.recording import Recording
-from sim.workload.traffic_log import FILE, TrafficLog
+from sim.workload.recording import FILE, Recording, TrafficLog
 from tests.sim.workload.reading_memory import peak_mib_of
 
 PROMPT = Prompt(40, (Segment(7, 16), Segment(1 << 60, 16), Segment(3, 8)))
