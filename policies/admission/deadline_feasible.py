@@ -17,7 +17,7 @@ from typing import Annotated
 
 from fieldlimits import Checked, NonNegative, Positive, Unit, check
 from policies.admission import Refusal
-from policies.admission.outstanding import Outstanding
+from policies.admission.queue_bound import Outstanding
 from policies.core.request import Request
 from policies.routing import ReplicaView
 from policies.routing.slo_aware import TtftEstimates

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
-from policies.admission.outstanding import Outstanding
+from policies.admission.queue_bound import Outstanding
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.fleet import State
 from sim.cluster.gateway import GatewayAttachment
