@@ -19,9 +19,8 @@ import numpy as np
 from sim.workload.arrival_times import ArrivalClock
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop, arrival_chunks_s
 from sim.workload.base import Source
-from sim.workload.conversation import ConversationSource
 from sim.workload.distributions import MAX_ARRIVAL_S, Lognormal, require_positive, stream
-from sim.workload.sessions import in_a_loop
+from sim.workload.sessions import ConversationSource, in_a_loop
 from sim.workload.trace_columns import shown, unused_columns
 from sim.workload.trace_files import require_file
 from sim.workload.trace_reading import TextLengths

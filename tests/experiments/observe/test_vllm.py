@@ -33,8 +33,8 @@ from sim.metrics.measured import request_metrics
 from sim.metrics.output import check_conservation
 from sim.records.requests import Status
 from sim.workload.arrivals import Constant, Poisson
-from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed, Lengths, Uniform
+from sim.workload.sessions import Conversation
 from sim.workload.synthetic import Synthetic
 
 VLLM = Path(

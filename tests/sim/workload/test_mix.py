@@ -11,10 +11,10 @@ from sim.workload.agentic import Agentic
 from sim.workload.arrivals import Constant
 from sim.workload.base import Answers, Arrival, WorkloadNotes
 from sim.workload.clients import WithClients
-from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed, Lengths, Uniform
 from sim.workload.mix import Mix
 from sim.workload.modified import WithCallers
+from sim.workload.sessions import Conversation
 from sim.workload.synthetic import Synthetic
 
 
