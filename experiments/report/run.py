@@ -22,8 +22,7 @@ from sim.metrics.plots import Plots, plots_of
 from sim.report.page import Section, report_sections, write_sections
 from sim.report.run_files import GAPS, PLOTS, RECORDS, read_records, read_records_without_rows
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
-from sim.settings.recorded import check_recorded
+from sim.settings.recorded import check_recorded, read_json_object
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 from sim.shards.accumulators import read_accumulator

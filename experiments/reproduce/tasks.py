@@ -26,7 +26,7 @@ from sim.engine.interpreter import ctrl_c_noted
 from sim.metrics.confidence import Interval, compare_paired, mean_interval
 from sim.report.files import write_whole
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 OWN_CODE = ("reproduce", "papers")
 """Folders of `experiments` that the functions of rows and their arguments are in."""

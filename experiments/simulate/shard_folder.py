@@ -19,7 +19,7 @@ from experiments.app.job import CannotWriteError
 from experiments.app.run_folder import UNFINISHED, lock_folder
 from sim.report.files import config_digest, write_whole
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 from sim.shards.shard_file import DamagedShardError, ShardFile
 
 NOT_OF_THE_RUN = ("launcher", "output")

@@ -28,7 +28,7 @@ from hwmodels.levels.table_files import read_parquet
 from sim.report.files import table_bytes, write_whole
 from sim.settings.build import shown
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 SWEEP, RUNS, SUMMARY, ERROR = "sweep.json", "runs.parquet", "summary.json", "error.txt"
 OWN = "run.json"

@@ -29,7 +29,7 @@ from hwmodels.levels.table_files import read_table_file
 from sim.records.table import Gaps
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 from sim.workload.distributions import MAX_TOKENS
 from sim.workload.trace_columns import MAX_UNIX_S, shown, tokens_rule
 
