@@ -168,9 +168,9 @@ def stores_kv(proposer: Proposer | None, model: ModelSpec, layout: ParallelLayou
 
 def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: HostOverhead) -> Iterator[str]:
     """Yields the notes on a pool whose sequences speculate. host: as set."""
-    from sim.speculation.acceptance.iid import (  # noqa: PLC0415
+    from sim.speculation.acceptance.iid import (  # noqa: PLC0415 (most runs do not speculate)
         TASKS,
-        Iid,  # noqa: PLC0415 (most runs do not speculate)
+        Iid,
         rate_sentence,
     )
 
