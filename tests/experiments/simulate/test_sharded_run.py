@@ -67,7 +67,7 @@ def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch, tables):
             raise OSError(errno.ENOSPC, "No space left on device", str(file))
         write(file, data)
 
-    monkeypatch.setattr(experiments.simulate.shard_folder, "write_whole", write_some)
+    monkeypatch.setattr(experiments.simulate.sharded_run, "write_whole", write_some)
     with pytest.raises(CannotWriteError, match=r"No space left.*2 of 6 shards are kept; make room, then"):
         run_it(tmp_path, Losing())
     launcher = Losing()
