@@ -8,17 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.validate.engine.acceptances import (
+from experiments.validate.engine.acceptances import (  # noqa: E402
     RecordedAcceptance,
     as_measured,
     check_written,
     write_acceptance,
 )
-from experiments.validate.engine.from_recording import measured
-from experiments.validate.engine.recording import load
-from experiments.validate.engine.replay import replay
-from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator
-from hwmodels.speculation.draft import (
+from experiments.validate.engine.from_recording import measured  # noqa: E402
+from experiments.validate.engine.recording import load  # noqa: E402
+from experiments.validate.engine.replay import replay  # noqa: E402
+from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator  # noqa: E402
+from hwmodels.speculation.draft import (  # noqa: E402
     HeadDraft,
     HostDraft,
     LayerDraft,
@@ -27,12 +27,12 @@ from hwmodels.speculation.draft import (
     SeveralDrafts,
     SkipDraft,
 )
-from policies.batching.chunked import Chunked
-from policies.caching.paged import Paged
-from policies.caching.radix import Radix
-from policies.scheduling.fcfs import Fcfs
-from policies.speculation import TokenTree
-from policies.speculation.draft_lengths import (
+from policies.batching.chunked import Chunked  # noqa: E402
+from policies.caching.paged import Paged  # noqa: E402
+from policies.caching.radix import Radix  # noqa: E402
+from policies.scheduling.fcfs import Fcfs  # noqa: E402
+from policies.speculation import TokenTree  # noqa: E402
+from policies.speculation.draft_lengths import (  # noqa: E402
     Adaptive,
     Backoff,
     ByBatchSize,
@@ -40,7 +40,7 @@ from policies.speculation.draft_lengths import (
     NoDrafts,
     SloAware,
 )
-from policies.speculation.proposers import (
+from policies.speculation.proposers import (  # noqa: E402
     DraftModel,
     Eagle,
     Eagle3,
@@ -52,10 +52,10 @@ from policies.speculation.proposers import (
     SpecinferTree,
     Suffix,
 )
-from sim.speculation.acceptance.iid import Iid
-from sim.speculation.acceptance.table import Table
-from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic
-from tests.realengine.small_models import LLAMA
+from sim.speculation.acceptance.iid import Iid  # noqa: E402
+from sim.speculation.acceptance.table import Table  # noqa: E402
+from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402
+from tests.realengine.small_models import LLAMA  # noqa: E402
 
 NGRAM = Ngram(draft=HostDraft(), num_speculative_tokens=4, prompt_lookup_max=2, prompt_lookup_min=1)
 SUFFIX = Suffix(draft=HostDraft(), num_speculative_tokens=5)
