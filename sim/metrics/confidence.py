@@ -1,7 +1,20 @@
-"""Quantiles of Student's t distribution.
+"""Confidence intervals of means, and the comparison of two arms of an experiment seed by seed.
 
-Importing `scipy.special` takes a tenth of a second: the quantiles that every run needs are constants here,
-and scipy is imported only for others, such as those of a study of several seeds.
+Both arms run with the same seeds and the same traffic (common random numbers), so effects of the random
+traffic that are common to both cancel within a pair. With x_i, y_i a figure of the two arms at seed i,
+i = 1..n:
+
+    d_i = x_i - y_i,  l_i = ln(x_i / y_i);   interval of a mean m: m +- t(n - 1, 0.975) s / sqrt(n)
+    ratio = exp(mean of l): the geometric mean of the ratios, its bounds exp of the bounds
+
+s: sample standard deviation; t: quantile of Student's distribution. Source: Law, Simulation Modeling and
+Analysis, 5th edition, 10.2.1 (paired t) and 11.2 (common random numbers).
+x = 30, 42, 57 against y = 10, 14, 19: every ratio is 3, so the ratio is 3.00 exactly, while the
+differences 20, 28, 38 give 28.7 +- 22.4.
+There is no correction for multiple comparisons: of 20 comparisons of equal arms, one is expected to differ.
+
+Importing `scipy.special` takes a tenth of a second: the quantiles of Student's t that every run needs are
+constants here, and scipy is imported only for others, such as those of a study of several seeds.
 """
 
 from __future__ import annotations
@@ -16,23 +29,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-KNOWN = {
-    (7, 0.975): 2.364624251592784,
-    (15, 0.975): 2.131449545559776,
-    (11, 0.999): 4.024701037630738,
-}
-"""Quantiles by degrees of freedom and probability, for batch means and for the detection of overload."""
-
-
-@lru_cache(maxsize=256)
-def student_t(degrees_of_freedom: int, probability: float) -> float:
-    """Returns the quantile: the value that the variable stays below with the given probability."""
-    known = KNOWN.get((degrees_of_freedom, probability))
-    if known is not None:
-        return known
-    return float(importlib.import_module("scipy.special").stdtrit(degrees_of_freedom, probability))
-
 
 CONFIDENCE = 0.95
 """Confidence level of every interval: the share of intervals that contain the true value."""
@@ -171,18 +167,18 @@ def _ratio(x: NDArray[np.float64], y: NDArray[np.float64]) -> Interval | None:
     return Interval(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.num_values)
 
 
-# DOC of sim.metrics.confidence: Compares two arms of an experiment seed by seed, with confidence intervals.
-#
-# Both arms run with the same seeds and the same traffic (common random numbers), so effects of the random
-# traffic that are common to both cancel within a pair. With x_i, y_i a figure of the two arms at seed i,
-# i = 1..n:
-#
-#     d_i = x_i - y_i,  l_i = ln(x_i / y_i);   interval of a mean m: m +- t(n - 1, 0.975) s / sqrt(n)
-#     ratio = exp(mean of l): the geometric mean of the ratios, its bounds exp of the bounds
-#
-# s: sample standard deviation; t: quantile of Student's distribution. Source: Law, Simulation Modeling and
-# Analysis, 5th edition, 10.2.1 (paired t) and 11.2 (common random numbers).
-# x = 30, 42, 57 against y = 10, 14, 19: every ratio is 3, so the ratio is 3.00 exactly, while the
-# differences 20, 28, 38 give 28.7 +- 22.4.
-# There is no correction for multiple comparisons: of 20 comparisons of equal arms, one is expected to differ.
-#
+KNOWN = {
+    (7, 0.975): 2.364624251592784,
+    (15, 0.975): 2.131449545559776,
+    (11, 0.999): 4.024701037630738,
+}
+"""Quantiles by degrees of freedom and probability, for batch means and for the detection of overload."""
+
+
+@lru_cache(maxsize=256)
+def student_t(degrees_of_freedom: int, probability: float) -> float:
+    """Returns the quantile: the value that the variable stays below with the given probability."""
+    known = KNOWN.get((degrees_of_freedom, probability))
+    if known is not None:
+        return known
+    return float(importlib.import_module("scipy.special").stdtrit(degrees_of_freedom, probability))

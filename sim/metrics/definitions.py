@@ -1,4 +1,4 @@
-"""Defines the latencies TTFT, TPOT, ITL, E2E and queue time, and their means and percentiles.
+"""Defines TTFT, TPOT, ITL, E2E and queue time, their means and percentiles, and the measured part of a run.
 
     arrival      scheduled        first token    ...    last token
        |-- queue ---|                  |-- ITL --|-- ITL --|
@@ -202,6 +202,3 @@ def measured_window(end_s: float, *, warmup_s: float = 0.0, cooldown_s: float = 
     if warmup_s + cooldown_s >= end_s:
         return Window(end_s, end_s)
     return Window(warmup_s, end_s - cooldown_s)
-
-
-# DOC of sim.metrics.definitions: The measured part of a run: all of it, or what remains without the warm-up and the cool-down.

@@ -443,6 +443,3 @@ def _last_end_s(served: Served) -> float:
 
 def _per(part: float, whole: float) -> float:
     return float(part) / whole if whole > 0 else float("nan")
-
-
-# DOC of sim.metrics.dialects: The client's view of a run, as load generators record it, and the percentile definitions of other tools.

@@ -1,4 +1,6 @@
-"""Computes the figures of speculative decoding: acceptance, mean accepted length, tokens and FLOPs in vain.
+"""Figures of speculative decoding, LoRA adapters, KV transfers and live migrations.
+
+Speculative decoding:
 
     draft      a pass of a sequence with at least one draft token (vLLM: vllm:spec_decode_num_drafts)
     place      1 for the first draft token of a pass; with a tree, the depth of a token
@@ -293,8 +295,3 @@ def migration_figures(records: RunRecords) -> dict[str, Any]:
         "duration": describe(np.array([one.ended_s - one.began_s for one in moved])),
         "share_of_time": 2 * float((ends_s - begins_s).sum()) / paid_s if paid_s > 0 else float("nan"),
     }
-
-
-# DOC of sim.metrics.features: Computes the use of LoRA adapters in a run: hits, loads, evictions, and adapters per batch.
-# DOC of sim.metrics.features: Computes the figures of KV transfers from prefill to decode replicas: tokens, bytes, seconds, link use.
-# DOC of sim.metrics.features: Computes the figures of live migrations: their number, bytes and durations.

@@ -1,4 +1,6 @@
-"""Computes the use and the waste of the KV memory: shares of all KV token slots over time, which sum to 1.
+"""Use and waste of the KV memory, cache hits, preemptions and their cost, and waits of requests by cause.
+
+Use and waste are shares of all KV token slots over time, which sum to 1:
 
     filled     slots that hold the KV of a token
     reserved   empty slots of a sequence that it fills later
@@ -364,6 +366,3 @@ def _bytes(part: Part) -> NDArray[np.float64]:
         column(part.events, "tokens") * bytes_per_token[column(part.events, "replica")]
     )
     return found
-
-
-# DOC of sim.metrics.kv_use: Computes cache hits, preemptions and their cost, and waits of requests by cause, from a run's events.

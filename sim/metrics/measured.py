@@ -1,4 +1,4 @@
-"""The measured part of a run, and the latencies of its requests."""
+"""The measured part of a run: the latencies of its requests, its goodput, and confidence intervals of them."""
 
 from __future__ import annotations
 
@@ -278,7 +278,3 @@ class Intervals(Figure):
             throughput,
             {"share": share, "requests_per_s": self.rates.interval("met", run.window)},
         )
-
-
-# DOC of sim.metrics.measured: Goodput and SLO attainment of a run.
-# DOC of sim.metrics.measured: The section `intervals` of the summary: confidence intervals of headline figures, from one run alone.

@@ -1,4 +1,4 @@
-"""Output of a run in its measured time: requests, tokens, and the iterations that they took."""
+"""Requests, tokens and iterations of a run: their numbers and rates, and the check that none is missing."""
 
 from __future__ import annotations
 
@@ -167,6 +167,3 @@ def check_rows(requests: AnyTable) -> None:
     for earlier, later in pairwise(moments):
         early = np.flatnonzero(times(requests, earlier) > times(requests, later))
         assert not len(early), f"row {early[0]}: {later} is before {earlier}"
-
-
-# DOC of sim.metrics.output: Checks that the records of a run are consistent: no request and no token is missing.

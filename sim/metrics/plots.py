@@ -1,4 +1,11 @@
-"""Accumulators of what the plots of report.html show."""
+"""Accumulators of what the plots of report.html show.
+
+To compute the components of an iteration takes several times as long as to add up all its other figures, so
+in runs that stream those of a sample stand for all. Half of the iterations have level 0, a quarter level 1,
+and so on, by their numbers; the sample is all iterations from the lowest level on with which it is small
+enough. Each part of a run takes at least the sample of the whole run, as this level rises with the number of
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -369,13 +376,3 @@ def plots_of(
     for figure in figures.values():
         figure.add(part)
     return Plots.of(figures)
-
-
-# DOC of sim.metrics.plots: Seconds of the replicas by kind of iteration and component of the hardware model.
-#
-# To compute the components of an iteration takes several times as long as to add up all its other figures, so
-# in runs that stream those of a sample stand for all. Half of the iterations have level 0, a quarter level 1,
-# and so on, by their numbers; the sample is all iterations from the lowest level on with which it is small
-# enough. Each part of a run takes at least the sample of the whole run, as this level rises with the number of
-# iterations.
-#

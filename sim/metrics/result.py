@@ -1,4 +1,7 @@
-"""The result of a simulated run: its records, or what they add up to, and the figures computed from them."""
+"""The result of a simulated run: its records, or what they add up to, and the figures computed from them.
+
+A run whose records come in chunks adds up its figures, its series and its table of replicas.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,88 @@ from sim.records.table import AnyTable, Table, column, to_pandas
 
 if TYPE_CHECKING:
     from sim.metrics.plots import Plots
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """The records of a run, the figures computed from them, and the models needed to draw plots."""
+
+    records: RunRecords
+    """If the run has streamed its records, their tables have no rows."""
+    requests: AnyTable
+    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met; likewise."""
+    summary: dict[str, Any]
+    models: tuple[IterationModel, ...]
+    """Hardware models, one per pool."""
+    slo: Slo | None
+    sums: RunSums | None = None
+    """What a run that streams has added up; None: the tables of its records have all rows."""
+    error: OSError | None = None
+    """Why tables that a run streams could not be written: the figures are those of the run up to then."""
+
+    def in_pandas(self) -> RunResult:
+        """Returns the result with frames of pandas for tables: see `RunRecords.in_pandas`."""
+        return replace(self, records=self.records.in_pandas(), requests=to_pandas(self.requests))
+
+    @property
+    def window(self) -> Window:
+        """The measured part of the run."""
+        return Window(self.summary["trimmed"]["start_s"], self.summary["trimmed"]["end_s"])
+
+    def plots(self) -> Plots:
+        """Computes what the plots show, which a run that streams has added up (`FigureSetting.plots`)."""
+        if self.sums is not None:
+            return self.sums.figures.plots(self.records)
+        from sim.metrics.plots import plots_of  # noqa: PLC0415 (runs of a study draw nothing)
+
+        return plots_of(self.records, self.requests, self.window, self.models, self.slo)
+
+    @property
+    def replicas(self) -> Table:
+        """One row per replica: see `ReplicaTable`."""
+        if self.sums is not None:
+            return self.sums.replicas.table(self.records)
+        found = ReplicaTable()
+        found.add(self.requests, self.records.iterations)
+        return found.table(self.records)
+
+
+class RunSums:
+    """The accumulators of a run that streams, or of a shard of it; those of shards are merged.
+
+    setting: of the figures. sessions_after, group_rows: see `OwnLatencies`.
+    """
+
+    def __init__(
+        self,
+        setting: FigureSetting,
+        sessions_after: Callable[[int], Collection[int]] = no_sessions,
+        group_rows: int = GROUP_ROWS,
+    ) -> None:
+        self.figures, self.series, self.replicas = RunFigures(setting), LoadSeries(), ReplicaTable()
+        self._own = OwnLatencies(setting.new_latencies(), setting.own_terms, sessions_after, group_rows)
+
+    def add(self, chunk: RecordChunk) -> RecordChunk:
+        """Adds a chunk; returns it with the requests whose latencies are known, and their `request_metrics`.
+
+        Raises AssertionError if the records are inconsistent.
+        """
+        chunk = self._own.completed(chunk)
+        requests = request_metrics(chunk.requests, self.figures.setting.slo, chunk.own_s)
+        self.figures.add(chunk, requests)
+        self.series.add(requests, chunk.iterations)
+        self.replicas.add(requests, chunk.iterations)
+        return replace(chunk, requests=requests)
+
+    def merge(self, other: RunSums) -> None:
+        """Adds the records of other, which is not changed and was made with the same setting."""
+        self.figures.merge(other.figures)
+        self.series.merge(other.series)
+        self.replicas.merge(other.replicas)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what computes latencies: the copy can be merged only."""
+        return {name: value for name, value in vars(self).items() if name != "_own"}
 
 
 _COUNTS = (
@@ -119,89 +204,3 @@ def _sum(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     total[: len(a)] += a
     total[: len(b)] += b
     return total
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunResult:
-    """The records of a run, the figures computed from them, and the models needed to draw plots."""
-
-    records: RunRecords
-    """If the run has streamed its records, their tables have no rows."""
-    requests: AnyTable
-    """The request records with TTFT, TPOT, E2E, queue time and whether the SLO was met; likewise."""
-    summary: dict[str, Any]
-    models: tuple[IterationModel, ...]
-    """Hardware models, one per pool."""
-    slo: Slo | None
-    sums: RunSums | None = None
-    """What a run that streams has added up; None: the tables of its records have all rows."""
-    error: OSError | None = None
-    """Why tables that a run streams could not be written: the figures are those of the run up to then."""
-
-    def in_pandas(self) -> RunResult:
-        """Returns the result with frames of pandas for tables: see `RunRecords.in_pandas`."""
-        return replace(self, records=self.records.in_pandas(), requests=to_pandas(self.requests))
-
-    @property
-    def window(self) -> Window:
-        """The measured part of the run."""
-        return Window(self.summary["trimmed"]["start_s"], self.summary["trimmed"]["end_s"])
-
-    def plots(self) -> Plots:
-        """Computes what the plots show, which a run that streams has added up (`FigureSetting.plots`)."""
-        if self.sums is not None:
-            return self.sums.figures.plots(self.records)
-        from sim.metrics.plots import plots_of  # noqa: PLC0415 (runs of a study draw nothing)
-
-        return plots_of(self.records, self.requests, self.window, self.models, self.slo)
-
-    @property
-    def replicas(self) -> Table:
-        """One row per replica: see `ReplicaTable`."""
-        if self.sums is not None:
-            return self.sums.replicas.table(self.records)
-        found = ReplicaTable()
-        found.add(self.requests, self.records.iterations)
-        return found.table(self.records)
-
-
-class RunSums:
-    """The accumulators of a run that streams, or of a shard of it; those of shards are merged.
-
-    setting: of the figures. sessions_after, group_rows: see `OwnLatencies`.
-    """
-
-    def __init__(
-        self,
-        setting: FigureSetting,
-        sessions_after: Callable[[int], Collection[int]] = no_sessions,
-        group_rows: int = GROUP_ROWS,
-    ) -> None:
-        self.figures, self.series, self.replicas = RunFigures(setting), LoadSeries(), ReplicaTable()
-        self._own = OwnLatencies(setting.new_latencies(), setting.own_terms, sessions_after, group_rows)
-
-    def add(self, chunk: RecordChunk) -> RecordChunk:
-        """Adds a chunk; returns it with the requests whose latencies are known, and their `request_metrics`.
-
-        Raises AssertionError if the records are inconsistent.
-        """
-        chunk = self._own.completed(chunk)
-        requests = request_metrics(chunk.requests, self.figures.setting.slo, chunk.own_s)
-        self.figures.add(chunk, requests)
-        self.series.add(requests, chunk.iterations)
-        self.replicas.add(requests, chunk.iterations)
-        return replace(chunk, requests=requests)
-
-    def merge(self, other: RunSums) -> None:
-        """Adds the records of other, which is not changed and was made with the same setting."""
-        self.figures.merge(other.figures)
-        self.series.merge(other.series)
-        self.replicas.merge(other.replicas)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what computes latencies: the copy can be merged only."""
-        return {name: value for name, value in vars(self).items() if name != "_own"}
-
-
-# DOC of sim.metrics.result: Sums of a run whose records come in chunks: its figures, its series and its table of replicas.
-# DOC of sim.metrics.result: The table of the replicas of a run, counted from its tables or from parts of them.

@@ -1,7 +1,9 @@
-"""Computes the data series of plots: curves over time and distributions, reduced to a few hundred points.
+"""Data series in bounded memory: events and states over time, samples of points, distributions as curves.
 
-A plot of a million iterations would be 30 MB, too much for a browser. The means here are exact integrals over
-time and the maxima are kept as well, so that the reduction hides no spike.
+A plot of a million iterations would be 30 MB, too much for a browser. The means over time are exact integrals
+and the maxima are kept as well, so that the reduction hides no spike. Bins are 2^k s wide, with the same k
+for all of a series; k follows from the latest event, so bins of several parts of a run can be merged in any
+order.
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ from numpy.typing import NDArray
 from sim.metrics.definitions import Counts, Times, Window, times
 from sim.metrics.steady import RunInterval, Series
 from sim.records.table import AnyTable, Table, column
+
+Ints = NDArray[np.int64]
+
+
+Floats = NDArray[np.float64]
 
 
 def mean_and_max_over_time(
@@ -79,8 +86,6 @@ def octaves(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     occurring, index = np.unique(octave_of(lengths), return_inverse=True)
     return np.left_shift(np.int64(1), occurring.astype(np.int64)), index
 
-
-Ints = NDArray[np.int64]
 
 MAX_BINS: Final = 1024
 TICKS_PER_S: Final = 1 << 20
@@ -201,7 +206,6 @@ def added(one: Ints, other: Ints) -> Ints:
     return found
 
 
-Floats = NDArray[np.float64]
 MAX_STATE_BINS: Final = 512
 _LOG_STATE_WIDTH: Final = 17
 """Binary logarithm of the ticks of the narrowest bin, 125 ms."""
@@ -305,8 +309,7 @@ def _paired(values: Floats) -> Floats:
     return values.reshape(*values.shape[:2], -1, 2)
 
 
-_Floats = NDArray[np.float64]
-Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any], _Floats]
+Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any], Floats]
 """Kinds, numbers, x and y of points."""
 _MAX_WAITING: Final = 8192
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -325,7 +328,7 @@ class Points:
         self._even = _no_points()
         self._largest = _no_points()
 
-    def add(self, number: NDArray[np.int64], x: _Floats, y: _Floats) -> None:
+    def add(self, number: NDArray[np.int64], x: Floats, y: Floats) -> None:
         """Adds points; their numbers differ from those of all others."""
         self._take(place_of(number), x, y)
 
@@ -344,13 +347,13 @@ class Points:
         for points in (other._even, other._largest):
             self._take(*points)
 
-    def drawn(self) -> tuple[_Floats, _Floats]:
+    def drawn(self) -> tuple[Floats, Floats]:
         """Returns x and y of the chosen points."""
         order, x, y = (np.concatenate(pair) for pair in zip(self._even, self._largest, strict=True))
         _, first = np.unique(order, return_index=True)
         return x[first], y[first]
 
-    def _take(self, order: NDArray[np.uint64], x: _Floats, y: _Floats) -> None:
+    def _take(self, order: NDArray[np.uint64], x: Floats, y: Floats) -> None:
         self._even = _least(self._even, (order, x, y), 0, self._num_even)
         self._largest = _least(self._largest, (order, x, y), 2, self._num_largest)
 
@@ -381,7 +384,7 @@ class PointsByKind:
         for mine, theirs in zip(self.kinds, other.kinds, strict=True):
             mine.merge(theirs)
 
-    def _limits(self) -> tuple[NDArray[np.uint64], _Floats]:
+    def _limits(self) -> tuple[NDArray[np.uint64], Floats]:
         """Returns `Points.limits` of all kinds."""
         places, least_y = zip(*(points.limits for points in self.kinds), strict=True)
         return np.array(places, np.uint64), np.array(least_y)
@@ -399,7 +402,7 @@ def place_of(number: NDArray[np.int64]) -> NDArray[np.uint64]:
     return number.astype(np.uint64) * _FACTOR
 
 
-Columns = tuple[NDArray[np.uint64], _Floats, _Floats]
+Columns = tuple[NDArray[np.uint64], Floats, Floats]
 
 
 def _no_points() -> Columns:
@@ -515,13 +518,3 @@ class LoadSeries:
 def _steps(name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the values of a column in its steps, as whole numbers."""
     return np.rint(values * _STEPS[name])
-
-
-# DOC of sim.metrics.series: Counts of events over time in bins the width of which doubles, so that any run has few of them.
-#
-# A bin is 2^k s wide, with the same k for all; k follows from the latest event, so bins of several parts of a
-# run can be merged in any order.
-#
-# DOC of sim.metrics.series: Means and maxima of the states of replicas over time, in bins the width of which doubles.
-# DOC of sim.metrics.series: A sample of the points of a scatter plot that does not depend on how they were divided.
-# DOC of sim.metrics.series: The time series of a run that is too long to keep its tables: sums in intervals of equal length.

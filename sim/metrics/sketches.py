@@ -1,4 +1,4 @@
-"""A sketch of a distribution: percentiles with a known relative error, in bounded memory.
+"""Accumulators in bounded memory of runs that stream: sketches of distributions, and groups of requests.
 
 As in DDSketch, values are counted in buckets the borders of which grow geometrically; counts are integers, so
 merging is exact in any order. Source: Masson, Rim and Lee, DDSketch, VLDB 2019. The borders are those of its
@@ -12,6 +12,11 @@ its bucket. Values below 2^-40 s (1 ps) count as 0. Count, mean, minimum and max
 
 The packages `ddsketch` (pure Python, one value at a time) and `datasketches` (KLL and t-digest: no weights,
 and merging depends on the order) do not fit: gaps between tokens come as values with counts.
+
+Groups of requests with consecutive ids serve confidence intervals by batch means. A group has 2^k ids, the
+same k for all; it grows as soon as there would be too many groups, and then two groups become one. So k
+follows from the largest id, and groups of several runs' parts are merged by id. Sums are integers in units of
+2^-30 s, so that every order of adding gives the same; this is 1 ns, far less than an interval is wide.
 """
 
 from __future__ import annotations
@@ -411,13 +416,3 @@ class GroupedShares(IdGroups):
 
 
 SKETCHED: Final = Kept(ExactTotals, Sketch, GroupedLatency, GroupedShares, Bins, PERCENTILE_ERROR)
-
-
-# DOC of sim.metrics.sketches: Values of requests in groups of consecutive ids, for confidence intervals by batch means.
-#
-# A group has 2^k ids, the same k for all; it grows as soon as there would be too many groups, and then two
-# groups become one. So k follows from the largest id, and groups of several runs' parts are merged by id.
-# Sums are integers in units of 2^-30 s, so that every order of adding gives the same; this is 1 ns, far less
-# than an interval is wide.
-#
-# DOC of sim.metrics.sketches: Parts of the accumulators of runs that stream: exact sums, sketches, groups of requests, bins.

@@ -34,6 +34,10 @@ interval, in brackets the % of these in which it contains the true value):
     0.9    0, 0, 0                    4 (13), 48 (89), 100 (96)
 
 The few intervals of short runs at high load are therefore not reliable.
+
+The warm-up of a run is determined from the series of TTFT, which reflects the queue, and of TPOT, which
+reflects the batch, of the requests in order of arrival. E2E follows from both and varies too much with the
+length of the answers.
 """
 
 from __future__ import annotations
@@ -416,11 +420,3 @@ def _to_json(one: RunInterval) -> dict[str, Any]:
 def _mean(values: NDArray[np.float64]) -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
-
-
-# DOC of sim.metrics.steady: Determines the warm-up of a run and confidence intervals of its figures from this run alone.
-#
-# The methods are in `sim.metrics.steady`. The warm-up is determined from the series of TTFT, which reflects the
-# queue, and of TPOT, which reflects the batch, of the requests in order of arrival. E2E follows from both and
-# varies too much with the length of the answers.
-#

@@ -1,4 +1,14 @@
-"""Sums with the same rounding for any number of CPU cores, and named totals of tables."""
+"""Sums with the same rounding for any number of CPU cores: named totals of tables, and exact totals.
+
+Floating-point addition is not associative, so a sum depends on how the values were split. Exact totals are
+the same for every order of the values and every way to merge partial sums: the values are split without error
+into parts of which so few leading bits are used that numpy adds them exactly; these sums are added as
+integers, and only the result is rounded. Source: Rump, Ogita and Oishi, Accurate floating-point summation,
+SIAM J. Sci. Comput. 31, 2008 (the extraction of leading parts).
+
+An integer counts units of 2^-1074, the smallest double. So there is no error before the one rounding of the
+result, for values from 0 to 2^1000 in magnitude.
+"""
 
 from __future__ import annotations
 
@@ -153,15 +163,3 @@ class ExactTotals:
     def largest(self, name: str) -> float:
         """Returns a maximum; 0 if there were no values."""
         return self._largest.get(name, 0)
-
-
-# DOC of sim.metrics.sums: Exact sums of floats: the same for every order of the values and every way to merge partial sums.
-#
-# Floating-point addition is not associative, so a sum depends on how the values were split. Here the values are
-# split without error into parts of which so few leading bits are used that numpy adds them exactly; these sums
-# are added as integers, and only the result is rounded. Source: Rump, Ogita and Oishi, Accurate floating-point
-# summation, SIAM J. Sci. Comput. 31, 2008 (the extraction of leading parts).
-#
-# An integer counts units of 2^-1074, the smallest double. So there is no error before the one rounding of the
-# result, for values from 0 to 2^1000 in magnitude.
-#

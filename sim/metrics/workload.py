@@ -1,4 +1,8 @@
-"""The records from which a workload computes figures of its own: those of all its requests in a run."""
+"""Figures that only the workload of a run knows: its records, sections of the summary, latencies.
+
+See `sim.workload.base`. The latency of a task is known when the last of its calls has ended, so the rows of
+earlier calls are held back until then.
+"""
 
 from __future__ import annotations
 
@@ -330,11 +334,3 @@ def _records(chunk: RecordChunk, requests: AnyTable) -> WorkloadRecords:
         bursts=chunk.bursts,
         window=WHOLE_RUN,
     )
-
-
-# DOC of sim.metrics.workload: Accumulators of the sections that a workload adds to the summary: see `sim.workload.base`.
-# DOC of sim.metrics.workload: Latencies of requests that only the workload knows: see `sim.workload.base`.
-#
-# The latency of a task is known when the last of its calls has ended, so the rows of earlier calls are held
-# back until then.
-#

@@ -1,4 +1,4 @@
-"""The records of a run: requests, iterations, engines, pools and links."""
+"""The records of a run, whole or in chunks: requests, iterations, engines, pools, links, events."""
 
 from __future__ import annotations
 
@@ -76,63 +76,6 @@ class MigrationRecord(NamedTuple):
     num_bytes: float
     """Bytes of KV that were copied."""
     outcome: Outcome
-
-
-def own_gaps_table(logs: list[IterationLog]) -> Table:
-    """Returns the table of the gaps logged by add_gap, of all replicas: see `RunRecords.own_gaps`."""
-    gaps = [log.own_gaps() for log in logs]
-    request_id, since_s, end_s = np.concatenate(gaps or [np.empty((0, 3))]).T
-    replica = np.repeat([log.replica for log in logs], [len(own) for own in gaps])
-    return Table(
-        {
-            "request_id": request_id.astype(np.int64),
-            "replica": replica.astype(np.int32),
-            "since_s": since_s,
-            "end_s": end_s,
-        }
-    )
-
-
-def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
-    """Returns columns with one value per iteration, and all gaps between tokens, replica after replica.
-
-    A value that an engine does not have, such as adapters, is 0. The logs are removed from the list.
-    """
-    num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
-    dtypes = IterationLog.dtypes()
-    for log in logs:
-        dtypes |= log.more_dtypes()
-    columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in dtypes.items()}
-    gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
-    row = num_gaps = 0
-    logs.reverse()
-    while logs:
-        log = logs.pop()
-        end = row + log.num_iterations
-        own = {name: column[row:end] for name, column in columns.items()}
-        num_gaps += log.expand(own, gaps.part(num_gaps, max_gaps))
-        row = end
-    return columns, gaps.part(0, num_gaps)
-
-
-def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
-    """Returns what `expanded` does, the gaps in another order. The logs are dropped.
-
-    All logs are expanded at once: a thousand small ones cost a thousand times less.
-    """
-    kinds = {(log.block_size, log.serves_adapters, log.drafts is None) for log in logs}
-    if len(kinds) != 1 or logs[0].drafts is not None:  # the passes of each refer to its own iterations
-        return expanded(logs)
-    joined = IterationLog(0, logs[0].block_size, logs[0].serves_adapters)
-    sizes = np.array([log.num_iterations for log in logs])
-    for log in logs:
-        joined.extend(log)
-    columns, gaps = expanded([joined])
-    begin = np.cumsum(sizes) - sizes
-    columns["replica"][:] = np.repeat([log.replica for log in logs], sizes)
-    columns["iteration"] += np.repeat([log.first_iteration for log in logs] - begin, sizes).astype(np.int32)
-    logs.clear()
-    return columns, gaps
 
 
 class Overload(NamedTuple):
@@ -325,60 +268,6 @@ class RunRecords:
         return np.array([replica.pool for replica in self.replicas], np.int64)
 
 
-_COUNTS: Final = ("tokens", "of_tokens", "recomputed_tokens", "by")
-
-
-def events_table(records: RunRecords) -> Table:
-    """Returns one row per event, by time: the logged events, and arrival, first token and end of requests.
-
-    Columns: time_s, request_id (-1: no sequence), replica, event (a name of `Event`), tier, and the counts
-    and waits that `Event` and `WAIT_COLUMNS` define; a wait is in the row of the event that ends it.
-    """
-    requests, logged = records.requests, records.events
-    parts = [
-        _of_requests(requests, Event.arrive, "arrival_s", "prompt_tokens"),
-        _of_requests(requests, Event.first_token, "first_token_s"),
-        logged,
-        _of_requests(requests, Event.end, "finished_s", "output_tokens"),
-    ]
-    table = joined(parts)  # the order at equal times
-    table = table.take(np.lexsort((table["request_id"], table["time_s"])))
-    names = np.array([event.name for event in Event], dtype=object)
-    return Table(
-        {
-            **{name: table[name] for name in ("time_s", "request_id", "replica")},
-            "event": names[table["event"]],
-            "tier": np.array(TIERS, dtype=object)[table["tier"]],
-            **{name: table[name].astype(np.int64) for name in _COUNTS},
-            **{name: table[name] for name in WAIT_COLUMNS},
-        }
-    )
-
-
-def _of_requests(requests: AnyTable, event: Event, name: str, counted: str | None = None) -> Table:
-    """Returns a row of an event for each request that has its time. counted: the column of its tokens."""
-    time_s = column(requests, name, np.float64)
-    happened = np.flatnonzero(~np.isnan(time_s))
-    return Table(
-        {
-            "replica": column(requests, "replica")[happened],
-            "time_s": time_s[happened],
-            "request_id": column(requests, "request_id")[happened],
-            "event": np.full(len(happened), event, np.int8),
-            "tokens": np.ones(len(happened), np.int64)
-            if counted is None
-            else column(requests, counted)[happened],
-            "by": np.full(len(happened), -1),
-        }
-    )
-
-
-# DOC of sim.records.run: The kinds of failures of a replica, and one failure of a run.
-# DOC of sim.records.run: The record of live migrations of a run.
-# DOC of sim.records.run: The tables of the iterations and gaps of a run, from the logs of its replicas.
-# DOC of sim.records.run: The table of all events of requests: the logged events, arrivals, first tokens and ends.
-
-
 GROUP_ROWS: Final = 1 << 16
 """Requests of a group: group k has the ids from k * GROUP_ROWS to (k + 1) * GROUP_ROWS - 1.
 
@@ -472,4 +361,106 @@ def without_rows(records: RunRecords) -> RunRecords:
     )
 
 
-# DOC of sim.records.run: A part of the records of a run that streams them: what has ended since the part before.
+def own_gaps_table(logs: list[IterationLog]) -> Table:
+    """Returns the table of the gaps logged by add_gap, of all replicas: see `RunRecords.own_gaps`."""
+    gaps = [log.own_gaps() for log in logs]
+    request_id, since_s, end_s = np.concatenate(gaps or [np.empty((0, 3))]).T
+    replica = np.repeat([log.replica for log in logs], [len(own) for own in gaps])
+    return Table(
+        {
+            "request_id": request_id.astype(np.int64),
+            "replica": replica.astype(np.int32),
+            "since_s": since_s,
+            "end_s": end_s,
+        }
+    )
+
+
+def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
+    """Returns columns with one value per iteration, and all gaps between tokens, replica after replica.
+
+    A value that an engine does not have, such as adapters, is 0. The logs are removed from the list.
+    """
+    num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
+    dtypes = IterationLog.dtypes()
+    for log in logs:
+        dtypes |= log.more_dtypes()
+    columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in dtypes.items()}
+    gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
+    row = num_gaps = 0
+    logs.reverse()
+    while logs:
+        log = logs.pop()
+        end = row + log.num_iterations
+        own = {name: column[row:end] for name, column in columns.items()}
+        num_gaps += log.expand(own, gaps.part(num_gaps, max_gaps))
+        row = end
+    return columns, gaps.part(0, num_gaps)
+
+
+def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
+    """Returns what `expanded` does, the gaps in another order. The logs are dropped.
+
+    All logs are expanded at once: a thousand small ones cost a thousand times less.
+    """
+    kinds = {(log.block_size, log.serves_adapters, log.drafts is None) for log in logs}
+    if len(kinds) != 1 or logs[0].drafts is not None:  # the passes of each refer to its own iterations
+        return expanded(logs)
+    joined = IterationLog(0, logs[0].block_size, logs[0].serves_adapters)
+    sizes = np.array([log.num_iterations for log in logs])
+    for log in logs:
+        joined.extend(log)
+    columns, gaps = expanded([joined])
+    begin = np.cumsum(sizes) - sizes
+    columns["replica"][:] = np.repeat([log.replica for log in logs], sizes)
+    columns["iteration"] += np.repeat([log.first_iteration for log in logs] - begin, sizes).astype(np.int32)
+    logs.clear()
+    return columns, gaps
+
+
+_COUNTS: Final = ("tokens", "of_tokens", "recomputed_tokens", "by")
+
+
+def events_table(records: RunRecords) -> Table:
+    """Returns one row per event, by time: the logged events, and arrival, first token and end of requests.
+
+    Columns: time_s, request_id (-1: no sequence), replica, event (a name of `Event`), tier, and the counts
+    and waits that `Event` and `WAIT_COLUMNS` define; a wait is in the row of the event that ends it.
+    """
+    requests, logged = records.requests, records.events
+    parts = [
+        _of_requests(requests, Event.arrive, "arrival_s", "prompt_tokens"),
+        _of_requests(requests, Event.first_token, "first_token_s"),
+        logged,
+        _of_requests(requests, Event.end, "finished_s", "output_tokens"),
+    ]
+    table = joined(parts)  # the order at equal times
+    table = table.take(np.lexsort((table["request_id"], table["time_s"])))
+    names = np.array([event.name for event in Event], dtype=object)
+    return Table(
+        {
+            **{name: table[name] for name in ("time_s", "request_id", "replica")},
+            "event": names[table["event"]],
+            "tier": np.array(TIERS, dtype=object)[table["tier"]],
+            **{name: table[name].astype(np.int64) for name in _COUNTS},
+            **{name: table[name] for name in WAIT_COLUMNS},
+        }
+    )
+
+
+def _of_requests(requests: AnyTable, event: Event, name: str, counted: str | None = None) -> Table:
+    """Returns a row of an event for each request that has its time. counted: the column of its tokens."""
+    time_s = column(requests, name, np.float64)
+    happened = np.flatnonzero(~np.isnan(time_s))
+    return Table(
+        {
+            "replica": column(requests, "replica")[happened],
+            "time_s": time_s[happened],
+            "request_id": column(requests, "request_id")[happened],
+            "event": np.full(len(happened), event, np.int8),
+            "tokens": np.ones(len(happened), np.int64)
+            if counted is None
+            else column(requests, counted)[happened],
+            "by": np.full(len(happened), -1),
+        }
+    )

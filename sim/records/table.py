@@ -153,6 +153,3 @@ class Gaps(NamedTuple):
     def part(self, first: int, end: int) -> Gaps:
         """Returns the gaps from `first` to end - 1, in the same memory."""
         return Gaps(self.gap_s[first:end], self.gap_count[first:end], self.gap_end_s[first:end])
-
-
-# DOC of sim.records.table: Gaps between consecutive tokens, as arrays.

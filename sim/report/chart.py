@@ -1,4 +1,4 @@
-"""Plots of plotly.js as plain data, without plotly's Python classes.
+"""Plots of plotly.js as plain data, without plotly's Python classes, and their colours and axes.
 
 Plotly's classes check and copy every value, which takes as long as a short run, and so does their import. The
 JSON here is what they would write; `Chart.figure` creates a plotly figure, for notebooks and images.
@@ -308,6 +308,3 @@ def _written(spec: Any) -> str:
     for character, written in _ESCAPED.items():
         text = text.replace(character, written)
     return text
-
-
-# DOC of sim.report.chart: Colours and axes that all plots of the report share.

@@ -5,6 +5,9 @@ is killed. A folder of whole files can be read at any time: pandas, Polars, Duck
 `requests.parquet` as one table. It also needs no second copy on the disk, as joining the files at the end
 would. Each file of requests.parquet has the requests of one group (see `sim.records.run`), so that its
 bytes depend on the run only, and not on the moments at which the run was cut.
+
+Exact percentiles are computed from the rows of the requests on the disk. One column is read at a time, 8
+bytes per request, so that 10^8 requests take 0.8 GB.
 """
 
 from __future__ import annotations
@@ -159,9 +162,3 @@ def _column(table: pyarrow.dataset.Dataset, name: str) -> NDArray[np.float64]:
         table.to_table(columns=[name])[name].to_numpy().astype(np.float64, copy=False)
     )
     return values
-
-
-# DOC of sim.report.chunk_tables: Exact percentiles of a run without whole tables, from the rows of its requests on the disk.
-#
-# One column is read at a time, 8 bytes per request, so that 10^8 requests take 0.8 GB.
-#

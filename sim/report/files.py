@@ -1,4 +1,7 @@
-"""Writes files: tables as Parquet, and summaries as JSON."""
+"""Writes files, each whole or not at all: tables as Parquet, summaries as JSON, configs as YAML.
+
+A file gets its name only when it is complete, even if the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,3 @@ def _is_number(text: str) -> bool:
 
 
 _Dumper.add_representer(str, _text_node)
-
-
-# DOC of sim.report.files: Writes files atomically: a file gets its name only when it is complete, even if the process is killed.
-# DOC of sim.report.files: Formats a resolved config as YAML text, for config.yaml and the report.

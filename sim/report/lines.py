@@ -1,4 +1,9 @@
-"""Texts on the validity of a run's figures: overload, warm-up, confidence intervals and thinned fleets."""
+"""Lines of text on a run, for the terminal and the report.
+
+They are on the validity of its figures (overload, warm-up, confidence intervals, thinned fleets), on
+failures, retries and scaling, on what clients and tasks of agents see, and on caches, preemptions, waits,
+pipelines, transfers, migrations and speculation.
+"""
 
 from __future__ import annotations
 
@@ -455,8 +460,3 @@ def _waiting(summary: dict[str, Any]) -> str:
     causes = sorted(by_cause_s, key=lambda cause: -by_cause_s[cause])
     parts = [f"{WAITS[cause]} {milliseconds(by_cause_s[cause])}" for cause in causes if by_cause_s[cause] > 0]
     return f"Waiting, ms per request: {milliseconds(figures['mean_s'])}; {', '.join(parts)}"
-
-
-# DOC of sim.report.lines: Lines of text on the fleet of a run: failures of replicas, retries of clients, and scaling.
-# DOC of sim.report.lines: Lines of text on caches, preemptions, waits, pipelines, transfers, migrations and speculation in a run.
-# DOC of sim.report.lines: The text on what clients and tasks of agents see, for the terminal and the report.

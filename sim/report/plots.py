@@ -1,4 +1,4 @@
-"""Plots SLO attainment: the share of requests that met the SLO, by limit, over time and by prompt length."""
+"""The plots of the report: SLO attainment, latencies, the run over time, its iterations, speculation."""
 
 from __future__ import annotations
 
@@ -411,10 +411,3 @@ def _add_batches(chart: Chart, sums: Table) -> None:
         marker = {"color": colour, "size": 5}
         chart.add("scatter", 2, x=seqs, y=per_seq, mode="lines+markers", marker=marker, name=name)
     chart.x_axes(2, title="decoding sequences", **log_axis(seqs, max_labels=6))
-
-
-# DOC of sim.report.plots: Plots latencies: their distributions, and TTFT against the length of the prompt.
-# DOC of sim.report.plots: Plots the run over time: requests running and waiting, KV blocks in use, batch size, throughput.
-# DOC of sim.report.plots: Plots the number of replicas by state over time.
-# DOC of sim.report.plots: Plots the time of the replicas by kind of iteration and by component, and iteration times by batch size.
-# DOC of sim.report.plots: Plots speculative decoding: acceptance by place, accepted length over time, speed-up against batch size.
