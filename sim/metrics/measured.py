@@ -1,4 +1,4 @@
-"""The measured part of a run: the latencies of its requests, its goodput, and confidence intervals of them."""
+"""The measured part of a run: the latencies of its requests, its goodput, and confidence intervals."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.by_class import COUNTS, add_status_counts
 from sim.metrics.definitions import Window, per, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.sums import Totals, weighted_sum
@@ -102,6 +101,7 @@ class IterationCounts(Figure):
         }
 
 
+COUNTS = ("arrived", "finished", "rejected", "aborted", "unfinished")
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
@@ -157,6 +157,14 @@ def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]
         f"{emitted} output tokens, but {first} first tokens + gaps + kept draft tokens = {seen}"
     )
     return counts
+
+
+def add_status_counts(totals: Totals, requests: AnyTable) -> None:
+    """Adds the number of requests and their numbers by status."""
+    status = column(requests, "status")
+    totals.add("arrived", np.ones(len(requests), np.bool_))
+    for name in COUNTS[1:]:
+        totals.add(name, np.asarray(status == name, np.bool_))
 
 
 def check_rows(requests: AnyTable) -> None:
