@@ -11,8 +11,13 @@ from typing import Any, NamedTuple
 from hwmodels.checks import is_finite, is_whole
 from hwmodels.hf.architectures import ARCHITECTURES, REQUIRED, UNKNOWN, WRAPPERS, Architecture
 from hwmodels.hf.fields import MAX_NUMBER, Fields, load_json_object, shown, size_notes, stored_size, wrong
-from hwmodels.hf.quantization import EXPERTS_BESIDE_MLP, as_asked, description_of, stored_weights
-from hwmodels.hf.quantizers import method_of
+from hwmodels.hf.quantization import (
+    EXPERTS_BESIDE_MLP,
+    StoredWeights,
+    as_asked,
+    description_of,
+    method_of,
+)
 from hwmodels.hf.usual import SYNONYMS, learned_positions
 from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
 from hwmodels.model.model_spec import (
@@ -397,14 +402,18 @@ def model_settings(
     if names := fields.taken_as_without_effect():
         notes += (f"fields taken to be without effect on time and memory: {', '.join(names)}",)
     description = description_of(text, folder)
-    stored = stored_weights(
-        description,
-        layers,
-        dtype=dtype,
-        folder=folder,
-        asked=asked,
-        experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
-    )
+    stored = StoredWeights()
+    if description is not None:
+        from hwmodels.hf.quantizers import stored_weights  # noqa: PLC0415 (most models are not quantised)
+
+        stored = stored_weights(
+            description,
+            layers,
+            dtype=dtype,
+            folder=folder,
+            asked=asked,
+            experts_beside_mlp=architecture.startswith(EXPERTS_BESIDE_MLP),
+        )
     settings |= {
         "blocks": blocks_of(layers, stored.formats),
         "weights": stored.weights,

@@ -6,17 +6,16 @@ The description is the quantization_config of the config.json or, without one, a
 from __future__ import annotations
 
 import difflib
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.hf.fields import load_json_object, wrong
-from hwmodels.hf.modules import HEAD, Names, names_in
-from hwmodels.hf.quantizers import MODELOPT, NOT_PRICED, READERS, Description, Plan, kv_cache, method_of
-from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.checks import is_whole
+from hwmodels.hf.fields import load_json_object, shown, wrong
+from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import WEIGHT_FORMATS, Role, kind_of, weight_format
 
 WHERE = "quantization_config"
@@ -54,6 +53,88 @@ class StoredWeights(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+LEFT_OUT = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "exclude_layers",
+    "llm_int8_skip_modules",
+    "linear_weights_not_to_quantize",
+    "skip_modules",
+)
+"""Keys in use for modules that stay unquantised."""
+
+
+class Rule(NamedTuple):
+    """Modules and the format of their weights; None: they are not quantised."""
+
+    modules: Modules
+    stored: str | None
+
+
+class Plan(NamedTuple):
+    """Formats of a checkpoint: those of the first rule that names a module, else `others`."""
+
+    others: str | None
+    rules: tuple[Rule, ...] = ()
+    kv_cache_dtype: str = "auto"
+    """dtype of keys and values; auto: that in which the model computes."""
+    notes: tuple[str, ...] = ()
+
+
+class Description(NamedTuple):
+    """A quantiser's fields, and where they are, for error messages."""
+
+    where: str
+    fields: Mapping[str, Any]
+    experts_dtype: str | None = None
+    """`expert_dtype` of the config.json: fp4 experts beside fp8 (DeepSeek-V4)."""
+
+    def at(self, key: str) -> str:
+        """Returns the name of a key for messages: quantization_config.bits, or quant_config.json: w_bit."""
+        return f"{self.where}{': ' if self.where.endswith('.json') else '.'}{key}"
+
+    def wrong(self, key: str, rule: str) -> ValueError:
+        return wrong(self.at(key), self.fields.get(key), rule)
+
+    def first(self, *keys: str, default: Any = None) -> Any:
+        """Returns the value of the first of these keys that has one."""
+        return next((self.fields[key] for key in keys if self.fields.get(key) is not None), default)
+
+    def inside(self, *keys: str) -> Mapping[str, Any]:
+        """Returns the object of the first of these keys that is set, else an empty one. Raises ValueError."""
+        for key in keys:
+            value = self.fields.get(key)
+            if value is not None:
+                if not isinstance(value, Mapping):
+                    raise self.wrong(key, "must be an object")
+                return value
+        return {}
+
+    def group_size(self, *keys: str, default: int | None = None) -> int | None:
+        """Returns the weights of a group; None: a scale per row (-1, 0 or null). Raises ValueError."""
+        for key in keys or ("group_size",):
+            given = self.fields.get(key)
+            if given is not None:
+                if not is_whole(given) or not (-1 <= given <= 1 << 16):
+                    raise self.wrong(key, "must be a whole number of weights, or -1 for a scale per row")
+                return int(given) if given > 0 else None
+        return default
+
+    def left_out(self) -> Rule:
+        """Returns the rule of the modules that stay unquantised, under any of the keys in use."""
+        names = [name for key in LEFT_OUT for name in listed(self.at(key), self.fields.get(key))]
+        return Rule(modules(self.at(LEFT_OUT[0]), names), None)
+
+    def of(self, key: str, fields: Any) -> Description:
+        """Returns the description inside of this one. Raises ValueError if it is no object."""
+        if not isinstance(fields, Mapping):
+            raise wrong(self.at(key), fields, "must be an object")
+        return Description(self.at(key), fields)
+
+
 def description_of(config: Mapping[str, Any], folder: Path | None = None) -> Description | None:
     """Returns what the checkpoint says of its formats; None if it says nothing. Raises ValueError.
 
@@ -83,132 +164,261 @@ def with_layers(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
     return {**fields, "quantization": {"quantized_layers": more["quantized_layers"], **inside}}
 
 
-def stored_weights(
-    description: Description | None,
-    layers: Sequence[Block],
-    *,
-    dtype: str,
-    folder: Path | None = None,
-    asked: Mapping[str, str] | None = None,
-    experts_beside_mlp: bool = False,
-) -> StoredWeights:
-    """Returns the formats of all matrices by the description; None means that they are not quantised.
+def method_of(fields: Mapping[str, Any]) -> str | None:
+    """Returns quant_method, or the one that the other fields tell; None if nothing does.
 
-    layers: one block for each layer. dtype: that of matrices which are not quantised. asked: formats that the
-    user sets; with `weights` and `kv_cache_dtype` among them nothing has to be understood.
-    experts_beside_mlp: see `modules.names_in`. Raises ValueError for what names a format and is not known.
+    ModelOpt's descriptions say producer or quant_algo, AutoAWQ's file w_bit, AutoGPTQ's file desc_act.
     """
-    if description is None:
-        return StoredWeights()
-    asked = asked or {}
-    notes = list[str]()
-    is_file = description.where in FILES
-    try:
-        plan = plan_of(description)
-        names = names_in(json.dumps(dict(description.fields)), experts_beside_mlp=experts_beside_mlp)
-        stored = of_layers(plan, layers, names, dtype, description.where)
-        notes += plan.notes
-    except ValueError as error:
-        if "weights" not in asked:
-            raise
-        notes.append(f"weights are stored as model.weights says; the checkpoint's are not known: {error}")
-        stored = StoredWeights()
-    if "kv_cache_dtype" not in asked:
-        kv, kv_notes = keys_and_values(description, folder)
-        stored, notes = stored._replace(kv_cache_dtype=kv), [*notes, *kv_notes]
-    if is_file:
-        notes.append(f"number formats are those of {description.where.removesuffix(': ')}")
-    return stored._replace(notes=tuple(notes))
-
-
-def plan_of(description: Description) -> Plan:
-    """Returns the formats by module. Raises ValueError for a quantiser that is not known."""
-    method = method_of(description.fields)
-    if method is not None and method in NOT_PRICED:
-        raise description.wrong(
-            "quant_method",
-            f"cannot be priced, since {NOT_PRICED[method]}; set model.weights to price another format",
-        )
-    if method is None or method not in READERS:
-        raise description.wrong("quant_method", f"cannot be priced; known: {', '.join(READERS)}")
-    return READERS[method](description)
-
-
-def keys_and_values(description: Description, folder: Path | None) -> tuple[str, tuple[str, ...]]:
-    """Returns kv_cache_dtype; where the config.json does not name it, hf_quant_config.json may."""
-    kv = kv_cache(description)
-    if kv != "auto" or description.where not in KEYS or folder is None:
-        return kv, ()
-    file = folder / MODELOPT_FILE
-    if not file.exists() or {"kv_cache_quant_algo", "kv_cache_scheme"} & description.fields.keys():
-        return kv, ()
-    kv = kv_cache(Description(MODELOPT_FILE, load_json_object(file)))
-    if kv == "auto":
-        return kv, ()
-    return kv, (
-        f"keys and values in {kv} as {MODELOPT_FILE} says, which TensorRT-LLM reads; vLLM reads config.json "
-        "alone: kv_cache_dtype=auto keeps them in the model's dtype there",
+    method = fields.get("quant_method")
+    if isinstance(method, str) and method:
+        return method.lower().replace("compressed_tensors", "compressed-tensors")
+    producer, inside = fields.get("producer"), fields.get("quantization")
+    if (
+        (isinstance(producer, Mapping) and producer.get("name") == "modelopt")
+        or "quant_algo" in fields
+        or (isinstance(inside, Mapping) and "quant_algo" in inside)
+    ):
+        return "modelopt"
+    signs = (
+        (("config_groups",), "compressed-tensors"),
+        (("global_quant_config",), "quark"),
+        (("w_bit",), "awq"),
+        (("q_group_size",), "awq"),
+        (("bits", "desc_act"), "gptq"),
+        (("bits", "group_size", "sym"), "gptq"),
+        (("bits", "group_size", "zero_point"), "awq"),
+        (("load_in_4bit",), "bitsandbytes"),
+        (("load_in_8bit",), "bitsandbytes"),
+        (("weight_block_size",), "fp8"),
     )
+    return next((name for keys, name in signs if all(key in fields for key in keys)), None)
 
 
-def of_layers(plan: Plan, layers: Sequence[Block], names: Names, dtype: str, where: str) -> StoredWeights:
-    """Returns the formats of the layers' matrices: the commonest of each role, and what differs from it."""
-    found = [dict(formats_of(plan, layer, number, names)) for number, layer in enumerate(layers)]
-    sizes: dict[Role, Counter[str | None]] = {Role.dense: Counter(), Role.routed: Counter()}
-    for layer, own in zip(layers, found, strict=True):
-        for matrix in layer.layer_matrices(1 << 10):
-            if matrix.role is not Role.plain:
-                sizes[matrix.role][own[matrix.name]] += matrix.elements
-    head = head_format(plan)
-    quantised = head is not None or any(name for own in found for name in own.values())
-    if not quantised and (plan.others is not None or any(rule.stored is not None for rule in plan.rules)):
+# Modules of a layer under the names of checkpoints, and patterns that name some of them.
+
+PREFIXES = (
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.decoder.",
+    "transformer.",
+    "backbone.",
+    "",
+)
+"""What names of a language model's layers begin with, the usual one first."""
+
+ATTENTION = ("self_attn", "linear_attn", "attn", "attention", "mixer")
+DENSE = ("mlp", "ffn", "feed_forward", "mixer", "block_sparse_moe")
+EXPERTS = tuple(
+    f"{inside}experts"
+    for inside in ("mlp.", "ffn.", "feed_forward.", "block_sparse_moe.", "mixer.", "moe.", "")
+)
+SHARED = tuple(
+    f"{inside}{name}"
+    for inside in ("mlp.", "ffn.", "feed_forward.", "block_sparse_moe.", "mixer.", "moe.", "")
+    for name in ("shared_experts", "shared_expert", "share_expert", "shared_mlp")
+)
+
+UP, GATE, DOWN = ("up_proj", "gate_up_proj", "w3"), ("gate_proj", "gate_up_proj", "w1"), ("down_proj", "w2")
+OF_ATTENTION = {
+    "qkv_proj": (("q_proj", "qkv_proj", "wq"), ("k_proj", "qkv_proj", "wk"), ("v_proj", "qkv_proj", "wv")),
+    "o_proj": (("o_proj", "out_proj", "wo"),),
+    "qkv_a_proj": (("q_a_proj", "wq_a"), ("kv_a_proj_with_mqa", "wkv_a", "wkv")),
+    "kv_a_proj": (("kv_a_proj_with_mqa", "wkv_a", "wkv"),),
+    "q_b_proj": (("q_b_proj", "wq_b"),),
+    "kv_b_proj": (("kv_b_proj", "wkv_b"),),
+    "index_q_proj": (("indexer.wq_b",),),
+    "index_k_proj": (("indexer.wk",),),
+    "index_qk_proj": (("index_q_proj",), ("index_k_proj",)),
+    "compressor_proj": (("compressor.wkv",), ("compressor.wgate",)),
+    "o_a_proj": (("o_a_proj", "wo_a"),),
+    "o_b_proj": (("o_b_proj", "wo_b"),),
+    "in_proj_qkv": (("q_proj",), ("k_proj",), ("v_proj",)),
+    "latent_down_proj": (("fc1_latent_proj", "routed_expert_down_proj"),),
+    "latent_up_proj": (("fc2_latent_proj", "routed_expert_up_proj"),),
+    "in_proj_qkvz": (("in_proj_qkv", "in_proj_qkvz"), ("in_proj_z", "in_proj_qkvz")),
+}
+"""Matrix of ours -> for each of the matrices that it joins: its names in checkpoints."""
+
+OF_MLP = {"gate_up_proj": (GATE, UP), "up_proj": (UP,), "down_proj": (DOWN,)}
+
+HEAD = ("lm_head", "language_model.lm_head", "model.lm_head", "head")
+
+MOST_REGEXES = 2_000
+MOST_REPETITIONS = 6
+"""Unbounded repetitions in one regular expression; more could take forever on a name that does not match."""
+
+_STRIPPED = re.compile("|".join(re.escape(prefix) for prefix in sorted(PREFIXES, key=len, reverse=True)))
+_REGEX = re.compile(r"^\.\*|[\\^$(|+]")
+"""Finds what only regular expressions have; model.layers.1.* is a wildcard of layer 1, not of layer 10."""
+_NESTED = re.compile(r"\([^()]*[*+{][^()]*\)\s*[*+{]")
+
+
+class Names(NamedTuple):
+    """Names of the modules in layers: the containers in which attention, MLPs and experts may lie."""
+
+    attention: tuple[str, ...]
+    dense: tuple[str, ...]
+    experts: tuple[str, ...]
+    shared: tuple[str, ...]
+
+    def parts(self, layer: int, matrix: str) -> list[list[str]]:
+        """Returns the full names of each of the matrices that a matrix of ours joins."""
+        places = list[tuple[tuple[str, ...], tuple[str, ...]]]()
+        for start, containers in (("expert_", self.experts), ("shared_", self.shared), ("", self.dense)):
+            of_mlp = OF_MLP.get(matrix.removeprefix(start)) if matrix.startswith(start) else None
+            if of_mlp is not None:
+                numbered = start == "expert_"
+                places = [
+                    (containers, (*(f"0.{leaf}" for leaf in leaves if numbered), *leaves))
+                    for leaves in of_mlp
+                ]
+                break
+        else:
+            places = [(self.attention, leaves) for leaves in OF_ATTENTION.get(matrix, ((matrix,),))]
+        return [
+            [f"layers.{layer}.{inside}.{leaf}" for inside in containers for leaf in leaves]
+            for containers, leaves in places
+        ]
+
+
+def names_in(text: str, *, experts_beside_mlp: bool = False) -> Names:
+    """Returns the names that a checkpoint's patterns can tell apart: usual containers, and those in text.
+
+    text: all patterns. experts_beside_mlp: the experts are beside a dense `mlp` instead of in it (Gemma 4).
+    """
+
+    def used(containers: Sequence[str]) -> tuple[str, ...]:
+        return tuple(
+            name
+            for place, name in enumerate(containers)
+            if place == 0 or all(word in text for word in name.split("."))
+        )
+
+    experts = ("experts",) if experts_beside_mlp else used(EXPERTS)
+    return Names(used(ATTENTION), used(DENSE), experts, used(SHARED))
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Patterns of modules' names: a name or a part of one, wildcards (*), or a regular expression (re:)."""
+
+    plain: frozenset[str] = frozenset()
+    globs: re.Pattern[str] | None = None
+    regexes: tuple[re.Pattern[str], ...] = ()
+    prefixes: tuple[str, ...] = field(default=PREFIXES[:1])
+
+    def match(self, names: Iterable[str]) -> bool:
+        """Returns whether a pattern names one of these modules or a module that holds it."""
+        return any(self._matches(name) for name in names)
+
+    def _matches(self, name: str) -> bool:
+        if self.plain:
+            words = name.split(".")
+            for start in range(len(words)):
+                for end in range(start + 1, len(words) + 1):
+                    if ".".join(words[start:end]) in self.plain:
+                        return True
+        for prefix in self.prefixes if self.globs or self.regexes else ():
+            full = f"{prefix}{name}"
+            if self.globs is not None and self.globs.match(full):
+                return True
+            if any(regex.match(full) for regex in self.regexes):
+                return True
+        return False
+
+
+def modules(where: str, patterns: Iterable[str]) -> Modules:
+    """Returns the modules that the patterns name. Raises ValueError that names the field `where`."""
+    plain, globs, regexes, used = set[str](), list[str](), list[re.Pattern[str]](), {PREFIXES[0]}
+    for pattern in patterns:
+        used |= {prefix for prefix in PREFIXES if prefix and prefix in pattern}
+        if pattern.startswith("re:"):
+            regexes.append(regular_expression(where, pattern[3:]))
+        elif "*" in pattern or "?" in pattern:
+            if _REGEX.search(pattern):
+                regexes += readable_as_regex(pattern)
+            translated = fnmatch.translate(pattern).removesuffix(r"\Z")
+            globs.append(rf"{translated}(?:\..*)?\Z")
+        else:
+            name = pattern.removesuffix(".weight").strip(".")
+            plain.add(_STRIPPED.sub("", name, count=1) if _STRIPPED.match(name) else name)
+    if len(regexes) > MOST_REGEXES:
         raise ValueError(
-            f"{where}: the formats that it names are of no matrix of this model, or of none that is not left "
-            "out; set model.weights"
+            f"{where}: holds {len(regexes):,} regular expressions; at most {MOST_REGEXES:,} are read"
         )
-    commonest = {role: max(of, key=lambda name: of[name], default=None) for role, of in sizes.items()}
-    dense, routed = commonest[Role.dense], commonest[Role.routed]
-    if not sizes[Role.routed] or routed == dense:
-        routed = None
-    elif routed is None:
-        routed = dtype
-    of_role = {Role.dense: dense or dtype, Role.routed: routed or dense or dtype}
-    formats = tuple(
-        tuple(
-            (matrix.name, own[matrix.name] or dtype)
-            for matrix in layer.layer_matrices(1 << 10)
-            if matrix.role is not Role.plain and (own[matrix.name] or dtype) != of_role[matrix.role]
+    joined = re.compile("|".join(f"(?:{one})" for one in dict.fromkeys(globs))) if globs else None
+    # Names that no prefix of a language model starts may begin a pattern, as in layers.0.ffn.experts.
+    prefixes = tuple(prefix for prefix in PREFIXES if prefix in used or not prefix)
+    return Modules(frozenset(plain - {""}), joined, tuple(regexes), prefixes)
+
+
+def regular_expression(where: str, text: str) -> re.Pattern[str]:
+    """Compiles an expression of a checkpoint. Raises ValueError if it is none, or could take too long."""
+    if (
+        _NESTED.search(text)
+        or len(re.findall(r"(?<!\\)[*+]|\{\d*,\}", text)) > MOST_REPETITIONS
+        or len(text) > 2_000
+    ):
+        raise wrong(
+            where, f"re:{text}", f"must have at most {MOST_REPETITIONS} repetitions (* or +), and none nested"
         )
-        for layer, own in zip(layers, found, strict=True)
-    )
-    return StoredWeights(dense, routed, head, formats=formats if any(formats) else ())
+    try:
+        return re.compile(re.sub(r"(?:\.\*){2,}", ".*", text))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise wrong(where, f"re:{text}", f"is no regular expression: {error}") from None
 
 
-def formats_of(plan: Plan, layer: Block, number: int, names: Names) -> Iterator[tuple[str, str | None]]:
-    """Yields each matrix of a layer and its format; of matrices that are joined, the widest format counts."""
-    for matrix in layer.layer_matrices(1 << 10):
-        if matrix.role is not Role.plain:
-            formats = [format_of(plan, part) for part in names.parts(number, matrix.name)]
-            yield matrix.name, max(formats, key=bits_of)
+def readable_as_regex(pattern: str) -> list[re.Pattern[str]]:
+    """Returns the expression that a pattern with wildcards may be instead; none if it is none."""
+    try:
+        return [regular_expression("", pattern)]
+    except ValueError:
+        return []
 
 
-def bits_of(name: str | None) -> float:
-    """Returns the bytes per weight of a format; those of matrices that are not quantised are the largest."""
-    return float("inf") if name is None else weight_format(name).bytes_per_weight
+def listed(where: str, given: Any) -> list[str]:
+    """Returns the patterns of a field: a list of texts, or one text. Raises ValueError."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return [given]
+    if not (isinstance(given, list) and all(isinstance(one, str) for one in given)):
+        raise ValueError(f"{where}={shown(given)}: must be a list of names of modules")
+    return given
 
 
-def format_of(plan: Plan, module: Sequence[str]) -> str | None:
-    """Returns the format of a module under all its names; None: it is not quantised."""
-    for rule in plan.rules:
-        if rule.modules.match(module):
-            return rule.stored
-    return plan.others
+# The formats that a user asks for.
 
-
-def head_format(plan: Plan) -> str | None:
-    """Returns the format of the LM head: only what names it quantises it."""
-    return next((rule.stored for rule in plan.rules if rule.modules.match(HEAD)), None)
-
+MODELOPT = {
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8_block",
+    "FP8_PB_REAL": "fp8_block",
+    "FP8_BLOCK_SCALES": "fp8_block",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "NVFP4_AWQ_LITE": "nvfp4",
+    "W4A16_NVFP4": "nvfp4_wo",
+    "W4A8_NVFP4_FP8": "nvfp4_fp8",
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4_mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4_mxfp8",
+    "W4A8_MXFP4_MXFP8": "mxfp4_mxfp8",
+    "W4A16_MXFP4": "mxfp4",
+    "W4A16_AWQ": "int4_wo",
+    "W4A16_GPTQ": "int4_wo",
+    "W4A16": "int4_wo",
+    "INT4_AWQ": "int4_wo",
+    "W4A8_AWQ": "int4_fp8",
+    "W8A16": "int8_wo",
+    "W8A16_GPTQ": "int8_wo",
+    "INT8": "int8",
+    "INT8_SQ": "int8",
+    "W8A8_SQ_PER_CHANNEL": "int8",
+}
+"""quant_algo of Model Optimizer and TensorRT-LLM -> weight format."""
 
 IS_QUANTISED = "the checkpoint is quantised already"
 """Part of the message on a format that an engine would have to make from another one."""
@@ -420,6 +630,11 @@ def nearest_to(name: str) -> str:
     return f"; nearest: {found[0]}" if found else ""
 
 
+# DOC of modules: The modules of a layer under the names of checkpoints, and patterns that name some of them.
+#
+# Checkpoints name what they leave unquantised, or store in another format, by modules of transformers
+# (`model.layers.3.self_attn.q_proj`), by parts of such names, by wildcards and by regular expressions. Names
+# differ between families; a matrix of ours has all of them.
 # DOC of hwmodels.hf.quantization: The formats that a user asks for, on top of those of the checkpoint.
 #
 # A format of weights (`WEIGHT_FORMATS`) is taken as it is, except where the checkpoint is already stored in it:
