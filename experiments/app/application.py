@@ -2,6 +2,10 @@
 
 The help (`windtunnel <command> --help`) has the groups, their choices, and every setting with its value and
 meaning.
+
+Each point of a multirun is composed once, all points are prepared, then they run. Hydra itself runs the
+points if the config chooses a callback, or a launcher or sweeper other than the basic ones. Each process that
+Hydra starts then prepares its own point.
 """
 
 from __future__ import annotations
@@ -465,10 +469,3 @@ def _wrapped(title: str, words: Sequence[str]) -> str:
 
 def _line(setting: str, comment: str) -> str:
     return f"  {setting:52}  {comment}".rstrip()
-
-
-# DOC of experiments.app.application: Runner of every command: each point is composed once, all points are prepared, then they run.
-#
-# Hydra itself runs the points if the config chooses a callback, or a launcher or sweeper other than the basic
-# ones. Each process that Hydra starts then prepares its own point.
-#

@@ -1,7 +1,13 @@
-"""Interface between a command and the runner: a function `prepare(cfg, composition)` that returns a `Job`.
+"""Interface between a command and what runs it: a function `prepare(cfg, composition)` that returns a `Job`.
 
 `prepare` builds everything that a run needs and raises ConfigError for every mistake that the user can
 correct. Its config is plain, with interpolations resolved, and has no node `hydra`.
+
+The process of a command is here as well: its standard output, its secrets, and its garbage collector.
+Standard output may end early, as in `windtunnel simulate | head`; the files are still written. The values of
+flags with secrets become environment variables, so that no file of a run has them. Python's cyclic garbage
+collector does not run while a command starts: the objects of imported modules and of the composed config stay
+to the end, and the collector would walk them again and again: a twentieth of the time of a short run.
 """
 
 from __future__ import annotations
@@ -117,12 +123,3 @@ def begin_collection() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
-
-
-# DOC of experiments.app.job: The process of a command: its standard output, its secrets, and its garbage collector.
-#
-# Standard output may end early, as in `windtunnel simulate | head`; the files are still written. The values of
-# flags with secrets become environment variables, so that no file of a run has them. Python's cyclic garbage
-# collector does not run while a command starts: the objects of imported modules and of the composed config stay
-# to the end, and the collector would walk them again and again: a twentieth of the time of a short run.
-#

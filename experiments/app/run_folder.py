@@ -1,6 +1,14 @@
-"""Files that every command writes into the folder of its run, and the folder's path as it is printed.
+"""The folder of a run: it is claimed, gets the files that every command writes, and its path is printed.
 
 The path of an output file is checked before a command runs; there is a message if a file cannot be written.
+
+A folder is claimed so that two runs never write into the same one. A folder whose name comes from the clock
+is made anew; where another run of the same second has it, `-2`, `-3` and so on are appended. A folder that
+the user names must be new or empty, unless `overwrite=true` is given: then what an earlier run has left in it
+is removed first. A run in shards may also take a folder with shards of a run that has not ended, which it
+continues if it is the same.
+
+A folder that one process works on is locked; the lock ends with the process, whatever ends that.
 """
 
 from __future__ import annotations
@@ -242,14 +250,3 @@ def lock_folder(folder: Path) -> IO[str]:
     file.write(f"process {os.getpid()} on {platform.node()} since {since}\n")
     file.flush()
     return file
-
-
-# DOC of experiments.app.run_folder: Claims the folder of a run, so that two runs never write into the same one.
-#
-# A folder whose name comes from the clock is made anew; where another run of the same second has it, `-2`,
-# `-3` and so on are appended. A folder that the user names must be new or empty, unless `overwrite=true` is
-# given: then what an earlier run has left in it is removed first. A run in shards may also take a folder with
-# shards of a run that has not ended, which it continues if it is the same.
-#
-# A folder that one process works on is locked; the lock ends with the process, whatever ends that.
-#

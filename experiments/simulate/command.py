@@ -1,4 +1,7 @@
-"""`windtunnel simulate`: simulates a workload with a set of policies on a cluster, and writes the results."""
+"""`windtunnel simulate`: simulates a workload with a set of policies on a cluster, and writes the results.
+
+The settings of its output are nearly those of `windtunnel validate`.
+"""
 
 from __future__ import annotations
 
@@ -232,6 +235,3 @@ def _check_no_launcher(composition: Composition) -> None:
                 f"{override}, sim.shards=null: a run that is not divided runs in this process; set "
                 "sim.shards=auto, or leave out the launcher"
             )
-
-
-# DOC of experiments.simulate.command: Output settings of a simulated run; those of `windtunnel validate` are nearly the same.

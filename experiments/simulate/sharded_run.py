@@ -1,4 +1,10 @@
-"""Runs the shards of a run by a launcher, keeps each as it finishes, and merges them."""
+"""Runs the shards of a run by a launcher, keeps each as it finishes, and merges them.
+
+The finished shards of a run that goes on are in the folder `shards` of its results. `shards.json` says which
+run it is, and N.zip is shard N. A file gets its name when it is complete, and only the command itself writes,
+so a shard counts once however often it was begun. The folder is removed when the result of the whole run is
+written.
+"""
 
 from __future__ import annotations
 
@@ -330,11 +336,3 @@ class ShardedRun:
             )
             for index in missing
         ]
-
-
-# DOC of experiments.simulate.sharded_run: The finished shards of a run that goes on, in the folder `shards` of its results.
-#
-# `shards.json` says which run it is, and N.zip is shard N. A file gets its name when it is complete, and only
-# the command itself writes, so a shard counts once however often it was begun. The folder is removed when the
-# result of the whole run is written.
-#

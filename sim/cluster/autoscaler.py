@@ -1,6 +1,17 @@
-"""Calls the scaling policy of a pool at its interval, and starts or drains replicas accordingly.
+"""Replicas that start, drain or change what they serve while a run goes on, as policies decide.
+
+The scaling policy of a pool is called at its interval, and replicas start or drain accordingly.
 
 The requests that each pool was sent are counted for it, and drained replicas are removed.
+
+Replicas also change between a prefill and a decode pool, or from model to model. Roles: a replica that is to
+change is drained. When it has no requests, it leaves its pool, and its devices join the other pool at once,
+as a new replica with a new index. The weights stay in memory, the cache is lost.
+
+Models that take turns on the same GPUs, as `policies.roles` decides (vLLM's sleep mode): a turn is a
+replica of the pool of its model. At its end the replica is drained; then a replica of the next model starts
+in its place, and serves once the first model's weights have left the GPUs and its own are there. Its cache is
+empty. Requests of models that sleep wait at the gateway.
 """
 
 from __future__ import annotations
@@ -387,15 +398,3 @@ class ModelTurns(GatewayAttachment):
         self._fleet.ready(member, self._clock.now)
         if self._waiting_since_s:
             self._clock.begin(self._decide_at(self._clock.now))
-
-
-# DOC of sim.cluster.autoscaler: Replicas that change what they serve: between a prefill and a decode pool, or from model to model.
-#
-# Roles: a replica that is to change is drained. When it has no requests, it leaves its pool, and its devices
-# join the other pool at once, as a new replica with a new index. The weights stay in memory, the cache is lost.
-#
-# Models that take turns on the same GPUs, as `policies.roles` decides (vLLM's sleep mode): a turn is a
-# replica of the pool of its model. At its end the replica is drained; then a replica of the next model starts
-# in its place, and serves once the first model's weights have left the GPUs and its own are there. Its cache is
-# empty. Requests of models that sleep wait at the gateway.
-#

@@ -1,6 +1,22 @@
 """Clients that abandon a request after their patience, time out an attempt, or retry.
 
 First tokens of requests are reported if the timeout of a client or a policy depends on them.
+
+Retries follow a refusal or a timeout, by exponential backoff with jitter and a retry budget. The wait between
+attempt k and attempt k + 1, with most = min(cap_s, base_s factor^(k - 1)) and w the previous wait, at first
+base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
+
+    jitter          wait
+    none            most
+    full            uniform in [0, most]
+    equal           uniform in [most / 2, most]
+    decorrelated    min(cap_s, uniform in [base_s, factor w])
+
+Without jitter, clients that are refused together retry together. A budget limits the load of retries: each
+request adds retry_budget to a balance, which starts at its maximum retry_burst, and each retry takes 1 from
+it or does not happen, as in Finagle (where deposits expire after 10 s and 10 retries per second are free) and
+gRPC (where successes add to it). All clients share one balance, as if a proxy in front of the service kept
+it. n requests have at most retry_burst + n retry_budget retries.
 """
 
 from __future__ import annotations
@@ -292,22 +308,3 @@ class FirstTokensOfReplica(Attachment):
 
     def crashed(self, now: float) -> None:
         self._resumed.clear()
-
-
-# DOC of sim.cluster.clients: Retries of clients after a refusal or a timeout: exponential backoff with jitter and a retry budget.
-#
-# The wait between attempt k and attempt k + 1, with most = min(cap_s, base_s factor^(k - 1)) and w the previous
-# wait, at first base_s (Brooker, "Exponential Backoff And Jitter", AWS 2015):
-#
-#     jitter          wait
-#     none            most
-#     full            uniform in [0, most]
-#     equal           uniform in [most / 2, most]
-#     decorrelated    min(cap_s, uniform in [base_s, factor w])
-#
-# Without jitter, clients that are refused together retry together. A budget limits the load of retries: each
-# request adds retry_budget to a balance, which starts at its maximum retry_burst, and each retry takes 1 from
-# it or does not happen, as in Finagle (where deposits expire after 10 s and 10 retries per second are free) and
-# gRPC (where successes add to it). All clients share one balance, as if a proxy in front of the service kept
-# it. n requests have at most retry_burst + n retry_budget retries.
-#

@@ -1,4 +1,4 @@
-"""KV transfers at the gateway: the functions that `sim.transfer` calls, and prefills kept for clients.
+"""Disaggregated serving at the gateway: KV transfers, prefills that are kept for clients, and encoders.
 
 A later request of the same client continues with the KV of its kept prefill. This is the protocol of vLLM's
 NixlConnector, in which a router in front of the engines chooses both replicas:
@@ -10,6 +10,20 @@ NixlConnector, in which a router in front of the engines chooses both replicas:
 The first request is complete after one token. Its KV keeps slot and blocks until it is copied, but is
 released after a lease if no second request has come by then. The copy is a KV transfer as any other. The
 second request computes the last token of the prompt itself, and with it its first token.
+
+Encoder replicas compute the embeddings of a prompt's images before its prefill. Encode, prefill, decode (EPD;
+vLLM's disaggregated encoder, SGLang's --encoder-only): the vision encoder has GPUs of its own, and the
+language model gets embeddings in place of images.
+
+    request   | wait for a free encoder | encode | send embeddings |---- replica: queue, prefill, decode ----
+    images    k = round(image_share x prompt tokens / tokens_per_image); all may be encoded at the same time
+
+    encode    flops_per_image / (peak x mfu) seconds, on the first free encoder, in the order of arrival
+    send      tokens_per_image x hidden size x bytes per element over the network, one image after the other
+
+Image tokens are part of the prompt. An image is in the encoder cache with probability hit_share, and then is
+only sent. The network between encoders and replicas is not shared with KV transfers, and encoders of a
+request that is aborted meanwhile are not stopped.
 """
 
 from __future__ import annotations
@@ -365,20 +379,3 @@ class Encoders(GatewayAttachment):
                 heapreplace(self._free_s, encoded_s)
             ready_s = max(ready_s, encoded_s) + self._send_s
         return ready_s
-
-
-# DOC of sim.cluster.disaggregation: Encoder replicas for images: they compute the embeddings of a prompt's images before its prefill (EPD).
-#
-# Encode, prefill, decode (EPD; vLLM's disaggregated encoder, SGLang's --encoder-only): the vision encoder has
-# GPUs of its own, and the language model gets embeddings in place of images.
-#
-#     request   | wait for a free encoder | encode | send embeddings |---- replica: queue, prefill, decode ----
-#     images    k = round(image_share x prompt tokens / tokens_per_image); all may be encoded at the same time
-#
-#     encode    flops_per_image / (peak x mfu) seconds, on the first free encoder, in the order of arrival
-#     send      tokens_per_image x hidden size x bytes per element over the network, one image after the other
-#
-# Image tokens are part of the prompt. An image is in the encoder cache with probability hit_share, and then is
-# only sent. The network between encoders and replicas is not shared with KV transfers, and encoders of a
-# request that is aborted meanwhile are not stopped.
-#

@@ -1,4 +1,6 @@
-"""Failures of replicas and their schedule: scripted, drawn at random, or caused by a bad release.
+"""Failures of replicas, and the recovery of the requests that a crash has lost.
+
+Failures are scripted, drawn at random, or caused by a bad release.
 
 The settings define the schedule; `FailureInjector` applies its failures to the replicas of a fleet, and ends
 them. Every replica draws from its own random streams, so its failures do not depend on the number of
@@ -7,6 +9,22 @@ one replica do not.
 
 Failures of one replica may overlap: it is down while any crash lasts, and slow by all factors together. A
 crash of a replica that has not started yet, or is gone, changes nothing.
+
+A recovery keeps more or less of the computed work:
+
+    scratch   Nothing is kept: the request restarts, and its client gets the output from the beginning.
+    tokens    The gateway keeps the tokens that it has streamed. The request continues after them in another
+              replica, which recomputes the KV of prompt and tokens that it does not have in its cache.
+              This is NVIDIA Dynamo's request migration.
+    kv        Also, KV is copied to the host memory of another replica while it is computed. That part is read
+              from there, the rest is recomputed. This is replication as in DejaVu (Strati et al., ICML 2024),
+              where a worker sends the KV of each token to the next worker. If that replica is down, too,
+              recovery is as with tokens.
+
+Streamed tokens are never sampled, emitted or counted again. A request that cannot continue in the chosen
+replica, because the KV memory of that one is too small, restarts there.
+
+`Recovery` has the settings; `Resends` sends the requests that a crash has lost again.
 """
 
 from __future__ import annotations
@@ -468,21 +486,3 @@ class Resends(GatewayAttachment):
         self._requests.lose(request_id, in_crash=True)
         if self.kv_replication is not None:
             self.kv_replication.ended(request_id)
-
-
-# DOC of sim.cluster.failures: Recovery of requests after a crash of their replica: how much of the computed work is kept, and where.
-#
-#     scratch   Nothing is kept: the request restarts, and its client gets the output from the beginning.
-#     tokens    The gateway keeps the tokens that it has streamed. The request continues after them in another
-#               replica, which recomputes the KV of prompt and tokens that it does not have in its cache.
-#               This is NVIDIA Dynamo's request migration.
-#     kv        Also, KV is copied to the host memory of another replica while it is computed. That part is read
-#               from there, the rest is recomputed. This is replication as in DejaVu (Strati et al., ICML 2024),
-#               where a worker sends the KV of each token to the next worker. If that replica is down, too,
-#               recovery is as with tokens.
-#
-# Streamed tokens are never sampled, emitted or counted again. A request that cannot continue in the chosen
-# replica, because the KV memory of that one is too small, restarts there.
-#
-# `Recovery` has the settings; `Resends` sends the requests that a crash has lost again.
-#

@@ -6,6 +6,10 @@ stack trace and would pass `abc` to a float field; `build` checks every setting 
 
 Errors of the user's policies are errors of settings, too, while they are built and later: a sentence, and the
 place in the user's own file.
+
+`convert` checks a plain value against the annotation of its field and converts it. It is stricter than
+OmegaConf's structured configs (a bool is not an integer, a float is not text) and more general: objects,
+protocols, unions and typed containers are allowed, which OmegaConf rejects.
 """
 
 import importlib
@@ -597,10 +601,3 @@ def policies_of(value: Any, key: str = "") -> Iterator[Policy]:
     for name, item in named:
         if not isinstance(item, str | int | float | None):
             yield from policies_of(item, f"{key}.{name}" if key else name)
-
-
-# DOC of sim.settings.build: Checks a plain config value against the annotation of its field and converts it.
-#
-# Stricter than OmegaConf's structured configs (a bool is not an integer, a float is not text) and more general:
-# objects, protocols, unions and typed containers are allowed, which OmegaConf rejects.
-#

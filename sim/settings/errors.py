@@ -1,4 +1,4 @@
-"""Error messages for wrong settings, with the allowed names and the most similar ones."""
+"""Error messages for wrong settings, with the allowed names and the most similar ones; names of root keys."""
 
 import difflib
 import re
@@ -102,6 +102,3 @@ OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling", "speculation")
 
 ONLY_WITH_SPECULATION = ("draft_length", "acceptance")
 """Groups that are built only if a proposer drafts tokens."""
-
-
-# DOC of sim.settings.errors: Root keys of a config whose nodes are not built as the others are.

@@ -1,9 +1,12 @@
-"""Checks configs that are read from the folder of a run or a sweep: they may only name trusted classes.
+"""Checks what is read from the folder of a run or a sweep: configs may only name trusted classes.
 
 Such a folder may come from another user. Building its config imports and calls everything that its `_target_`
 keys name, so only classes of windtunnel and of installed plugins are allowed, unless the user trusts the
 folder (`--trust`). A plugin is a distribution with entry points of the group `windtunnel.plugins`; the
 modules that these name are allowed, with all that they contain.
+
+JSON files that are data, such as the summary of a run, are read there, too: damage is reported in one
+sentence.
 """
 
 from __future__ import annotations
@@ -105,6 +108,3 @@ def read_json_object(file: Path, where: str = "") -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{name}: must hold one JSON object, holds a {type(found).__name__}")
     return found
-
-
-# DOC of sim.settings.recorded: JSON files that are data, such as the summary of a run: damage is reported in one sentence.

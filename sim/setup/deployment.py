@@ -1,4 +1,8 @@
-"""A model served by an engine on some hardware: the source of the iteration times and memory of a replica."""
+"""A model served by an engine on some hardware: the source of the iteration times and memory of a replica.
+
+A proposer, its draft and the model are checked to go together; what they change is here as well. A layout
+policy chooses the parallel sizes before the deployment is built.
+"""
 
 from __future__ import annotations
 
@@ -548,6 +552,3 @@ def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}
-
-
-# DOC of sim.setup.deployment: Checks that a proposer, its draft and the model go together; what they change.

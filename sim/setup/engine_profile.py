@@ -1,4 +1,13 @@
-"""Settings of a serving engine: its limits, its memory, and its host overhead."""
+"""Settings of a serving engine (its limits, its memory, and its host overhead) and of the client before it.
+
+`Client` is the client that measures: what a load generator adds to the TTFT that it reports. Its clock starts
+before the engine has the request: it opens a connection, writes the request, and may be late to read the
+answer. That is a part of a measurement, and not of the engine: `engine.frontend_s` and `engine.frontend` have
+the engine's own time. Where runs of a load generator show more of one engine than of others, the cause is
+unknown, and the figure holds for runs of this load generator only.
+
+A run states what its TTFT includes besides the engine: the front end's time and the client's.
+"""
 
 from __future__ import annotations
 
@@ -201,14 +210,3 @@ def _ms(value_s: float, range_s: tuple[float, float] | None) -> str:
     if range_s is None:
         return f"{value_s * 1e3:.3g} ms (not measured)" if value_s else "0 ms (not measured)"
     return f"{value_s * 1e3:.3g} ms (measured: {range_s[0] * 1e3:.3g} to {range_s[1] * 1e3:.3g})"
-
-
-# DOC of sim.setup.engine_profile: The client that measures: what a load generator adds to the TTFT that it reports.
-#
-# Its clock starts before the engine has the request: it opens a connection, writes the request, and may be late
-# to read the answer. That is a part of a measurement, and not of the engine: `engine.frontend_s` and
-# `engine.frontend` have the engine's own time. Where runs of a load generator show more of one engine than of
-# others, the cause is unknown, and the figure holds for runs of this load generator only.
-#
-# A run states what its TTFT includes besides the engine: the front end's time and the client's.
-#

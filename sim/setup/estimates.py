@@ -1,4 +1,9 @@
-"""The facts and estimates from which a layout policy (`layout=`) chooses parallel sizes."""
+"""Estimates for a deployment without a simulation, from which layout and placement policies choose.
+
+The memory and the throughput of a replica on each kind of GPU are for placement policies. Throughput is
+estimated as by `layout=auto`: equal requests, as many at once as memory and slots hold, in output tokens per
+second. A replica uses all memory that others leave on its GPUs for KV.
+"""
 
 from __future__ import annotations
 
@@ -220,10 +225,3 @@ def refusals(refused: Mapping[tuple[str, str], Mapping[int, str]], models: Seque
         reasons = {pool: list(why.values())[-1] for (name, pool), why in refused.items() if name == model}
         lines += [f"{model} on {pool}: {why}" for pool, why in reasons.items()]
     return lines
-
-
-# DOC of sim.setup.estimates: Computes the memory and the throughput of a replica on each kind of GPU, for placement policies.
-#
-# Throughput is estimated as by `layout=auto`: equal requests, as many at once as memory and slots hold, in
-# output tokens per second. A replica uses all memory that others leave on its GPUs for KV.
-#

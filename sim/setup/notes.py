@@ -1,4 +1,6 @@
-"""States how far the simulated figures of a run are expected to be from measured ones, and why.
+"""Notes in the summary of a run: the basis of its figures, their expected errors, and limits of its settings.
+
+An expected error says how far the simulated figures are from measured ones, and why.
 
 The errors are those of `hwmodels.trust`: of rows that were left out when host times were fitted.
 """
@@ -470,6 +472,3 @@ def workload_notes(notes: WorkloadNotes) -> Iterator[str]:
     if notes.num_conversations_cut:
         noun = "conversation" if notes.num_conversations_cut == 1 else "conversations"
         yield f"{notes.num_conversations_cut:,} {noun} ended early, as the context was full."
-
-
-# DOC of sim.setup.notes: Notes in the summary of a run: the basis of its figures, and limits that its settings imply.

@@ -1,8 +1,14 @@
-"""Settings of a pool of identical replicas: creates their engines and computes their price.
+"""Settings of a pool of identical replicas: creates their engines and computes their price; checks of pools.
 
 Replicas that no request can reach cost money, but their engines need not be simulated. With round robin,
 request i goes to replica i modulo the number of replicas, so of 100,000 replicas with 50 requests only the
 first 50 ever work. The others are idle for the whole run, and their records say so.
+
+The pools of a service must go with each other, and with what stands beside them in a scenario:
+
+- Pools of a disaggregated service, their network and their roles policy.
+- Pools that take turns on the same GPUs: which are refused, and how long a change takes.
+- A workload and the latencies that an SLO limits.
 """
 
 from __future__ import annotations
@@ -521,11 +527,3 @@ def check_turns(pools: Mapping[str, PoolSettings], host_memory_gib: float) -> No
             f"turns.sleep_level=1: the weights of all models need {weights_gib:.1f} GiB of host memory per "
             f"GPU, more than storage.host_memory_gib={host_memory_gib:g}; choose turns.sleep_level=2"
         )
-
-
-# DOC of sim.setup.pool: Checks that the pools of a service go with each other, and with what stands beside them in a scenario.
-#
-# - Pools of a disaggregated service, their network and their roles policy.
-# - Pools that take turns on the same GPUs: which are refused, and how long a change takes.
-# - A workload and the latencies that an SLO limits.
-#

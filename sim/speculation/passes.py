@@ -3,6 +3,8 @@
 An iteration gives each sequence the tokens of a burst at its end. Draws belong to the output positions of a
 request (sim/speculation/acceptance), so a leap over iterations gives the same tokens as single steps. A plan
 runs up to the first end that its draws bring.
+
+`VerdictTable` has the verdicts on the drafts of the sequences as arrays by slot and output position.
 """
 
 from __future__ import annotations
@@ -229,6 +231,3 @@ class Passes:
         core.drafts.take_blocks_of(plan, num_iterations)
         verdicts.ran(drafts, num_iterations)
         return StepOutcome(num_iterations, proposed=proposed)
-
-
-# DOC of sim.speculation.passes: The verdicts on the drafts of the sequences of a replica, as arrays by slot and output position.

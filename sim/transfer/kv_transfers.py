@@ -12,6 +12,24 @@ room at once has also had the time of the prefill (Splitwise, Patel et al., ISCA
 least the last layer then remains, and what the link could not carry in that time. The prompts of one
 iteration share its time in proportion to their tokens; other flows on the link during the prefill are
 neglected. A copy that had to wait for room is sent whole.
+
+`KvCopy` is the copy of the KV of one sequence: its route and its bytes. Between replicas with other parallel
+sizes, ranks send some of their heads to several ranks. A rank holds the KV of its heads: num_kv_heads / size
+of them, or a copy of one if there are more ranks than KV heads. The KV of a latent vector (MLA) counts as one
+head. A transfer to other ranks splits or joins heads:
+
+    8 KV heads, 2 ranks -> 4 ranks                  2 KV heads, 4 ranks (2 copies) -> 2 ranks
+    source 0: heads 0-3  -> target 0: 0-1           source 0: head 0  -> target 0
+                         -> target 1: 2-3           source 1: head 0     (sends nothing)
+    source 1: heads 4-7  -> target 2: 4-5           source 2: head 1     (sends nothing)
+                         -> target 3: 6-7           source 3: head 1  -> target 1
+
+Every target rank reads its own copy, as with vLLM's NixlConnector, so the bytes are those that the target
+holds; copies of a head in the source send to different target ranks, as far as there are enough. A rank of a
+pipeline stage sends its layers to the stages that have them in the target.
+
+The two sides of a transfer are attachments of a prefill replica and of a decode replica. Both call the
+gateway, by the interface that `sim.cluster.disaggregation` implements.
 """
 
 from __future__ import annotations
@@ -630,25 +648,3 @@ class KvTransfers:
     def _on_released(self, transfer: KvTransfer, seq: Sequence) -> None:
         """Reports that the prefill replica has freed the slot and blocks of a sequence."""
         self._gateway.released(transfer.source, seq.request, transfer.num_sends)
-
-
-# DOC of sim.transfer.kv_transfers: The copy of the KV of one sequence from one replica to another: its route and its bytes.
-#
-# Between replicas with other parallel sizes, ranks send some of their heads to several ranks. A rank holds the
-# KV of its heads: num_kv_heads / size of them, or a copy of one if there are more ranks than KV heads. The KV
-# of a latent vector (MLA) counts as one head. A transfer to other ranks splits or joins heads:
-#
-#     8 KV heads, 2 ranks -> 4 ranks                  2 KV heads, 4 ranks (2 copies) -> 2 ranks
-#     source 0: heads 0-3  -> target 0: 0-1           source 0: head 0  -> target 0
-#                          -> target 1: 2-3           source 1: head 0     (sends nothing)
-#     source 1: heads 4-7  -> target 2: 4-5           source 2: head 1     (sends nothing)
-#                          -> target 3: 6-7           source 3: head 1  -> target 1
-#
-# Every target rank reads its own copy, as with vLLM's NixlConnector, so the bytes are those that the target
-# holds; copies of a head in the source send to different target ranks, as far as there are enough. A rank of a
-# pipeline stage sends its layers to the stages that have them in the target.
-#
-# DOC of sim.transfer.kv_transfers: The two sides of a KV transfer: the attachments of a prefill replica and of a decode replica.
-#
-# Both call the gateway, by the interface that `sim.cluster.disaggregation` implements.
-#

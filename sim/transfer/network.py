@@ -1,4 +1,6 @@
-"""Flows of bytes over shared links in simulated time; concurrent flows share bandwidth, max-min fair.
+"""The network between replicas: links and routes from data sheets, and flows of bytes that share them.
+
+Concurrent flows share bandwidth, max-min fair, in simulated time.
 
 A fluid model: a flow has a rate at every instant. Rates are max-min fair (Bertsekas and Gallager, Data
 Networks, 6.5.2): no flow can get a higher rate without lowering that of a flow that is no faster. They are
@@ -10,6 +12,17 @@ computed by progressive filling, whenever a flow begins or ends or a capacity ch
 
 All flows of one route have the same rate, so a route counts the bytes that each of them has sent, and a flow
 ends when that count has grown by its bytes: the work depends on the number of routes in use, not of flows.
+
+`Topology` places replicas on nodes and derives routes from data sheets. Replicas are placed in the order of
+their indices: devices of one kind fill a node, then the next one.
+
+    replica 0 (2 devices)  replica 1 (2 devices)          replica 2 (4 devices)
+    |---- out, in ----|    |---- out, in ----|            |---- out, in ----|
+    |================= node 0 =================|          |===== node 1 ====|   (ports: ethernet)
+
+The bandwidth of a replica's port is the sum over its devices, as each device sends its own share of the KV.
+
+The interconnect of the replicas of a run has these routes, and the link failures on them.
 """
 
 from __future__ import annotations
@@ -627,17 +640,3 @@ class Interconnect:
         for capacity, bytes_per_s in self._topology.ports(replica):
             share = 0.0 if replica in self._down else 1 / self._slow.get(replica, 1.0)
             self.network.set_capacity(capacity, bytes_per_s * share)
-
-
-# DOC of sim.transfer.network: Places replicas on nodes and derives the routes of `sim.transfer.network` from data sheets.
-#
-# Replicas are placed in the order of their indices: devices of one kind fill a node, then the next one.
-#
-#     replica 0 (2 devices)  replica 1 (2 devices)          replica 2 (4 devices)
-#     |---- out, in ----|    |---- out, in ----|            |---- out, in ----|
-#     |================= node 0 =================|          |===== node 1 ====|   (ports: ethernet)
-#
-# The bandwidth of a replica's port is the sum over its devices, as each device sends its own share of the KV.
-#
-# The interconnect of the replicas of a run has these routes, and the link failures on them.
-#

@@ -7,6 +7,8 @@ A workload may add sections to the summary of a run, and latencies for an SLO. O
 method `new_section`. One whose requests have latencies that the engine does not know, such as that of a whole
 task, has `new_latencies`, and names them in `slo_terms`. All are found in a workload and in those inside it:
 `of` of a workload around another one, and the parts of a mix.
+
+`Answers` are the settings of requests with several outputs: parallel samples, beam search or tree search.
 """
 
 from __future__ import annotations
@@ -235,6 +237,3 @@ class Answers:
 
 ONE_ANSWER = Answers()
 """Default: one output per request."""
-
-
-# DOC of sim.workload.base: Settings of requests with several outputs: parallel samples, beam search or tree search.

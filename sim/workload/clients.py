@@ -1,4 +1,4 @@
-"""Clients of requests: what they see of an output, and when, beside the times at which it is generated.
+"""Clients of requests: what they see of an output, and limits per minute for which they hold requests back.
 
     arrival    first token   ...   first visible token   ...   last token
        |----------- TTFT ----|          |                          |
@@ -6,6 +6,12 @@
        |---- time to publish of a complete answer (streams: false) ---------- + moderation
 
 The requests themselves are those of another workload and stay as they are; only figures are added.
+
+A provider limits requests and tokens per minute, which clients keep by holding requests back. Each limit is a
+bucket of a minute's amount that fills continuously. A client that gets 429 and waits as long as `retry-after`
+says sends its request at the same time as one that holds it back by itself; limits at which requests are
+refused instead are admission policies (`admission=token_bucket`). A request counts with the tokens of its
+prompt plus its max_tokens, or plus the true output if it sets none, as providers settle afterwards.
 """
 
 from __future__ import annotations
@@ -221,13 +227,3 @@ class ThrottledSource(SourceAround):
         self._num_held += 1
         self._held_s += sent_s - at_s
         return arrival._replace(time_s=sent_s)
-
-
-# DOC of sim.workload.clients: A provider's limits on requests and tokens per minute, which clients keep by holding requests back.
-#
-# Each limit is a bucket of a minute's amount that fills continuously. A client that gets 429 and waits as long
-# as `retry-after` says sends its request at the same time as one that holds it back by itself; limits at which
-# requests are refused instead are admission policies (`admission=token_bucket`). A request counts with the
-# tokens of its prompt plus its max_tokens, or plus the true output if it sets none, as providers settle
-# afterwards.
-#

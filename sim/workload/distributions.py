@@ -1,10 +1,14 @@
-"""Distributions of lengths, pauses and turns, each a monotone function of standard normal scores.
+"""Distributions of lengths, pauses and turns, each a monotone function of standard normal scores; checks.
 
 As a sample is `from_normal(z)` with z ~ N(0, 1), two samples are correlated by correlating their scores (a
 Gaussian copula), and the sample of a (user, turn) is found in a table of scores. A distribution has no unit:
 the setting that holds it defines it as tokens or seconds.
 
 Random numbers come from independent streams by name: drawing more from one does not change another.
+
+`Lengths` joins those of prompts and outputs, which are clipped to the model's context.
+
+Checks of workload settings name the key, its value, the rule and the unit.
 """
 
 from __future__ import annotations
@@ -312,9 +316,3 @@ def clip_to_context(
     outputs = np.minimum(output_tokens, max_model_len - 1)
     prompts = np.minimum(prompt_tokens, max_model_len - outputs)
     return prompts, outputs, prompt_tokens + output_tokens > max_model_len
-
-
-# DOC of sim.workload.distributions: Prompt and output lengths, their correlation, and clipping to the model's context.
-
-
-# DOC of sim.workload.distributions: Checks of workload settings: every error names the key, its value, the rule and the unit.

@@ -1,8 +1,15 @@
-"""Assigns a tenant, a model or a LoRA adapter to the requests of any workload.
+"""Changes the requests of any workload: tenants, models and LoRA adapters, their rate, and their lengths.
 
-They depend only on the seed and on the number of the request, or of its session: they are the same for a
-whole conversation and do not depend on how requests are served. The popularity of adapters follows Zipf's
-law.
+
+Tenants, models and adapters depend only on the seed and on the number of the request, or of its session: they
+are the same for a whole conversation and do not depend on how requests are served. The popularity of adapters
+follows Zipf's law.
+
+The root key `load` scales the rate of a workload; `prompt_scale` and `output_scale` scale its lengths. The
+content of a prompt is scaled with its length: the id of its first k tokens becomes the id of its first
+round(k scale) tokens. Prompts with a common prefix keep it, at the same share of their length, although
+shortened prompts may lose the part in which they differ. An output that a later turn of a conversation
+contains has there the length with which it was generated.
 """
 
 from __future__ import annotations
@@ -381,12 +388,3 @@ def _cut(prompt: Prompt, num_tokens: int) -> Prompt:
             pieces.append(Segment(content, min(length, num_left)))
             num_left -= pieces[-1].num_tokens
     return Prompt(num_tokens, tuple(pieces), min(prompt.num_pinned, num_tokens))
-
-
-# DOC of sim.workload.modified: Scales the rate of a workload (root key `load`), or its lengths (`prompt_scale`, `output_scale`).
-#
-# The content of a prompt is scaled with its length: the id of its first k tokens becomes the id of its first
-# round(k scale) tokens. Prompts with a common prefix keep it, at the same share of their length, although
-# shortened prompts may lose the part in which they differ. An output that a later turn of a conversation
-# contains has there the length with which it was generated.
-#

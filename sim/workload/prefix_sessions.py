@@ -1,10 +1,18 @@
-r"""Sessions whose prompts share prefixes as a tree.
+r"""Requests whose prompts share prefixes: sessions with a tree of them, and questions about documents.
 
     system prompt 0 ---- session a: turn 0 ---- turn 1 ---- turn 2
                     \--- session b: turn 0 ---- turn 1
 
 The turns come at times that do not depend on the engine, as in a recorded trace, so that all policies get the
 same prompts at the same times, and a cache that knows the future can be compared.
+
+In retrieval-augmented generation a prompt has a system prompt, retrieved documents, and a question.
+
+    | system prompt | document 17 | document 3 | document 254 | question |
+
+Popular documents are in many prompts, but a prefix cache finds a document only behind the same tokens: with
+the documents in order of relevance, which is random here, two prompts with the same documents mostly share
+only the system prompt. `order: popularity` sorts them, which a service may do to raise its hit rate.
 """
 
 from __future__ import annotations
@@ -256,13 +264,3 @@ class Rag:
             noise = rng.gumbel(size=(rows.stop - rows.start, self.num_documents))
             found_RK[rows] = np.argsort(-(log_weight_D + noise), axis=1)[:, : self.documents_per_question]
         return np.sort(found_RK, axis=1) if self.order == "popularity" else found_RK
-
-
-# DOC of sim.workload.prefix_sessions: Retrieval-augmented generation: prompts of a system prompt, retrieved documents, and a question.
-#
-#     | system prompt | document 17 | document 3 | document 254 | question |
-#
-# Popular documents are in many prompts, but a prefix cache finds a document only behind the same tokens: with
-# the documents in order of relevance, which is random here, two prompts with the same documents mostly share
-# only the system prompt. `order: popularity` sorts them, which a service may do to raise its hit rate.
-#

@@ -3,6 +3,10 @@
 Requests have the arrivals, prompts, shared prefixes, limits and output lengths of the session, and clients
 give up when they did. With the settings of the session and a simulated fleet, the run is the session again;
 with others, it says what the same clients would have seen.
+
+`TrafficLog` keeps the requests of a live session as they came. A row has everything that an engine sees of a
+request, with the content of its prompt, the true length of its output, and the moments at which it came and
+at which its client left. One request takes about 150 bytes, and 12 more for each segment of its prompt.
 """
 
 from __future__ import annotations
@@ -445,11 +449,3 @@ def _segments(contents: Sequence[int], lengths: Sequence[int], num_tokens: int) 
             return
         yield Segment(int(content_id), min(int(length), num_tokens))
         num_tokens -= int(length)
-
-
-# DOC of sim.workload.recording: Keeps the requests of a live session as they came, so that `workload=recording` can repeat them.
-#
-# A row has everything that an engine sees of a request, with the content of its prompt, the true length of its
-# output, and the moments at which it came and at which its client left. One request takes about 150 bytes, and
-# 12 more for each segment of its prompt.
-#

@@ -1,4 +1,14 @@
-"""Sessions that a closed loop begins, when another one has ended; and those that are in progress."""
+"""Sessions that a closed loop begins, when another one has ended; those that are in progress; conversations.
+
+In a multi-turn conversation each turn's prompt is a shared system prompt and all previous turns.
+
+    turn 0   | system | message 0 |
+    turn 1   | system | message 0 | answer 0 | message 1 |
+    turn 2   | system | message 0 | answer 0 | message 1 | answer 1 | message 2 |
+
+Every part is a segment with its own content id, answers included, so that a prefix cache can find both the
+system prompt, which conversations share, and the tokens that the engine has generated.
+"""
 
 from __future__ import annotations
 
@@ -317,14 +327,3 @@ class ConversationSource:
             system_tokens = np.array([segment.num_tokens for segment in self._system_prompts])
             total_T += np.repeat(system_tokens[self._system_prompt_of], self._num_turns)
         return int(np.count_nonzero(total_T <= self._max_model_len))
-
-
-# DOC of sim.workload.sessions: Multi-turn conversations: each turn's prompt is a shared system prompt and all previous turns.
-#
-#     turn 0   | system | message 0 |
-#     turn 1   | system | message 0 | answer 0 | message 1 |
-#     turn 2   | system | message 0 | answer 0 | message 1 | answer 1 | message 2 |
-#
-# Every part is a segment with its own content id, answers included, so that a prefix cache can find both the
-# system prompt, which conversations share, and the tokens that the engine has generated.
-#

@@ -1,6 +1,8 @@
-"""Reads files without times of their own: Weka's sessions, ShareGPT, AIPerf's sessions of turns.
+"""Reads files without times of their own: Weka's sessions, ShareGPT, AIPerf's sessions, OpenAI's batches.
 
 What is in them begins by `arrivals`, in the order of the file.
+
+The input files of OpenAI's Batch API, which `vllm run-batch` takes, too, have one request per line.
 """
 
 from __future__ import annotations
@@ -571,6 +573,3 @@ def _ids_of(tokens: Sequence[object]) -> tuple[int, ...]:
         digest = blake2b(digest + repr(tokens[start : start + BLOCK]).encode(), digest_size=8).digest()
         ids.append(int.from_bytes(digest, "little") >> 1)
     return tuple(ids)
-
-
-# DOC of sim.workload.untimed_traces: Reads the input files of OpenAI's Batch API, which `vllm run-batch` takes, too: one request per line.

@@ -2,6 +2,17 @@
 
 Hydra composes the choices of a config: it takes 0.3 s, so each set of choices is composed once per process.
 The settings of a command line are then set in it, as Hydra itself applies all choices first.
+
+`resolved` resolves interpolations, `${engine.max_num_seqs}`, for which OmegaConf takes 25 ms per config.
+
+Each pool of a config has the settings of the run and a few of its own:
+
+    pools:
+      large: {replicas: 2, hardware: h200_sxm}
+      small: {replicas: 6, hardware: l40s, engine.max_num_seqs: 64}
+
+The lines of a pool are overrides of the run's settings, as on the command line: a choice of a group
+(hardware: l40s) or a setting. `complete_pools` replaces them by all settings of the pool.
 """
 
 from __future__ import annotations
@@ -536,17 +547,3 @@ def _copy(value: Any, root: Mapping[str, Any], on_the_way: tuple[str, ...]) -> A
             raise _OtherKind
         node = node[part]
     return _copy(node, root, (*on_the_way, value))
-
-
-# DOC of experiments.app.settings.compose: Resolves the interpolations of a config, `${engine.max_num_seqs}`; OmegaConf takes 25 ms per config.
-
-
-# DOC of experiments.app.settings.compose: Completes the pools of a config: each has the settings of the run and a few of its own.
-#
-#     pools:
-#       large: {replicas: 2, hardware: h200_sxm}
-#       small: {replicas: 6, hardware: l40s, engine.max_num_seqs: 64}
-#
-# The lines of a pool are overrides of the run's settings, as on the command line: a choice of a group
-# (hardware: l40s) or a setting. `complete_pools` replaces them by all settings of the pool.
-#

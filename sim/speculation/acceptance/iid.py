@@ -2,6 +2,11 @@
 
 The number of accepted tokens of a pass is geometric, cut at K. Its mean length with the target's own token is
 (1 - a^(K + 1)) / (1 - a): 3.3616 for a = 0.8 and K = 4.
+
+Published rates by proposer and task are the default of `acceptance=iid`. A rate is the probability that a
+draft token is accepted if all before it in its pass are; of a tree, that of the first choice. It is the rate
+with which the draft of the measurement has the published mean accepted length:
+`tests/sim/speculation/test_published.py` computes it again.
 """
 
 from __future__ import annotations
@@ -127,11 +132,3 @@ def for_task(acceptance: Acceptance | None, task: str) -> Acceptance | None:
     if isinstance(acceptance, Iid) and acceptance.rate is None and acceptance.task is None:
         return replace(acceptance, task=task)
     return acceptance
-
-
-# DOC of sim.speculation.acceptance.iid: Published acceptance by proposer and task: the default of `acceptance=iid`.
-#
-# A rate is the probability that a draft token is accepted if all before it in its pass are; of a tree, that of
-# the first choice. It is the rate with which the draft of the measurement has the published mean accepted
-# length: `tests/sim/speculation/test_published.py` computes it again.
-#

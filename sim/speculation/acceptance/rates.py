@@ -1,4 +1,4 @@
-"""Acceptance rates by place and rank, and the verdicts that follow from them.
+"""Acceptance rates by place and rank, and the verdicts that follow from them by random numbers.
 
 A rate is conditional: the probability that a draft token is accepted if all tokens before it in its pass
 are. Trees need the rates of ranks 2, 3, ... as well: of the children that the draft considers less likely
@@ -8,6 +8,22 @@ ranks before it have not, with a probability that is smaller than that of rank 1
     rate of rank r = (1 - a) (1 - d a)^(r - 2) d a        a: rate of rank 1; r = 2, 3, ...
 
 Ranks are disjoint events, and this rule keeps their sum at most 1.
+
+The random numbers are uniform, by output position: a function of (seed, stream, request, position) only. The
+numbers of a request are the outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The n-th is a hash of
+state + n * gamma, so that the numbers of all positions are computed at once. The state at the start is a hash
+of (seed, stream, request id). The numbers therefore do not depend on the number of draft tokens, on
+preemptions, on retries, nor on the replica that computes a token.
+
+A draft token is tested with the random number of its output position. A pass that begins to draft at output
+position p asks at place j = 1, 2, ... the number u[p + j - 1]:
+
+    chain   the token at place j is accepted if u < rate_j and all tokens before it are
+    tree    the children of a node are disjoint events: rank 1 is accepted if u < rate_j1, rank 2 if
+            rate_j1 <= u < rate_j1 + rate_j2, and so on; the pass goes on from the accepted child
+
+A pass asks no number that an earlier pass of the request has asked: that one accepts a tokens, the target
+model itself adds the one at p + a, and the next pass drafts from p + a + 1. Passes are therefore independent.
 """
 
 from __future__ import annotations
@@ -148,23 +164,3 @@ def require_rates(name: str, rates: Sequence[float]) -> None:
     for place, rate in enumerate(rates, 1):
         if not 0 <= rate <= 1:
             raise ValueError(f"{name}: place {place} has {rate}; must be a probability, >= 0 and <= 1")
-
-
-# DOC of sim.speculation.acceptance.rates: Uniform random numbers by output position: a function of (seed, stream, request, position) only.
-#
-# The numbers of a request are the outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The n-th is a
-# hash of state + n * gamma, so that the numbers of all positions are computed at once.
-# The state at the start is a hash of (seed, stream, request id). The numbers therefore do not depend on the
-# number of draft tokens, on preemptions, on retries, nor on the replica that computes a token.
-#
-# DOC of sim.speculation.acceptance.rates: From rates to verdicts: a draft token is tested with the random number of its output position.
-#
-# A pass that begins to draft at output position p asks at place j = 1, 2, ... the number u[p + j - 1]:
-#
-#     chain   the token at place j is accepted if u < rate_j and all tokens before it are
-#     tree    the children of a node are disjoint events: rank 1 is accepted if u < rate_j1, rank 2 if
-#             rate_j1 <= u < rate_j1 + rate_j2, and so on; the pass goes on from the accepted child
-#
-# A pass asks no number that an earlier pass of the request has asked: that one accepts a tokens, the target
-# model itself adds the one at p + a, and the next pass drafts from p + a + 1. Passes are therefore independent.
-#

@@ -2,6 +2,17 @@
 
 The table also says how often the proposer has found draft tokens at all, which matters for n-gram and suffix
 matching. How far a draft goes and how far it is accepted are drawn independently.
+
+The table is a CSV file with one row per task and place:
+
+    task,place,passes,drafted,accepted
+    chat,1,1000,1000,760
+    chat,2,1000,1000,540
+
+passes: decoding passes of the task's sequences; drafted: those with a draft token at this place (1, 2, ...);
+accepted: those in which it was accepted, which implies all places before it.
+
+The task of a request is that of its tenant, a given one, or drawn.
 """
 
 from __future__ import annotations
@@ -213,15 +224,3 @@ def table_verdicts(
     u = uniforms(seed, f"{STREAM}/proposed", request.request_id, num_positions)
     proposed = (u < shares_K[:, None]).view(np.uint8).sum(axis=0, dtype=np.uint8)
     return Verdicts(np.minimum(accepted, proposed), proposed)
-
-
-# DOC of sim.speculation.acceptance.table: Reads tables of acceptance that were counted in an engine: CSV with one row per task and place.
-#
-#     task,place,passes,drafted,accepted
-#     chat,1,1000,1000,760
-#     chat,2,1000,1000,540
-#
-# passes: decoding passes of the task's sequences; drafted: those with a draft token at this place (1, 2, ...);
-# accepted: those in which it was accepted, which implies all places before it.
-#
-# DOC of sim.speculation.acceptance.table: The task of a request, for tables of acceptance by task.
