@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 from fieldlimits import Checked, OneOf, check
 from hwmodels.checks import check_whole
@@ -14,7 +14,6 @@ from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import Offload, ParallelLayout
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import Lora, Ranks, Role
-from hwmodels.speculation.draft import Draft
 
 GIB = 2.0**30
 MIB = 2.0**20
@@ -346,6 +345,16 @@ class MemoryPlan:
         )
 
 
+class KeptDraft(Protocol):
+    """The memory that drafts of tokens take beside the target; see `hwmodels.speculation.draft.Draft`."""
+
+    def weight_bytes(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        """Returns the bytes of weights that the target does not have, on the fullest device."""
+
+    def kv_bytes_per_token(self, target: ModelSpec, layout: ParallelLayout) -> float:
+        """Returns the bytes of KV per token of a sequence, beside the target's, on the fullest device."""
+
+
 def plan_memory(
     *,
     model: ModelSpec,
@@ -361,7 +370,7 @@ def plan_memory(
     kv_cache_memory_bytes: float | None = None,
     cuda_graphs: CudaGraphs | None = None,
     lora: Lora | None = None,
-    draft: Draft | None = None,
+    draft: KeptDraft | None = None,
     num_redundant_experts: int = 0,
     kv_group_layers: int | None = None,
     offload: Offload | None = None,
@@ -448,7 +457,7 @@ class _Demand:
     kv_cache_memory_bytes: float | None
     cuda_graphs: CudaGraphs
     lora: Lora | None
-    draft: Draft | None
+    draft: KeptDraft | None
     num_redundant_experts: int
     kv_group_layers: int | None
     offload: Offload
