@@ -1,6 +1,5 @@
 """Changes the requests of any workload: tenants, models and LoRA adapters, their rate, and their lengths.
 
-
 Tenants, models and adapters depend only on the seed and on the number of the request, or of its session: they
 are the same for a whole conversation and do not depend on how requests are served. The popularity of adapters
 follows Zipf's law.
