@@ -26,8 +26,7 @@ from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
 from hwmodels.iterations.layout import InFlight
 from hwmodels.iterations.stages import MicroBatch, Stages
 from hwmodels.levels import MeasuredOperators, Replica
-from hwmodels.speculation.draft import Draft, Stepwise
-from hwmodels.speculation.drafting import drafting_of
+from hwmodels.speculation.draft import Draft, Stepwise, drafting_of
 from hwmodels.speculation.steps import (
     CHAIN,
     DraftHost,

@@ -8,8 +8,7 @@ from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
 from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft
-from hwmodels.speculation.drafting import drafting_of
+from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft, drafting_of
 from hwmodels.speculation.model import decodes_with_drafts
 from hwmodels.speculation.steps import CHAIN, DraftShape, TargetScale
 
