@@ -27,7 +27,7 @@ from experiments.papers.speculation_rows import COMPARISONS
 from experiments.study.workers import whole
 from hwmodels.iterations import IterationShape
 from hwmodels.levels import LatencyLevel
-from hwmodels.speculation.model import decodes_with_drafts
+from hwmodels.speculation import decodes_with_drafts
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.deployment import Deployment

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations import IterationModel
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation import SpeculativeModel
 from policies.adapters.serving import AdapterCounts
 from policies.speculation import AcceptanceCounts
 from sim.metrics.definitions import describe, per, times

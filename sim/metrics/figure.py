@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.costs import EnergySettings, Tariff
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation import SpeculativeModel
 from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.settings import MetricsSettings

@@ -28,7 +28,7 @@ from hwmodels.costs import (
 )
 from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import InFlight
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation import SpeculativeModel
 from sim.metrics.definitions import per, times
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
 from sim.metrics.output import Output, OutputFigure

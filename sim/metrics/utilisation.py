@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hwmodels.costs import PowerModel
 from hwmodels.iterations import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation import SpeculativeModel
 from sim.metrics.definitions import Window, times
 from sim.records.iterations import ADAPTER_COLUMNS
 from sim.records.run import PoolRecord, RunRecords

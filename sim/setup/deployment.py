@@ -24,8 +24,8 @@ from hwmodels.levels import Calibrated, LatencyLevel, Replica, Spec, jitter_of
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora
 from hwmodels.operators.calibration import Calibration
+from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
-from hwmodels.speculation.model import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN, DraftHost, DraftShape, draft_host_of
 from policies.adapters import AdapterServing
 from policies.adapters.serving import AdapterMemory

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.iterations import IterationModel, IterationShape, JitterFactors
-from hwmodels.speculation.model import Leaps, SpeculativeModel
+from hwmodels.speculation import Leaps, SpeculativeModel
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.calibrate.engine.served import architecture_of
+from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.draft import HeadDraft, LayerDraft, ModelDraft, SeveralDrafts, SkipDraft
-from hwmodels.speculation.model import SpeculativeModel
 from policies.speculation import Proposer, num_places
 from policies.speculation.proposers import (
     DraftModel,

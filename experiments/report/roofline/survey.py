@@ -17,7 +17,7 @@ from hwmodels.iterations.ops import (
     prefill_shape,
 )
 from hwmodels.model.model_spec import precision_notes
-from hwmodels.speculation.model import pass_of_equal
+from hwmodels.speculation import pass_of_equal
 from policies.speculation import Proposer, num_places
 from sim.setup.deployment import Deployment
 

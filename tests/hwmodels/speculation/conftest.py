@@ -7,7 +7,7 @@ from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
 from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN
 from tests.hwmodels.speculation.drafting import IDLE
 

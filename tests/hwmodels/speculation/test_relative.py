@@ -8,8 +8,8 @@ from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
 from hwmodels.operators.calibration import Calibration
+from hwmodels.speculation import decodes_with_drafts
 from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft, drafting_of
-from hwmodels.speculation.model import decodes_with_drafts
 from hwmodels.speculation.steps import CHAIN, DraftShape, TargetScale
 
 FACTORS = {"gemm": 2.0, "attention": 5.0, "elementwise": 7.0, "lm_head": 3.0}
