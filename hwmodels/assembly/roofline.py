@@ -28,10 +28,10 @@ from hwmodels.assembly.site import Kernels, Site
 from hwmodels.assembly.weight_places import offloaded, over_chips
 from hwmodels.device import Device
 from hwmodels.exact import Num, larger, whole
-from hwmodels.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.host import CudaGraphs, HostOverhead, HostShare, Offload
 from hwmodels.iterations import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
-from hwmodels.iterations.layout import InFlight, Offload, ParallelLayout, RankBatch
+from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import CountedTimes, Operator, Part, Per, bound_of, rows_each, total_seconds
 from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from hwmodels.model.model_spec import ModelSpec

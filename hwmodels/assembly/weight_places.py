@@ -29,7 +29,8 @@ from typing import Any
 from hwmodels.assembly.site import Site
 from hwmodels.device import Chain
 from hwmodels.exact import Lines, divided_up, larger, smaller
-from hwmodels.iterations.layout import Offload, RankBatch
+from hwmodels.host import Offload
+from hwmodels.iterations.layout import RankBatch
 from hwmodels.iterations.memory import weight_bytes
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Part, Per, Quantity, per_token
 

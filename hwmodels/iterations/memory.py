@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple, Protocol
 from fieldlimits import Checked, OneOf, check
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
-from hwmodels.host import CudaGraphs
-from hwmodels.iterations.layout import Offload, ParallelLayout
+from hwmodels.host import CudaGraphs, Offload
+from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import Lora, Ranks, Role
 

@@ -14,9 +14,9 @@ from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
 from hwmodels.exact import Num
-from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead, Offload
 from hwmodels.iterations import Explained, IterationModel, IterationShape, Jitter, ends_of_decodes
-from hwmodels.iterations.layout import Offload, ParallelLayout
+from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora
 from hwmodels.operators.calibration import Calibration

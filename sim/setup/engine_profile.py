@@ -28,8 +28,7 @@ from fieldlimits import (
     check,
 )
 from hwmodels.assembly.site import Kernels
-from hwmodels.host import Compilation, CudaGraphs, HostOverhead
-from hwmodels.iterations.layout import Offload
+from hwmodels.host import Compilation, CudaGraphs, HostOverhead, Offload
 from hwmodels.iterations.memory import MEMORY_RULES, MemoryProfile
 from hwmodels.speculation.steps import DraftHost
 from policies.core.release import SGLANG_0_5, VLLM_0_32, Release, release_of

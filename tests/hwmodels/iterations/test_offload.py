@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
+from hwmodels.host import Offload
 from hwmodels.iterations import IterationShape
-from hwmodels.iterations.layout import Offload, ParallelLayout
+from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import GIB, plan_memory
 
 SPLIT = Offload(n_gpu_layers=24)
