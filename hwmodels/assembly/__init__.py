@@ -8,7 +8,8 @@ from dataclasses import replace
 from hwmodels.assembly.attention import attention_operators
 from hwmodels.assembly.mlp import mlp_operators
 from hwmodels.assembly.site import Site
-from hwmodels.iterations.ops import Operator, Part, Per, per_row, per_token
+from hwmodels.iterations.layout import Part
+from hwmodels.iterations.ops import Operator, Per, per_row, per_token
 from hwmodels.model.attention import NoAttention
 from hwmodels.model.model_spec import Block, NoMlp
 from hwmodels.model.weights import Matrix, Ranks, Role, share_of

@@ -30,9 +30,9 @@ from hwmodels.assembly.site import Site
 from hwmodels.device import Chain
 from hwmodels.exact import Lines, divided_up, larger, smaller
 from hwmodels.host import Offload
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import Part, RankBatch
 from hwmodels.iterations.memory import weight_bytes
-from hwmodels.iterations.ops import DecodeSeconds, Operator, Part, Per, Quantity, per_token
+from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_token
 
 
 def over_chips(operators: list[Operator], site: Site, chain: Chain) -> list[Operator]:

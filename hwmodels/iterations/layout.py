@@ -17,6 +17,7 @@ ones hold different experts and the rest cut each expert's matrices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 from fieldlimits import Checked, PositiveInt, check
@@ -370,6 +371,15 @@ def _pairs(batch: RankBatch, window: int) -> Any:
 
 
 GIB = 2.0**30
+
+
+class Part(Enum):
+    """Position of an operator in the model, which decides on which pipeline stage it runs."""
+
+    first = "before all layers"
+    layers = "in a layer"
+    between = "from a stage to the next"
+    last = "after all layers"
 
 
 # DOC of hwmodels.iterations.layout: Attention windows: counts the context tokens and query-key pairs of a batch inside the window.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hwmodels.device import Device
 from hwmodels.exact import Lines, highest, larger
 from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
-from hwmodels.iterations.layout import ParallelLayout, RankBatch, seen
+from hwmodels.iterations.layout import ParallelLayout, Part, RankBatch, seen
 from hwmodels.iterations.memory import MemoryPlan
 
 Quantity = Callable[[RankBatch], Any]
@@ -54,15 +54,6 @@ class Per(Enum):
     """Chunks and their contexts; 0 s without any."""
     adapter = "adapter_"
     """Tokens with LoRA adapters and the adapters' ranks; 0 s without any."""
-
-
-class Part(Enum):
-    """Position of an operator in the model, which decides on which pipeline stage it runs."""
-
-    first = "before all layers"
-    layers = "in a layer"
-    between = "from a stage to the next"
-    last = "after all layers"
 
 
 def zero(batch: RankBatch) -> float:

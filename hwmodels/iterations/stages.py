@@ -42,8 +42,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.exact import larger
-from hwmodels.iterations.layout import InFlight, ParallelLayout
-from hwmodels.iterations.ops import Part
+from hwmodels.iterations.layout import InFlight, ParallelLayout, Part
 
 Seconds = NDArray[np.float64]
 

@@ -37,8 +37,8 @@ from hwmodels.device import Link
 from hwmodels.exact import larger
 from hwmodels.host import HostShare
 from hwmodels.iterations import IterationModel, IterationShape, Jitter, counted
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.ops import Part, total_seconds
+from hwmodels.iterations.layout import ParallelLayout, Part
+from hwmodels.iterations.ops import total_seconds
 from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
 from hwmodels.model.model_spec import MixtureOfExperts
 
