@@ -31,9 +31,8 @@ from hwmodels.exact import Num, larger, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare, Offload
 from hwmodels.iterations import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
-from hwmodels.iterations.layout import InFlight, ParallelLayout, Part, RankBatch
+from hwmodels.iterations.layout import InFlight, MicroBatch, ParallelLayout, Part, Pass, RankBatch, Stages
 from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of, rows_each, total_seconds
-from hwmodels.iterations.stages import MicroBatch, Pass, Stages
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora, Role
 from hwmodels.operators.calibration import Calibration

@@ -14,8 +14,7 @@ from hwmodels.exact import Num, larger
 from hwmodels.host import HostOverhead
 from hwmodels.iterations import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.decodes import OneByOne, Prices, ends_of
-from hwmodels.iterations.layout import InFlight
-from hwmodels.iterations.stages import MicroBatch, Stages
+from hwmodels.iterations.layout import InFlight, MicroBatch, Stages
 from hwmodels.levels import MeasuredOperators, Replica
 from hwmodels.speculation.draft import Draft, Stepwise, drafting_of
 from hwmodels.speculation.steps import (

@@ -26,7 +26,7 @@ from hwmodels.iterations import (
     IterationShape,
     causal_pairs,
 )
-from hwmodels.iterations.stages import Pass, Pipeline, Stages
+from hwmodels.iterations.layout import Pass, Pipeline, Stages
 from policies.core.plan import Chunk, RankWork, StepPlan
 
 

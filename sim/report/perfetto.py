@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations import IterationModel
-from hwmodels.iterations.stages import Pipeline
+from hwmodels.iterations.layout import Pipeline
 from hwmodels.speculation import SpeculativeModel
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request

@@ -15,9 +15,9 @@ from fieldlimits import Checked, PositiveInt, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import TimeSlicing
 from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
+from hwmodels.iterations.layout import Pipeline
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
-from hwmodels.iterations.stages import Pipeline
 from hwmodels.model.model_spec import MixtureOfExperts
 from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from policies.placement import Hosting, Pool

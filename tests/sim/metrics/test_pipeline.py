@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages
+from hwmodels.iterations.layout import MicroBatch, ParallelLayout, Pass, Pipeline, Stages
 from sim import simulate
 from sim.metrics.definitions import Window
 from sim.metrics.hardware_use import HardwareUse, add_pipeline
