@@ -104,6 +104,3 @@ class QueueBound(Checked):
                 self._position = position
                 return True
         return False
-
-
-# DOC of policies.admission.queue_bound: Counts of a service's outstanding requests, updated with every request, without a loop over replicas.

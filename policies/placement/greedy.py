@@ -1,4 +1,4 @@
-"""The common loop of greedy placements: replicas are added one by one, and kept if they serve more."""
+"""Greedy placements: replicas are added one by one, and kept if they serve more."""
 
 from __future__ import annotations
 
@@ -150,7 +150,10 @@ def by_size(problem: Problem) -> list[list[Hosting]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstFitDecreasing:
-    """First fit over the pools in the given order; one replica of each model in turn."""
+    """First fit over the pools in the given order; one replica of each model in turn.
+
+    First fit decreasing (Johnson, 1973): the largest model first, on the first GPU with enough free memory.
+    """
 
     def place(self, problem: Problem) -> Plan:
         """Returns a placement. Raises ValueError if the objective is cost and it leaves demand unmet."""
@@ -159,7 +162,10 @@ class FirstFitDecreasing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestFitDecreasing:
-    """Best fit over all pools, on as few GPUs as suffice; one replica of each model in turn."""
+    """Best fit over all pools, on as few GPUs as suffice; one replica of each model in turn.
+
+    Best fit decreasing (Johnson, 1973): the largest model first, on the fullest GPU on which it fits.
+    """
 
     def place(self, problem: Problem) -> Plan:
         """Returns a placement. Raises ValueError if the objective is cost and it leaves demand unmet."""
@@ -181,6 +187,8 @@ class DensestFirst:
     """Adds replicas of the densest model while they serve more, then of the next densest.
 
     For objective cost, density is the share of the demand served per $ of rent.
+
+    Densest first: the model with the most value per byte of memory first (Dantzig, 1957, for knapsacks).
     """
 
     def place(self, problem: Problem) -> Plan:
@@ -200,9 +208,3 @@ class DensestFirst:
 
         order = sorted(range(len(problem.hostings)), key=lambda index: (-density(index), index))
         return fill(problem, [[problem.hostings[index] for index in order]], tightest)
-
-
-# DOC of policies.placement.greedy: The GPUs of a fleet and the replicas on each of them, for greedy placements.
-# DOC of policies.placement.greedy: First fit decreasing (Johnson, 1973): the largest model first, on the first GPU with enough free memory.
-# DOC of policies.placement.greedy: Best fit decreasing (Johnson, 1973): the largest model first, on the fullest GPU on which it fits.
-# DOC of policies.placement.greedy: Densest first: the model with the most value per byte of memory first (Dantzig, 1957, for knapsacks).

@@ -67,7 +67,19 @@ Vector = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Program:
-    """The linear program. Variables: n_u, then t_ur for each replica r of each unit."""
+    """The linear program. Variables: n_u, then t_ur for each replica r of each unit.
+
+    A placement as a linear program: the count of each unit, and the split of its time among its models.
+
+        n_u      number of units of kind u
+        t_um     GPU time that model m gets on all units of kind u       sum_m t_um <= time share_u n_u
+        served   s_m = sum_u rate_um t_um, at most the demand
+
+        value    max sum_m value_m s_m                     cost    min sum_u price_u n_u,  s_m >= demand_m
+
+    The split of time follows the traffic, because time slices go to replicas that have requests, and a router
+    distributes these.
+    """
 
     problem: Problem
     units: Sequence[Unit]
@@ -262,17 +274,3 @@ class Milp:
         return plan_of(
             problem, [unit for unit, count in zip(units, counts, strict=True) for _ in range(count)]
         )
-
-
-# DOC of policies.placement.milp: All sets of replicas that fit on one GPU, or on one group of GPUs.
-# DOC of policies.placement.milp: A placement as a linear program: the count of each unit, and the split of its time among its models.
-#
-#     n_u      number of units of kind u
-#     t_um     GPU time that model m gets on all units of kind u       sum_m t_um <= time share_u n_u
-#     served   s_m = sum_u rate_um t_um, at most the demand
-#
-#     value    max sum_m value_m s_m                     cost    min sum_u price_u n_u,  s_m >= demand_m
-#
-# The split of time follows the traffic, because time slices go to replicas that have requests, and a router
-# distributes these.
-#

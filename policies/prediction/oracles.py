@@ -1,4 +1,4 @@
-"""Stand-ins for a trained predictor: they get the true length, and add errors to it. For the simulator only."""
+"""Stand-ins for a trained predictor: they add errors to the true length. For the simulator only."""
 
 from __future__ import annotations
 

@@ -211,14 +211,3 @@ class IndexOnly:
 def index_views(indices: Iterable[int], routing: Routing) -> list[ReplicaView]:
     """Returns a view for each index, for a policy that reads no replica."""
     return [cast(ReplicaView, IndexOnly(index, routing)) for index in indices]
-
-
-# DOC of policies.routing: Static routing, for which a run can be divided into shards: policies that read no replica.
-#
-# Static routing chooses a replica without reading the state of any.
-#
-# Such a policy gives each replica the same requests whatever the replicas do, so replicas do not influence each
-# other, and each can be simulated apart. A policy declares this by reads_replicas: ClassVar[bool] = False, or
-# by a property if it depends on its settings. The declaration is checked: the policy gets views of replicas
-# that have nothing but an index.
-#

@@ -1,11 +1,4 @@
-"""Adapter affinity: requests go to a replica that has their LoRA adapter, unless it is overloaded.
-
-As in Punica's cluster scheduler and the LoRA affinity of the Gateway API Inference Extension: an adapter that
-is on a GPU need not be loaded, and its requests need not wait for a slot. Among the replicas that have it,
-the one with the fewest outstanding requests is chosen. If that one has over `max_excess` requests more than
-the least loaded of all replicas, the least loaded replica is chosen and loads the adapter as well. So a
-popular adapter spreads.
-"""
+"""Adapter-aware routing: a replica that has the LoRA adapter of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +15,16 @@ from policies.routing import ReplicaView
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterAffinity(Checked):
-    """Least loaded replica with the adapter. Ties go to the smallest index. Reads all replicas."""
+    """Least loaded replica with the adapter. Ties go to the smallest index. Reads all replicas.
+
+    Adapter affinity: requests go to a replica that has their LoRA adapter, unless it is overloaded.
+
+    As in Punica's cluster scheduler and the LoRA affinity of the Gateway API Inference Extension: an adapter
+    that is on a GPU need not be loaded, and its requests need not wait for a slot. Among the replicas that
+    have it, the one with the fewest outstanding requests is chosen. If that one has over `max_excess`
+    requests more than the least loaded of all replicas, the least loaded replica is chosen and loads the
+    adapter as well. So a popular adapter spreads.
+    """
 
     max_excess: Annotated[NonNegativeInt, Unit("requests")] = 8
     """Number of outstanding requests that a replica may have more than the least loaded one and be chosen."""
@@ -45,7 +47,15 @@ class AdapterAffinity(Checked):
 
 @dataclass(kw_only=True, slots=True)
 class Dedicated:
-    """Fixed replica per adapter. Reads no replica."""
+    """Fixed replica per adapter. Reads no replica.
+
+    Dedicated replicas: each LoRA adapter has a replica of its own, as without multi-LoRA serving.
+
+    The adapters are assigned in the order of their first requests, one replica after the other; requests
+    without an adapter are assigned like those of one more adapter. With merged weights (`adapters=merged`)
+    and as many replicas as adapters, no replica ever switches its adapter; with fewer replicas, some do. If
+    the replica of an adapter is removed, the adapter is assigned to another one.
+    """
 
     keeps_together: ClassVar[str] = "adapter"
     _owner: dict[str | None, int] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -64,12 +74,3 @@ class Dedicated:
         position = min(range(len(replicas)), key=lambda position: counts[replicas[position].index])
         self._owner[request.adapter] = replicas[position].index
         return position
-
-
-# DOC of policies.routing.adapter_aware: Dedicated replicas: each LoRA adapter has a replica of its own, as without multi-LoRA serving.
-#
-# The adapters are assigned in the order of their first requests, one replica after the other; requests without
-# an adapter are assigned like those of one more adapter. With merged weights (`adapters=merged`) and as many
-# replicas as adapters, no replica ever switches its adapter; with fewer replicas, some do. If the replica of an
-# adapter is removed, the adapter is assigned to another one.
-#

@@ -1,4 +1,4 @@
-"""Round robin: one replica after the other, whatever their load."""
+"""Load balancing: shares of the requests by turns, at random, or by the load of the replicas."""
 
 from __future__ import annotations
 
@@ -55,7 +55,12 @@ class Random:
 
 @dataclass(kw_only=True, slots=True)
 class Weighted(Checked):
-    """Fixed shares by weight. Reads no replica; a choice costs the logarithm of their number."""
+    """Fixed shares by weight. Reads no replica; a choice costs the logarithm of their number.
+
+    It works like an earliest-deadline-first queue (Envoy's weighted round robin): a replica of weight w is
+    due every 1/w units of virtual time, and the replica that is due first gets the request. The weights 2 and
+    1 give the order 0, 0, 1, 0, 0, 1 ...
+    """
 
     weights: tuple[Positive, ...] = ()
     """Weight of each replica, by its index; empty: all equal. Replicas that are added later have weight 1."""
@@ -107,7 +112,12 @@ class Weighted(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastOutstanding(Checked):
-    """Fewest outstanding requests or tokens. Ties go to the smallest index. Reads all replicas."""
+    """Fewest outstanding requests or tokens. Ties go to the smallest index. Reads all replicas.
+
+    NGINX's least_conn counts requests. Tokens distinguish a long prompt from a short one. A request counts
+    from the time it is sent until it ends, by the router's own count, which has no delay. Routers that
+    compare hundreds of replicas read these counts of all of them as an array.
+    """
 
     count: Annotated[str, OneOf(COUNTS)] = "requests"
     """The load that is compared: requests, or tokens (of their prompts)."""
@@ -141,7 +151,12 @@ def counts_of(replicas: Sequence[ReplicaView], name: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerOfTwo(Checked):
-    """Least loaded of num_choices random replicas. Ties go to the replica drawn first. Reads only these."""
+    """Least loaded of num_choices random replicas. Ties go to the replica drawn first. Reads only these.
+
+    Mitzenmacher (IEEE TPDS 2001), Vvedenskaya et al. (1996): two choices shorten the longest queue
+    exponentially compared with one; more choices add little. Envoy's least request and SGLang's router offer
+    it.
+    """
 
     num_choices: Annotated[PositiveInt, Unit("replica")] = 2
     """Number of distinct replicas that are compared; if fewer accept requests, all of them are."""
@@ -174,7 +189,12 @@ class PowerOfTwo(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinShortestKv:
-    """Most free KV memory. Reads all replicas."""
+    """Most free KV memory. Reads all replicas.
+
+    Memory, not the number of requests, limits the batch of a replica. The free memory that an engine reports
+    is as old as the service's signals; prompts sent since then are subtracted, as if none of their KV were
+    cached.
+    """
 
     ties: Literal["outstanding", "index"] = "outstanding"
     """Which of replicas with equally much free memory is chosen: the one with the fewest outstanding
@@ -196,7 +216,12 @@ class JoinShortestKv:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Freest:
-    """Most free KV memory per request; an empty replica is the freest. Ties go to the smallest index."""
+    """Most free KV memory per request; an empty replica is the freest. Ties go to the smallest index.
+
+    The dispatch of Llumnix (OSDI 2024), which its paper also compares with as INFaaS++. Prompts without a
+    first token count as if they took memory besides that in use, so a replica with a queue is less free. With
+    a chunked prefill, the part of a prompt that is computed counts twice until its first token.
+    """
 
     reads_signals: ClassVar[bool] = True
 
@@ -209,34 +234,3 @@ class Freest:
             for replica in replicas
         ]
         return loads.index(min(loads))
-
-
-# DOC of policies.routing.load_balancing: Random routing: every replica is equally likely, whatever its load.
-# DOC of policies.routing.load_balancing: Weighted round robin: each replica gets a share of the requests in proportion to a fixed weight.
-#
-# It works like an earliest-deadline-first queue (Envoy's weighted round robin): a replica of weight w is due
-# every 1/w units of virtual time, and the replica that is due first gets the request. The weights 2 and 1 give
-# the order 0, 0, 1, 0, 0, 1 ...
-#
-# DOC of policies.routing.load_balancing: Least outstanding requests (join the shortest queue), or prompt tokens.
-#
-# NGINX's least_conn counts requests. Tokens distinguish a long prompt from a short one. A request counts from
-# the time it is sent until it ends, by the router's own count, which has no delay.
-# Routers that compare hundreds of replicas read these counts of all of them as an array.
-#
-# DOC of policies.routing.load_balancing: Power of two choices: the least loaded of a few replicas drawn at random.
-#
-# Mitzenmacher (IEEE TPDS 2001), Vvedenskaya et al. (1996): two choices shorten the longest queue exponentially
-# compared with one; more choices add little. Envoy's least request and SGLang's router offer it.
-#
-# DOC of policies.routing.load_balancing: Join the shortest KV: the replica with the most free KV memory.
-#
-# Memory, not the number of requests, limits the batch of a replica. The free memory that an engine reports is
-# as old as the service's signals; prompts sent since then are subtracted, as if none of their KV were cached.
-#
-# DOC of policies.routing.load_balancing: Freest: the replica with the most free KV memory per outstanding request.
-#
-# The dispatch of Llumnix (OSDI 2024), which its paper also compares with as INFaaS++. Prompts without a first
-# token count as if they took memory besides that in use, so a replica with a queue is less free. With a chunked
-# prefill, the part of a prompt that is computed counts twice until its first token.
-#

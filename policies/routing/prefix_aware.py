@@ -1,17 +1,4 @@
-"""A radix tree of the prompts sent to the replicas: one tree for all replicas.
-
-A node stands for a segment of prompt content that follows a given prefix. Its key is (parent node, number of
-the parent's tokens before it, content id). It stores for each replica the largest number of the segment's
-tokens that the replica was sent. Segments that branch off after 5 and after 8 tokens of a segment are thus
-children of the same node, and no node is ever split. Example with content ids 7, 9 and 3:
-
-    sent to replica 0    7 7 7 7 7 9 9         7: {0: 5, 1: 8} --5--> 9: {0: 2}
-    sent to replica 1    7 7 7 7 7 7 7 7 3                     --8--> 3: {1: 1}
-
-The number of tokens of a replica is that of its distinct prefixes. Above a limit the least recently sent
-segments are removed, the end of a prompt before its beginning. The cost grows with the number of segments of
-a prompt, not with the number of replicas.
-"""
+"""Prefix-aware routing: by the prefixes that a replica was sent, or by the contents of its cache."""
 
 from __future__ import annotations
 
@@ -81,7 +68,23 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """The prompts sent to each replica of the last `keep_only`, at most max_tokens tokens per replica."""
+    """The prompts sent to each replica of the last `keep_only`, at most max_tokens tokens per replica.
+
+    A radix tree of the prompts sent to the replicas: one tree for all replicas.
+
+    A node stands for a segment of prompt content that follows a given prefix. Its key is (parent node, number
+    of the parent's tokens before it, content id). It stores for each replica the largest number of the
+    segment's tokens that the replica was sent. Segments that branch off after 5 and after 8 tokens of a
+    segment are thus children of the same node, and no node is ever split. Example with content ids 7, 9 and
+    3:
+
+        sent to replica 0    7 7 7 7 7 9 9         7: {0: 5, 1: 8} --5--> 9: {0: 2}
+        sent to replica 1    7 7 7 7 7 7 7 7 3                     --8--> 3: {1: 1}
+
+    The number of tokens of a replica is that of its distinct prefixes. Above a limit the least recently sent
+    segments are removed, the end of a prompt before its beginning. The cost grows with the number of segments
+    of a prompt, not with the number of replicas.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens: dict[int, int] = {}
@@ -189,7 +192,21 @@ class PrefixTree:
 
 @dataclass(kw_only=True, slots=True)
 class PrefixAffinity(Checked):
-    """Longest matching prefix. Reads only the outstanding requests of all replicas."""
+    """Longest matching prefix. Reads only the outstanding requests of all replicas.
+
+    The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which
+    only approximates the contents of their caches. While the load is balanced, a prompt goes to the replica
+    with the longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the
+    replica with the smallest tree. If the load is not balanced, it goes to the replica with the fewest
+    outstanding requests:
+
+        most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
+
+    Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang
+    counts characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among
+    replicas with equal matches SGLang takes any, this policy the one that was sent the most tokens of the
+    last segment.
+    """
 
     cache_threshold: Share = 0.3
     """Share of the prompt that must match."""
@@ -239,6 +256,14 @@ class PrefixIndex(Checked):
     """Least cost of computation and load. Ties go to the smallest index.
 
     Reads loads and caches of all replicas.
+
+    As in NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
+
+        cost = overlap_weight * (tokens to compute before the request's first token) + outstanding tokens
+
+    The tokens to compute are the uncached part of the prompt, and the prompts sent to the replica that have
+    no output token yet. The replica of least cost gets the request. With overlap_weight=0 the policy is
+    least_outstanding by tokens.
     """
 
     overlap_weight: NonNegative = 1.0
@@ -259,7 +284,19 @@ class PrefixIndex(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedScore(Checked):
-    """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas."""
+    """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas.
+
+    As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three
+    scores from 0 to 1, and the highest sum of weight times score is chosen:
+
+        prefix   share of the prompt that the replica has cached
+        queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
+        kv       share of the replica's KV memory that is free
+
+    Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old
+    as the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as
+    by llm-d's precise prefix scorer.
+    """
 
     prefix_weight: NonNegative = 3.0
     queue_weight: NonNegative = 2.0
@@ -282,41 +319,3 @@ class WeightedScore(Checked):
                 score += self.prefix_weight * replica.num_cached(request) / request.prompt.num_tokens
             keys.append((-score, replica.num_outstanding))
         return keys.index(min(keys))
-
-
-# DOC of policies.routing.prefix_aware: Prefix affinity as in SGLang's router: a prompt goes to the replica that was sent its longest prefix.
-#
-# The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which only
-# approximates the contents of their caches. While the load is balanced, a prompt goes to the replica with the
-# longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the replica with the
-# smallest tree. If the load is not balanced, it goes to the replica with the fewest outstanding requests:
-#
-#     most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
-#
-# Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang counts
-# characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among replicas
-# with equal matches SGLang takes any, this policy the one that was sent the most tokens of the last segment.
-#
-# DOC of policies.routing.prefix_aware: Prefix index: the replica of least cost, computed from the actual contents of the replicas' caches.
-#
-# As in NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
-#
-#     cost = overlap_weight * (tokens to compute before the request's first token) + outstanding tokens
-#
-# The tokens to compute are the uncached part of the prompt, and the prompts sent to the replica that have no
-# output token yet. The replica of least cost gets the request. With overlap_weight=0 the policy is
-# least_outstanding by tokens.
-#
-# DOC of policies.routing.prefix_aware: Weighted score: the replica with the highest weighted sum of cache hit, queue length and free KV memory.
-#
-# As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three scores
-# from 0 to 1, and the highest sum of weight times score is chosen:
-#
-#     prefix   share of the prompt that the replica has cached
-#     queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
-#     kv       share of the replica's KV memory that is free
-#
-# Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old as
-# the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as by
-# llm-d's precise prefix scorer.
-#

@@ -1,11 +1,4 @@
-"""SLO-aware routing: a replica with an estimated TTFT within the target.
-
-As in the Gateway API Inference Extension's latency-aware scorer. A replica's headroom is the target less its
-estimated TTFT. By default the replica with the least headroom that meets the target is chosen, which keeps
-the others free for long prompts; with headroom=most the one with the least estimate. If no replica meets the
-target, the least estimate is chosen. The extension predicts latency by a trained model; here the estimate is
-the queued tokens divided by a measured rate (`ttft_estimates`).
-"""
+"""SLO-aware routing: of the replicas with an estimated TTFT in time, the busiest or the cheapest."""
 
 from __future__ import annotations
 
@@ -22,7 +15,17 @@ SMOOTHING = 0.1
 
 
 class TtftEstimates:
-    """Measured prefill rates by index of a replica (or other server), and requests without a first token."""
+    """Measured prefill rates by index of a replica (or other server), and requests without a first token.
+
+    Estimates the TTFT of a request on each replica: the queued prompt tokens divided by a measured rate.
+
+        estimate = (prompt tokens of requests without a first token + this prompt's tokens) / replica's rate
+
+    When a request gets its first token, the tokens of its estimate divided by the time since it was sent are
+    a new measurement of the rate, which enters an exponential moving average. Until the first measurement the
+    rate is initial_tokens_per_s. The rate thus includes the average effects of cache hits and of running
+    decodes.
+    """
 
     def __init__(self, initial_tokens_per_s: float) -> None:
         self._initial_tokens_per_s = initial_tokens_per_s
@@ -62,7 +65,14 @@ class TtftEstimates:
 
 @dataclass(kw_only=True, slots=True)
 class SloAware(Checked):
-    """A replica that meets a TTFT target. Ties go to the smallest index. Reads the queues of all replicas."""
+    """A replica that meets a TTFT target. Ties go to the smallest index. Reads the queues of all replicas.
+
+    As in the Gateway API Inference Extension's latency-aware scorer. A replica's headroom is the target less
+    its estimated TTFT. By default the replica with the least headroom that meets the target is chosen, which
+    keeps the others free for long prompts; with headroom=most the one with the least estimate. If no replica
+    meets the target, the least estimate is chosen. The extension predicts latency by a trained model; here
+    the estimate is the queued tokens divided by a measured rate (`TtftEstimates`).
+    """
 
     ttft_s: Annotated[Positive, Unit("s")] = 1.0
     """TTFT target in seconds."""
@@ -99,6 +109,11 @@ class CostAware(Checked):
     """Cheapest replica within the TTFT target. Ties: least estimate, then smallest index.
 
     Reads all queues.
+
+    It is meant for fleets of replicas with different prices, by hardware or by contract: the cheap ones are
+    filled up to the target first, the expensive ones get the remaining requests. If no replica meets the
+    target, the one of least estimated TTFT is chosen, whatever its price. The estimates are those of
+    `TtftEstimates`.
     """
 
     ttft_s: Annotated[Positive, Unit("s")] = 1.0
@@ -130,19 +145,3 @@ class CostAware(Checked):
     def on_end(self, request: Request, now: float) -> None:
         """Removes a request that has ended."""
         self._estimates.ended(request)
-
-
-# DOC of policies.routing.slo_aware: Estimates the TTFT of a request on each replica: the queued prompt tokens divided by a measured rate.
-#
-#     estimate = (prompt tokens of requests without a first token + this prompt's tokens) / rate of the replica
-#
-# When a request gets its first token, the tokens of its estimate divided by the time since it was sent are a
-# new measurement of the rate, which enters an exponential moving average. Until the first measurement the rate
-# is initial_tokens_per_s. The rate thus includes the average effects of cache hits and of running decodes.
-#
-# DOC of policies.routing.slo_aware: Cost-aware routing: the cheapest replica with an estimated TTFT within the target.
-#
-# It is meant for fleets of replicas with different prices, by hardware or by contract: the cheap ones are
-# filled up to the target first, the expensive ones get the remaining requests. If no replica meets the target,
-# the one of least estimated TTFT is chosen, whatever its price. The estimates are those of `ttft_estimates`.
-#

@@ -1,4 +1,4 @@
-"""Settings of every autoscaler: the interval of its calls, and the minimum and maximum of replicas."""
+"""Bounds of the number of replicas, and of the pace of its changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from policies.scaling import PoolView
 
 @dataclass(kw_only=True, slots=True)
 class Bounded(Checked):
-    """The interval and the bounds of an autoscaler."""
+    """The interval and the bounds of an autoscaler.
+
+    Settings of every autoscaler: the interval of its calls, and the minimum and maximum of replicas.
+    """
 
     interval_s: Annotated[Positive, Unit("s")] = 15.0
     min_replicas: NonNegativeInt = 1
@@ -40,7 +43,14 @@ def num_present(pool: PoolView) -> int:
 
 @dataclass(kw_only=True, slots=True)
 class Paced(Bounded):
-    """Settings of the limits, and the past decisions."""
+    """Settings of the limits, and the past decisions.
+
+    Limits on the speed of an autoscaler: stabilisation, cooldowns and step sizes.
+
+    Stabilisation is that of Kubernetes' HorizontalPodAutoscaler: replicas are removed only if no decision of
+    the last window wanted them. Cooldowns are those of AWS Auto Scaling: a change waits until the last one
+    has taken effect. Without limits a decision takes effect at once.
+    """
 
     stabilisation_s: Annotated[NonNegative, Unit("s")] = 0.0
     """Time in seconds for which replicas must not have been wanted before they are removed."""
@@ -87,11 +97,3 @@ class Paced(Bounded):
             self._wanted_counts.popleft()
         self._wanted_counts.append((now, wanted))
         return max(wanted, min(asked, max(count for _, count in self._wanted_counts)))
-
-
-# DOC of policies.scaling.bounds: Limits on the speed of an autoscaler: stabilisation, cooldowns and step sizes.
-#
-# Stabilisation is that of Kubernetes' HorizontalPodAutoscaler: replicas are removed only if no decision of the
-# last window wanted them. Cooldowns are those of AWS Auto Scaling: a change waits until the last one has taken
-# effect. Without limits a decision takes effect at once.
-#

@@ -4,7 +4,7 @@
 
 As in AWS's predictive scaling, a seasonal forecast gives the expected rate, and the current rate is its lower
 bound. The first day, for which there is no forecast, is thus scaled by the current rate. The forecasts are
-those of `forecast.py`.
+those of a `Forecaster`.
 
 The capacity of a replica is given or learnt. With learn, capacity_per_s is raised to the highest rate at
 which a replica finished requests within their SLO in three consecutive intervals. It never falls, and it may
@@ -27,7 +27,14 @@ from policies.scaling.bounds import Paced
 
 
 class Forecaster(Protocol):
-    """Forecasts a series of values at equal time steps."""
+    """Forecasts a series of values at equal time steps.
+
+    Forecasts of a seasonal time series: seasonal naive with a trend, and Holt-Winters.
+
+    Source: Hyndman and Athanasopoulos, Forecasting: Principles and Practice (3rd ed.), sections 5.2 and 8.3.
+    Both are exact for a periodic series with or without a linear trend after two seasons of observations.
+    During the first season the forecast is the last value.
+    """
 
     def observe(self, value: float) -> None:
         """Adds the next value."""
@@ -196,11 +203,3 @@ class Predictive(Paced):
         self._num_met, self._num_up = pool.num_met, pool.num_replicas
         if len(self._sustained) == SUSTAINED:
             self._learnt_per_s = max(self._learnt_per_s, min(self._sustained))
-
-
-# DOC of policies.scaling.predictive: Forecasts of a seasonal time series: seasonal naive with a trend, and Holt-Winters.
-#
-# Source: Hyndman and Athanasopoulos, Forecasting: Principles and Practice (3rd ed.), sections 5.2 and 8.3. Both
-# are exact for a periodic series with or without a linear trend after two seasons of observations. During the
-# first season the forecast is the last value.
-#

@@ -1,15 +1,4 @@
-"""Utilisation: keeps the utilisation at a target, by the formula of Kubernetes' HorizontalPodAutoscaler.
-
-    wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
-
-4 replicas at 90 % with a target of 60 % become 6. Defaults are those of Kubernetes: a call every 15 s, a
-tolerance of 0.1, a window of 300 s before replicas are removed. As in Kubernetes, starting replicas count as
-idle while the others are overloaded, so that a rise of the load does not add replicas twice.
-
-The signal `busy` is what nvidia-smi calls utilisation. It is a poor signal for LLMs, because one sequence
-keeps a replica as busy as a hundred. `kv` and `running` rise with the load until requests have to wait. If
-replicas have no known maximum of running sequences, `running` falls back to `kv`.
-"""
+"""Reactive scaling: by the load, the queue or the SLO attainment of the last interval."""
 
 from __future__ import annotations
 
@@ -27,7 +16,20 @@ SIGNALS = ("busy", "kv", "running")
 
 @dataclass(kw_only=True, slots=True)
 class Utilisation(Paced):
-    """Scales by the mean utilisation of the serving replicas."""
+    """Scales by the mean utilisation of the serving replicas.
+
+    Utilisation: keeps the utilisation at a target, by the formula of Kubernetes' HorizontalPodAutoscaler.
+
+        wanted = ceil(replicas * utilisation / target),  unless the ratio is within the tolerance of 1
+
+    4 replicas at 90 % with a target of 60 % become 6. Defaults are those of Kubernetes: a call every 15 s, a
+    tolerance of 0.1, a window of 300 s before replicas are removed. As in Kubernetes, starting replicas count
+    as idle while the others are overloaded, so that a rise of the load does not add replicas twice.
+
+    The signal `busy` is what nvidia-smi calls utilisation. It is a poor signal for LLMs, because one sequence
+    keeps a replica as busy as a hundred. `kv` and `running` rise with the load until requests have to wait.
+    If replicas have no known maximum of running sequences, `running` falls back to `kv`.
+    """
 
     signal: Annotated[str, OneOf(SIGNALS)] = "running"
     """busy: share of time with an iteration running; kv: share of KV memory; running: share of slots."""
@@ -57,7 +59,17 @@ class Utilisation(Paced):
 
 @dataclass(kw_only=True, slots=True)
 class Concurrency(Paced):
-    """Scales by concurrency. Stores the requests in flight of one stable window. Does not scale to zero."""
+    """Scales by concurrency. Stores the requests in flight of one stable window. Does not scale to zero.
+
+    Concurrency: keeps the requests in flight per replica at a target, as Knative's autoscaler (KServe) does.
+
+        wanted = ceil(mean requests in flight / (target_concurrency * target_utilisation))
+
+    The mean is computed over a stable window of 60 s and over a panic window of 6 s. If the panic window
+    wants at least twice the serving replicas, it is used until there has been no panic for a stable window,
+    and no replica is removed in this time. Queued requests are in flight, too. With 100 requests in flight, a
+    target of 10 and a utilisation of 70 %, 15 replicas are wanted. Defaults are Knative's.
+    """
 
     interval_s: float = 2.0
     target_concurrency: Annotated[Positive, Unit("requests")] = 100.0
@@ -108,7 +120,15 @@ class Concurrency(Paced):
 
 @dataclass(kw_only=True, slots=True)
 class QueueLength(Paced):
-    """Scales by queue length; starting replicas count as present."""
+    """Scales by queue length; starting replicas count as present.
+
+    Queue length: adds replicas while requests wait, removes one when the others have enough capacity.
+
+    vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not show how
+    much capacity is left, so a rule that scales in on it alone oscillates under constant load. Here a replica
+    is removed only if no request has waited for calm_s and the running requests would use at most
+    max_fill_share of the slots and of the KV memory of the others.
+    """
 
     max_waiting: Annotated[Positive, Unit("requests")] = 5.0
     """Waiting requests per replica above which replicas are added."""
@@ -143,7 +163,15 @@ class QueueLength(Paced):
 
 @dataclass(kw_only=True, slots=True)
 class SloAttainment(Paced):
-    """Scales by the requests that ended since the last call; without such requests nothing changes."""
+    """Scales by the requests that ended since the last call; without such requests nothing changes.
+
+    SLO attainment: adds replicas while too many requests miss the SLO, removes one after a calm period.
+
+    The capacity of a replica need not be known; it is found by trial. Trials alone would oscillate under
+    constant load, so the policy stores the arrival rate per replica at which requests began to miss the SLO,
+    and removes a replica only if the others would stay below margin times that rate. The rate is discarded
+    after forget_s, because requests and models change.
+    """
 
     interval_s: float = 30.0
     target_share: PositiveShare = 0.95
@@ -201,28 +229,3 @@ class SloAttainment(Paced):
             and not pool.num_starting
             and rate_per_s <= self.margin * self._too_much_per_s * num_left
         )
-
-
-# DOC of policies.scaling.reactive: Concurrency: keeps the requests in flight per replica at a target, as Knative's autoscaler (KServe) does.
-#
-#     wanted = ceil(mean requests in flight / (target_concurrency * target_utilisation))
-#
-# The mean is computed over a stable window of 60 s and over a panic window of 6 s. If the panic window wants at
-# least twice the serving replicas, it is used until there has been no panic for a stable window, and no replica
-# is removed in this time. Queued requests are in flight, too. With 100 requests in flight, a target of 10 and a
-# utilisation of 70 %, 15 replicas are wanted. Defaults are Knative's.
-#
-# DOC of policies.scaling.reactive: Queue length: adds replicas while requests wait, removes one when the others have enough capacity.
-#
-# vLLM's production stack scales on `vllm:num_requests_waiting` (KEDA). An empty queue does not show how much
-# capacity is left, so a rule that scales in on it alone oscillates under constant load. Here a replica is
-# removed only if no request has waited for calm_s and the running requests would use at most max_fill_share of
-# the slots and of the KV memory of the others.
-#
-# DOC of policies.scaling.reactive: SLO attainment: adds replicas while too many requests miss the SLO, removes one after a calm period.
-#
-# The capacity of a replica need not be known; it is found by trial. Trials alone would oscillate under constant
-# load, so the policy stores the arrival rate per replica at which requests began to miss the SLO, and removes a
-# replica only if the others would stay below margin times that rate. The rate is discarded after forget_s,
-# because requests and models change.
-#

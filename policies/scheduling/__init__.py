@@ -105,6 +105,13 @@ def displace(
     """Preempts victims in order until the waiting sequence `head` fits; none if it would not fit at all.
 
     head: must be one that may start (`StepView.may_start`): a preemption gives it no adapter.
+
+    Preempts running sequences for a waiting one, for policies with preemptive order.
+
+    A step that preempts admits no sequence: the waiting one is admitted in the next step.
+    Horizon: while a plan is repeated, the sum of free blocks and of the victims' blocks only decreases. So a
+    waiting sequence for which no room can be made remains without room, but free room may vanish: until the
+    first waiting sequence is admitted, every step is decided again.
     """
     if not victims:
         return
@@ -125,6 +132,10 @@ class Overdue:
     A policy calls `rank` for its ranks, `bring_forward` in `before_step`, and `forget` in `on_end`.
     A later request is not admitted before a waiting overdue one, so a request is overtaken only by requests
     that arrive within max_wait_s after it.
+
+    Bounds the wait of requests: those that have waited max_wait_s are served before all others.
+
+    A scheduling policy considers sequences again at the times of their timers (`Alarms`).
     """
 
     def __init__(self) -> None:
@@ -184,16 +195,3 @@ class Alarms:
         while heap and heap[0][3].state is SequenceState.ended:
             heappop(heap)
         return heap[0][0] if heap else inf
-
-
-# DOC of policies.scheduling: Preempts running sequences for a waiting one, for policies with preemptive order.
-#
-# A step that preempts admits no sequence: the waiting one is admitted in the next step.
-# Horizon: while a plan is repeated, the sum of free blocks and of the victims' blocks only decreases. So a
-# waiting sequence for which no room can be made remains without room, but free room may vanish: until the first
-# waiting sequence is admitted, every step is decided again.
-#
-# DOC of policies.scheduling: Bounds the wait of requests: those that have waited max_wait_s are served before all others.
-#
-# A scheduling policy considers sequences again at the times of their timers (`Alarms`).
-#

@@ -1,13 +1,4 @@
-"""Earliest deadline first (Liu and Layland, 1973) against the deadline of the first token.
-
-The deadline is arrival plus ttft_s of the request's priority, or the request's own deadline_s if it has one.
-The order is optimal on one machine if all deadlines can be met; under overload it serves requests that are
-late before requests that could still be in time. A request is overtaken only by requests with an earlier
-deadline. These arrive before its own deadline, which is at most max(ttft_s) after its arrival unless it has a
-deadline_s; but their number is not limited.
-Memory pressure: the latest deadline is preempted; a sequence keeps its rank after its first token. Horizon:
-deadlines are fixed, so the order never changes.
-"""
+"""Orders by deadline: of the first token, or the slack that is left."""
 
 from __future__ import annotations
 
@@ -32,7 +23,16 @@ def by_priority(limits_s: tuple[float, ...], request: Request) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarliestDeadlineFirst(Scheduling):
-    """The earliest deadline is admitted first, the latest is preempted first."""
+    """The earliest deadline is admitted first, the latest is preempted first.
+
+    The deadline is arrival plus ttft_s of the request's priority, or the request's own deadline_s if it has
+    one. The order is optimal on one machine if all deadlines can be met; under overload it serves requests
+    that are late before requests that could still be in time. A request is overtaken only by requests with an
+    earlier deadline. These arrive before its own deadline, which is at most max(ttft_s) after its arrival
+    unless it has a deadline_s; but their number is not limited.
+    Memory pressure: the latest deadline is preempted; a sequence keeps its rank after its first token.
+    Horizon: deadlines are fixed, so the order never changes.
+    """
 
     ttft_s: TimesByPriority = (1.0,)
     """TTFT targets in seconds for priority 0, 1, ...; the last one applies to all further priorities."""
@@ -52,7 +52,21 @@ class EarliestDeadlineFirst(Scheduling):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastSlack(Scheduling):
-    """The sequence of earliest latest start is admitted first, that of the latest is preempted first."""
+    """The sequence of earliest latest start is admitted first, that of the latest is preempted first.
+
+    The next token of a sequence is due at arrival + ttft_s + tpot_s x output tokens so far. Its slack is the
+    time until then minus the time to compute the uncomputed tokens at prefill_tokens_per_s, an estimate of
+    the user, because a policy knows no durations. `now` is the same for all sequences, so they are ordered by
+    their latest start, due time - computation time: it is fixed for a waiting sequence, stays the same while
+    its prompt is computed, and increases by tpot_s with every token after that. (If each chunk of a prompt
+    increased it, two prompts that do not fit together would preempt each other for ever.) When the slack of
+    the first waiting sequence is used up and there is no room for it, decoding sequences with a latest start
+    more than margin_s after its own are preempted for it, the largest slack first. Sequences in prefill are
+    not. No request starves: a waiting sequence keeps its latest start, and later arrivals have later ones,
+    within the range of ttft_s and of prompt lengths. Memory pressure: the sequence of largest slack is
+    preempted. Horizon: until the slack of the first waiting sequence is used up; from then on, until a
+    running one is margin_s ahead of it.
+    """
 
     ttft_s: TimesByPriority = (1.0,)
     """TTFT targets in seconds for priority 0, 1, ...; the last one applies to all further priorities."""
@@ -110,19 +124,3 @@ class LeastSlack(Scheduling):
     def on_end(self, seq: SequenceView) -> None:
         """Removes a sequence that has ended."""
         self._targets.pop(seq.request_id, None)
-
-
-# DOC of policies.scheduling.deadlines: Least slack first (least laxity; Dertouzos and Mok, 1989) against TTFT and TPOT deadlines.
-#
-# The next token of a sequence is due at arrival + ttft_s + tpot_s x output tokens so far. Its slack is the time
-# until then minus the time to compute the uncomputed tokens at prefill_tokens_per_s, an estimate of the user,
-# because a policy knows no durations. `now` is the same for all sequences, so they are ordered by their latest
-# start, due time - computation time: it is fixed for a waiting sequence, stays the same while its prompt is
-# computed, and increases by tpot_s with every token after that. (If each chunk of a prompt increased it, two
-# prompts that do not fit together would preempt each other for ever.) When the slack of the first waiting
-# sequence is used up and there is no room for it, decoding sequences with a latest start more than margin_s
-# after its own are preempted for it, the largest slack first. Sequences in prefill are not. No request starves:
-# a waiting sequence keeps its latest start, and later arrivals have later ones, within the range of ttft_s and
-# of prompt lengths. Memory pressure: the sequence of largest slack is preempted. Horizon: until the slack of
-# the first waiting sequence is used up; from then on, until a running one is margin_s ahead of it.
-#

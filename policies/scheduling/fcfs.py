@@ -1,8 +1,4 @@
-"""First come, first served; the last one is preempted first (vLLM's `--scheduling-policy fcfs`, default).
-
-Memory pressure: the sequence that was admitted last is preempted. It is the last arrival, but where a request
-was skipped that waited for its adapter or for a larger budget. Horizon: the order never changes by itself.
-"""
+"""First come, first served, and the numbers of the entries into a queue."""
 
 from __future__ import annotations
 
@@ -16,7 +12,12 @@ from policies.scheduling import Scheduling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fcfs(Scheduling):
-    """Order of arrival. A preempted request keeps its position before all later arrivals."""
+    """Order of arrival. A preempted request keeps its position before all later arrivals.
+
+    Memory pressure: the sequence that was admitted last is preempted. It is the last arrival, but where a
+    request was skipped that waited for its adapter or for a larger budget. Horizon: the order never changes
+    by itself.
+    """
 
     preempts_newest: ClassVar[bool] = True
     starvation_bound: ClassVar[int | None] = 0
@@ -57,7 +58,13 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueOrder(Scheduling):
-    """First come, first served, where a preempted request comes again."""
+    """First come, first served, where a preempted request comes again.
+
+    Order of entry into the queue: a preempted request waits behind all others (SGLang's `fcfs`).
+
+    Memory pressure: the sequence that entered last is preempted, unless the batching policy chooses. Horizon:
+    the order never changes by itself.
+    """
 
     starvation_bound: ClassVar[int | None] = 0
     _entries: Entries = field(init=False, default_factory=Entries, repr=False, compare=False)
@@ -69,11 +76,3 @@ class QueueOrder(Scheduling):
     def on_end(self, seq: SequenceView) -> None:
         """Removes a sequence that has ended."""
         self._entries.forget(seq)
-
-
-# DOC of policies.scheduling.fcfs: Places of sequences in a queue that is sorted in place; a preempted sequence enters again at the end.
-# DOC of policies.scheduling.fcfs: Order of entry into the queue: a preempted request waits behind all others (SGLang's `fcfs`).
-#
-# Memory pressure: the sequence that entered last is preempted, unless the batching policy chooses. Horizon: the
-# order never changes by itself.
-#

@@ -1,11 +1,4 @@
-"""Priority classes (vLLM's `--scheduling-policy priority`), strict or with aging.
-
-Strict: first come, first served within a class; requests may starve if classes before theirs keep the engine
-busy. With aging a request moves up one class for every aging_s seconds that it waits, as in schedulers of
-operating systems. All move up at the same rate, so the order of two requests never changes and is that of
-priority x aging_s + arrival: no request waits for requests that arrive more than aging_s per class after it.
-Memory pressure: the running sequence of largest rank is preempted. Horizon: the order never changes.
-"""
+"""Classes of requests: by priority, or online requests before those of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +16,15 @@ from policies.scheduling import Alarms, Scheduling, displace, displaceable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Priority(Scheduling):
-    """The smallest `Request.priority` is admitted first, the largest is preempted first."""
+    """The smallest `Request.priority` is admitted first, the largest is preempted first.
+
+    Strict: first come, first served within a class; requests may starve if classes before theirs keep the
+    engine busy. With aging a request moves up one class for every aging_s seconds that it waits, as in
+    schedulers of operating systems. All move up at the same rate, so the order of two requests never changes
+    and is that of priority x aging_s + arrival: no request waits for requests that arrive more than aging_s
+    per class after it.
+    Memory pressure: the running sequence of largest rank is preempted. Horizon: the order never changes.
+    """
 
     has_classes: ClassVar[bool] = True
 
@@ -43,7 +44,19 @@ _ONLINE, _BATCH = 0, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineBatch(Scheduling):
-    """Online requests are served before batch requests; batch sequences are preempted first."""
+    """Online requests are served before batch requests; batch sequences are preempted first.
+
+    Online requests and a batch API on one engine: batch requests use the capacity that online requests leave.
+
+    A batch request has a priority of at least batch_priority, or a deadline_s (a completion window of hours).
+    Online requests are served before batch requests, in order of arrival; batch requests by deadline and
+    arrival. An online request without a slot or memory preempts batch sequences, the latest deadline first,
+    as ConServe (Qiao et al., 2024) and HyGen (Sun et al., 2025) do; their latency models are not part of this
+    policy. A batch request that is waiting promote_before_s before its deadline counts as online from then
+    on. Batch requests without a deadline may starve behind online requests. Memory pressure: batch sequences
+    are preempted first, the latest deadline first, then the last arrivals. Horizon: while a request waits,
+    until the next promotion; one iteration while an online request has room but no budget.
+    """
 
     batch_priority: int = 1
     """Smallest priority of batch requests; requests with a deadline are batch requests, too."""
@@ -87,16 +100,3 @@ class OnlineBatch(Scheduling):
 
     def _is_batch(self, request: Request) -> bool:
         return request.priority >= self.batch_priority or request.deadline_s is not None
-
-
-# DOC of policies.scheduling.priority: Online requests and a batch API on one engine: batch requests use the capacity that online requests leave.
-#
-# A batch request has a priority of at least batch_priority, or a deadline_s (a completion window of hours).
-# Online requests are served before batch requests, in order of arrival; batch requests by deadline and arrival.
-# An online request without a slot or memory preempts batch sequences, the latest deadline first, as ConServe
-# (Qiao et al., 2024) and HyGen (Sun et al., 2025) do; their latency models are not part of this policy. A batch
-# request that is waiting promote_before_s before its deadline counts as online from then on. Batch requests
-# without a deadline may starve behind online requests. Memory pressure: batch sequences are preempted first,
-# the latest deadline first, then the last arrivals. Horizon: while a request waits, until the next promotion;
-# one iteration while an online request has room but no budget.
-#

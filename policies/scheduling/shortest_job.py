@@ -1,4 +1,4 @@
-"""Computes the expected output length of a sequence, corrected when its prediction is exceeded."""
+"""The shortest job first, by predicted output lengths, without and with preemption."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def expected_output_tokens(seq: SequenceView) -> int:
 
     This is S3's correction (Jin et al., NeurIPS 2023). Example: a prediction of 10 counts as 10 up to the 9th
     token and as 20 from the 10th on.
+
+    Computes the expected output length of a sequence, corrected when its prediction is exceeded.
     """
     expected, num_produced = seq.num_predicted_tokens, seq.num_output_tokens
     while expected <= num_produced:
@@ -31,7 +33,17 @@ def remaining_output_tokens(seq: SequenceView) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortestJobFirst(Scheduling):
-    """The shortest predicted output is admitted first, the longest is preempted first."""
+    """The shortest predicted output is admitted first, the longest is preempted first.
+
+    Shortest job first by the predicted number of output tokens, not preemptive.
+
+    This order minimises the mean waiting time if predictions are right (Smith, 1956); SSJF (Qiu et al.,
+    2024), for example, applies it to LLMs. Requests with long outputs starve while shorter ones keep
+    arriving; max_wait_s limits that: a request that has waited that long is served before all that have not,
+    in order of arrival. Assumes that the service time depends on the output length: prompts are not
+    considered. Memory pressure: the longest predicted output is preempted. Horizon: until the first waiting
+    request is overdue; the order of other requests never changes.
+    """
 
     needs_predictor: ClassVar[bool] = True
 
@@ -60,7 +72,22 @@ class ShortestJobFirst(Scheduling):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortestRemaining(Scheduling):
-    """Admits the fewest remaining tokens first and preempts the most, also for a waiting sequence."""
+    """Admits the fewest remaining tokens first and preempts the most, also for a waiting sequence.
+
+    Shortest remaining processing time first (SRPT; Schrage, 1968) by predicted output tokens, preemptive.
+
+    Remaining tokens are the predicted output tokens minus those so far. A prediction that is exceeded is
+    doubled: an output predicted at 10 tokens counts as one of 20 from its 10th token on and may then be
+    preempted (S3's correction). The estimate thus never reaches zero, which would make a long output
+    unpreemptable, a known weakness of SRPT with wrong sizes. A waiting sequence without a slot or memory
+    preempts running ones that have more than min_gain_tokens more remaining tokens, the longest first, if
+    that makes enough room. The cost of resuming the preempted sequences is not computed; min_gain_tokens
+    represents it. Requests with long outputs starve while shorter ones keep arriving; max_wait_s limits that:
+    a request that waits that long after its arrival is served before all others, preempts none, and is not
+    preempted; nor is a running sequence of that age. Memory pressure: the longest remaining output is
+    preempted. Horizon: while a request waits, until the first running output exceeds its prediction; one
+    iteration while a sequence that may preempt others has room but no budget.
+    """
 
     needs_predictor: ClassVar[bool] = True
 
@@ -103,28 +130,3 @@ class ShortestRemaining(Scheduling):
     def _is_kept(self, seq: SequenceView, now: float) -> bool:
         """Returns whether a running sequence would be overdue if it waited; then it is not preempted."""
         return self.max_wait_s is not None and seq.request.arrival_s + self.max_wait_s <= now
-
-
-# DOC of policies.scheduling.shortest_job: Shortest job first by the predicted number of output tokens, not preemptive.
-#
-# This order minimises the mean waiting time if predictions are right (Smith, 1956); SSJF (Qiu et al., 2024),
-# for example, applies it to LLMs. Requests with long outputs starve while shorter ones keep arriving;
-# max_wait_s limits that: a request that has waited that long is served before all that have not, in order of
-# arrival. Assumes that the service time depends on the output length: prompts are not considered. Memory
-# pressure: the longest predicted output is preempted. Horizon: until the first waiting request is overdue; the
-# order of other requests never changes.
-#
-# DOC of policies.scheduling.shortest_job: Shortest remaining processing time first (SRPT; Schrage, 1968) by predicted output tokens, preemptive.
-#
-# Remaining tokens are the predicted output tokens minus those so far. A prediction that is exceeded is doubled:
-# an output predicted at 10 tokens counts as one of 20 from its 10th token on and may then be preempted (S3's
-# correction). The estimate thus never reaches zero, which would make a long output unpreemptable, a known
-# weakness of SRPT with wrong sizes. A waiting sequence without a slot or memory preempts running ones that have
-# more than min_gain_tokens more remaining tokens, the longest first, if that makes enough room. The cost of
-# resuming the preempted sequences is not computed; min_gain_tokens represents it. Requests with long outputs
-# starve while shorter ones keep arriving; max_wait_s limits that: a request that waits that long after its
-# arrival is served before all others, preempts none, and is not preempted; nor is a running sequence of that
-# age. Memory pressure: the longest remaining output is preempted. Horizon: while a request waits, until the
-# first running output exceeds its prediction; one iteration while a sequence that may preempt others has room
-# but no budget.
-#

@@ -342,7 +342,3 @@ class KnownLengths(Protocol):
         most: DraftView.max_draft_tokens, which no number exceeds.
         """
         ...
-
-
-# DOC of policies.speculation: A token tree: several continuations of a sequence that one pass verifies at once.
-# DOC of policies.speculation: The state of an engine that draft-length policies may read.

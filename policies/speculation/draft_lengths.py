@@ -1,4 +1,4 @@
-"""Drafts nothing, while the engine keeps the memory and the slots of its proposer."""
+"""Draft-length policies: how many tokens are drafted for the next pass of each sequence."""
 
 from __future__ import annotations
 
@@ -76,7 +76,14 @@ class Fixed(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByBatchSize:
-    """Looks the number up by the requests of the step, those that compute a prompt included, as vLLM does."""
+    """Looks the number up by the requests of the step, those that compute a prompt included, as vLLM does.
+
+    Verification takes time once the draft tokens make a pass compute-bound, so large batches draft little. As
+    in vLLM 0.32, the sizes of a gap between two ranges, and those above the last range, get the number of the
+    range before them, and no number exceeds what the proposer drafts at most.
+
+        [[1, 16, 5], [32, 128, 2]]    1-31 requests: 5 draft tokens; 32 and more: 2
+    """
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = False
@@ -138,7 +145,19 @@ def _check(ranges: list[tuple[int, int, int]]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backoff(Checked):
-    """Drafts for every sequence except those with `max_misses` failed drafts in a row, which pause."""
+    """Drafts for every sequence except those with `max_misses` failed drafts in a row, which pause.
+
+    Some texts are hard to guess, and their drafts cost rows of a pass. After `max_misses` passes in a row
+    without an accepted draft token a sequence pauses. It drafts again for one pass whenever the number of its
+    output tokens is a multiple of its interval, which doubles with each further miss (binary exponential
+    backoff, as in Ethernet: Metcalfe and Boggs, 1976); the first accepted token ends the pause. A pausing
+    sequence gets one token per pass, so the interval counts passes. Only the counts of a sequence matter: the
+    policy has no state.
+
+        max_misses=4, retry_interval=16:  misses  4-4  -> drafts at 16, 32, 48, ... output tokens
+                                                  5    -> at 32, 64, ...
+                                                  6    -> at 64, 128, ...
+    """
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = True
@@ -178,7 +197,14 @@ class Backoff(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SloAware(Checked):
-    """Drafts for the sequences whose TPOT so far is above a share of the one that the SLO allows."""
+    """Drafts for the sequences whose TPOT so far is above a share of the one that the SLO allows.
+
+    The idea of AdaServe (arXiv 2501.12162, 2025): verification is spent on the sequences that need it.
+    AdaServe selects nodes of a token tree by the draft model's probabilities; here a sequence gets all draft
+    tokens or none. The TPOT of a sequence so far is (now - time of its first token) / (output tokens - 1);
+    with one output token it has none, and is not behind. With asynchronous scheduling the tokens of the last
+    step are not read yet, so the TPOT of a short output is overestimated by at most one step per token.
+    """
 
     needs_cost: ClassVar[bool] = False
     reads_sequences: ClassVar[bool] = True
@@ -239,7 +265,28 @@ class _Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adaptive(Checked):
-    """Maximises the expected goodput of the whole batch, by measured acceptance and the price of a pass."""
+    """Maximises the expected goodput of the whole batch, by measured acceptance and the price of a pass.
+
+    Drafts as many tokens as maximise the expected output tokens per second.
+
+    SmartSpec, later TurboSpec (Liu et al., arXiv 2406.14066): the goodput of K draft tokens is
+
+        (1 + c_1 + c_1 c_2 + ... + c_1 ... c_K) / seconds of a pass with K draft tokens per sequence
+
+    where c_j is the measured probability that the draft token at place j is accepted if those before it are.
+    K is the same for all sequences. K = 0 is among the choices, so where no draft pays, none is made. Passes
+    for which a proposer finds nothing to draft do not count: they cost as little as they gain.
+
+    The estimate is that of a pass without a prompt. Draft tokens in a step that also computes a prompt take
+    longer, so more are drafted only for a gain of at least `min_gain`.
+
+    Places that are not drafted cannot be measured. A place without measurements is assumed to have the rate
+    of the place before it. Now and then a step is a probe, which drafts all places for a few sequences, in
+    turn; the time that probes may take limits how often.
+
+        rates 0.8, 0.5, 0.2, passes of 10, 11, 12 and 13 ms with K = 0, 1, 2, 3
+        K=0: 1 / 10 ms = 100 /s  K=1: 1.8 / 11 ms = 164 /s  K=2: 2.2 / 12 ms = 183 /s  K=3: 2.28 / 13 ms = 175
+    """
 
     needs_cost: ClassVar[bool] = True
     reads_sequences: ClassVar[bool] = False
@@ -326,55 +373,3 @@ class Adaptive(Checked):
         known.decided_at, known.num_seqs = known.now, len(view.sequences)
         longer = float(seconds[-1] / seconds[known.length]) - 1
         known.probe_interval = max(ceil(longer / self.probe_share), self.interval)
-
-
-# DOC of policies.speculation.draft_lengths: Drafts the same number of tokens for every sequence in every pass.
-# DOC of policies.speculation.draft_lengths: Drafts fewer tokens the more requests a step has: vLLM's num_speculative_tokens_per_batch_size.
-#
-# Verification takes time once the draft tokens make a pass compute-bound, so large batches draft little.
-# As in vLLM 0.32, the sizes of a gap between two ranges, and those above the last range, get the number of the
-# range before them, and no number exceeds what the proposer drafts at most.
-#
-#     [[1, 16, 5], [32, 128, 2]]    1-31 requests: 5 draft tokens; 32 and more: 2
-#
-# DOC of policies.speculation.draft_lengths: Stops drafting for sequences whose drafts fail, and tries again after ever longer pauses.
-#
-# Some texts are hard to guess, and their drafts cost rows of a pass. After `max_misses` passes in a row without
-# an accepted draft token a sequence pauses. It drafts again for one pass whenever the number of its output
-# tokens is a multiple of its interval, which doubles with each further miss (binary exponential backoff, as in
-# Ethernet: Metcalfe and Boggs, 1976); the first accepted token ends the pause. A pausing sequence gets one
-# token per pass, so the interval counts passes. Only the counts of a sequence matter: the policy has no state.
-#
-#     max_misses=4, retry_interval=16:  misses  4-4  -> drafts at 16, 32, 48, ... output tokens
-#                                               5    -> at 32, 64, ...
-#                                               6    -> at 64, 128, ...
-#
-# DOC of policies.speculation.draft_lengths: Drafts only for sequences that are behind the TPOT of their SLO.
-#
-# The idea of AdaServe (arXiv 2501.12162, 2025): verification is spent on the sequences that need it. AdaServe
-# selects nodes of a token tree by the draft model's probabilities; here a sequence gets all draft tokens or
-# none.
-# The TPOT of a sequence so far is (now - time of its first token) / (output tokens - 1); with one output token
-# it has none, and is not behind. With asynchronous scheduling the tokens of the last step are not read yet, so
-# the TPOT of a short output is overestimated by at most one step per token.
-#
-# DOC of policies.speculation.draft_lengths: Drafts as many tokens as maximise the expected output tokens per second.
-#
-# SmartSpec, later TurboSpec (Liu et al., arXiv 2406.14066): the goodput of K draft tokens is
-#
-#     (1 + c_1 + c_1 c_2 + ... + c_1 ... c_K) / seconds of a pass with K draft tokens per sequence
-#
-# where c_j is the measured probability that the draft token at place j is accepted if those before it are. K is
-# the same for all sequences. K = 0 is among the choices, so where no draft pays, none is made. Passes for which
-# a proposer finds nothing to draft do not count: they cost as little as they gain.
-#
-# The estimate is that of a pass without a prompt. Draft tokens in a step that also computes a prompt take
-# longer, so more are drafted only for a gain of at least `min_gain`.
-#
-# Places that are not drafted cannot be measured. A place without measurements is assumed to have the rate of
-# the place before it. Now and then a step is a probe, which drafts all places for a few sequences, in turn; the
-# time that probes may take limits how often.
-#
-#     rates 0.8, 0.5, 0.2, passes of 10, 11, 12 and 13 ms with K = 0, 1, 2, 3
-#     K=0: 1 / 10 ms = 100 /s; K=1: 1.8 / 11 ms = 164 /s; K=2: 2.2 / 12 ms = 183 /s; K=3: 2.28 / 13 ms = 175 /s
-#

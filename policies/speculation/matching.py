@@ -1,12 +1,4 @@
-"""Drafts by matching token ids: prompt lookup, what followed the latest tokens when they occurred before.
-
-As vLLM's ngram method: of the n-grams with min_ngram to max_ngram tokens at the end of the context, the
-longest that occurs earlier in the context is taken, and of its occurrences the earliest. An occurrence may
-overlap the end of the context. The tokens after it are the draft, as far as the context reaches.
-
-    max_ngram = 2    context  5 6 7 8 5 6 9 5 6    draft of 3: 7 8 5
-                              ---         ---      the 2-gram (5 6) occurs first at the beginning
-"""
+"""Drafts by matching token ids: prompt lookup (vLLM's ngram), and suffix decoding."""
 
 from __future__ import annotations
 
@@ -21,7 +13,17 @@ Tokens = NDArray[np.integer]
 
 
 def ngram_draft(context: Tokens, min_ngram: int, max_ngram: int, num_tokens: int) -> Tokens:
-    """Returns the draft of at most num_tokens tokens after a context; empty if no n-gram occurs earlier."""
+    """Returns the draft of at most num_tokens tokens after a context; empty if no n-gram occurs earlier.
+
+    Drafts by matching token ids: prompt lookup, what followed the latest tokens when they occurred before.
+
+    As vLLM's ngram method: of the n-grams with min_ngram to max_ngram tokens at the end of the context, the
+    longest that occurs earlier in the context is taken, and of its occurrences the earliest. An occurrence
+    may overlap the end of the context. The tokens after it are the draft, as far as the context reaches.
+
+        max_ngram = 2    context  5 6 7 8 5 6 9 5 6    draft of 3: 7 8 5
+                                  ---         ---      the 2-gram (5 6) occurs first at the beginning
+    """
     empty = context[:0]
     if not len(context):
         return empty
@@ -96,7 +98,21 @@ class SuffixRules(NamedTuple):
 
 
 class SuffixDraft(NamedTuple):
-    """A draft and the sum of the probabilities of its tokens."""
+    """A draft and the sum of the probabilities of its tokens.
+
+    Drafts by suffix decoding: the most frequent continuation of the latest tokens in a text.
+
+    Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
+    with the rules of Arctic Inference, which vLLM uses. For every number m of latest tokens that the text
+    contains, the draft goes on with the most frequent next token, then with the most frequent one after that,
+    and so on. A token has the probability count(match and draft up to it) / count(match). A draft ends before
+    a probability below min_token_prob, at max_spec_factor * m tokens, and where match and draft have
+    max_tree_depth tokens. Of these drafts the one with the largest sum of probabilities is taken, of equal
+    ones that of the longest match.
+
+    A suffix tree has these counts ready. Here they are counted in the list of a token's positions, because a
+    tree of Python objects would need a hundred times the memory.
+    """
 
     tokens: list[int]
     score: float
@@ -208,17 +224,3 @@ def _most_frequent(tokens: NDArray[np.int64]) -> tuple[int, int]:
         return int(frequent[0]), most
     last = np.flatnonzero(np.isin(tokens, frequent))[-1]
     return int(tokens[last]), most
-
-
-# DOC of policies.speculation.matching: Drafts by suffix decoding: the most frequent continuation of the latest tokens in a text.
-#
-# Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025, with
-# the rules of Arctic Inference, which vLLM uses. For every number m of latest tokens that the text contains,
-# the draft goes on with the most frequent next token, then with the most frequent one after that, and so on. A
-# token has the probability count(match and draft up to it) / count(match). A draft ends before a probability
-# below min_token_prob, at max_spec_factor * m tokens, and where match and draft have max_tree_depth tokens. Of
-# these drafts the one with the largest sum of probabilities is taken, of equal ones that of the longest match.
-#
-# A suffix tree has these counts ready. Here they are counted in the list of a token's positions, because a tree
-# of Python objects would need a hundred times the memory.
-#

@@ -1,4 +1,7 @@
-"""Proposers: they draft the tokens that a pass verifies. One proposer per file."""
+"""Proposers: they draft the tokens that a pass verifies.
+
+A proposer is a frozen dataclass with its settings and its rules for KV slots and budgets (`SlotRules`).
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,11 @@ def check_num_tokens(num_tokens: int, name: str = "num_speculative_tokens") -> N
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftModel(Chain):
-    """Drafts with a small model, which has weights and KV of its own."""
+    """Drafts with a small model, which has weights and KV of its own.
+
+    Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023; Chen et al.,
+    "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
+    """
 
     method: ClassVar[str] = "draft_model"
 
@@ -76,7 +83,10 @@ class DraftModel(Chain):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eagle(ChainOrTree):
-    """Drafts a chain (as vLLM does), or a tree (as published, and in SGLang)."""
+    """Drafts a chain (as vLLM does), or a tree (as published, and in SGLang).
+
+    Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", ICML 2024.
+    """
 
     method: ClassVar[str] = "eagle"
 
@@ -99,14 +109,21 @@ class Eagle(ChainOrTree):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eagle3(Eagle):
-    """Drafts as `Eagle` does, with another layer."""
+    """Drafts as `Eagle` does, with another layer.
+
+    Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
+    NeurIPS 2025.
+    """
 
     method: ClassVar[str] = "eagle3"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mtp(Chain):
-    """Drafts with the modules in turn, each of them one token; a single module drafts all tokens."""
+    """Drafts with the modules in turn, each of them one token; a single module drafts all tokens.
+
+    DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
+    """
 
     method: ClassVar[str] = "mtp"
 
@@ -137,7 +154,10 @@ class Mtp(Chain):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medusa(ChainOrTree):
-    """Drafts the likeliest token of each head, as vLLM does, or a tree of the likeliest, as published."""
+    """Drafts the likeliest token of each head, as vLLM does, or a tree of the likeliest, as published.
+
+    Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML 2024.
+    """
 
     method: ClassVar[str] = "medusa"
 
@@ -149,7 +169,11 @@ class Medusa(ChainOrTree):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ngram(Chain):
-    """Drafts what follows an earlier occurrence of the last n tokens; n: from the longest to the shortest."""
+    """Drafts what follows an earlier occurrence of the last n tokens; n: from the longest to the shortest.
+
+    Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless Acceleration of
+    Large Language Models", 2023.
+    """
 
     method: ClassVar[str] = "ngram"
 
@@ -183,7 +207,10 @@ class Ngram(Chain):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suffix(Chain):
-    """Drafts more tokens the longer the match is: at most max_spec_factor times its length."""
+    """Drafts more tokens the longer the match is: at most max_spec_factor times its length.
+
+    Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025.
+    """
 
     method: ClassVar[str] = "suffix"
 
@@ -207,6 +234,8 @@ class Lookahead(Checked):
     """Verifies several n-grams of the pool that begin with the newest token, without a draft model.
 
     A pass has window x (ngram - 1) rows that refine guesses and guesses x (ngram - 1) rows of candidates.
+
+    Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024.
     """
 
     method: ClassVar[str] = "lookahead"
@@ -252,6 +281,9 @@ class SpecinferTree:
 
     Several models, of which each drafts one sequence, make a tree with their number as the first width and
     ones behind it.
+
+    Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative Inference
+    and Verification", ASPLOS 2024, section 3.
     """
 
     method: ClassVar[str] = "specinfer_tree"
@@ -298,7 +330,12 @@ def _tree_of_widths(widths: tuple[int, ...]) -> TokenTree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelfSpeculative(Chain):
-    """Drafts with the layers that the draft keeps, on the KV of these layers."""
+    """Drafts with the layers that the draft keeps, on the KV of these layers.
+
+    Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding",
+    ACL 2024; Elhoushi et al., "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL
+    2024.
+    """
 
     method: ClassVar[str] = "self_speculative"
 
@@ -306,51 +343,3 @@ class SelfSpeculative(Chain):
     def rules(self) -> SlotRules:
         """Keeps slots for the KV of its draft tokens; no engine schedules it asynchronously."""
         return SlotRules(keeps_lookahead=True, overlaps=False)
-
-
-# DOC of policies.speculation.proposers: Settings of proposers whose draft tokens continue each other, and of those that may also draft a tree.
-# DOC of policies.speculation.proposers: A small model of the same vocabulary drafts, one token after the other.
-#
-# Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", ICML 2023; Chen et al.,
-# "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
-#
-# DOC of policies.speculation.proposers: A layer on the target's hidden states drafts, one token after the other.
-#
-# Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty", ICML 2024.
-#
-# DOC of policies.speculation.proposers: A layer on hidden states of three depths of the target drafts from a reduced vocabulary.
-#
-# Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
-# NeurIPS 2025.
-#
-# DOC of policies.speculation.proposers: The model's own layers for multi-token prediction draft.
-#
-# DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2.
-#
-# DOC of policies.speculation.proposers: Heads on the last hidden state, each of which predicts the token at one of the next places.
-#
-# Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML 2024.
-#
-# DOC of policies.speculation.proposers: The tokens that followed the latest ones where they first occurred: in the prompt, the answer or a text.
-#
-# Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference: Lossless Acceleration of Large
-# Language Models", 2023.
-#
-# DOC of policies.speculation.proposers: The most frequent continuation of the latest tokens, in suffix trees of the prompt and of earlier answers.
-#
-# Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025.
-#
-# DOC of policies.speculation.proposers: The target's own pass refines guesses of later tokens, of which n-grams are collected and verified.
-#
-# Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024.
-#
-# DOC of policies.speculation.proposers: A small model drafts a tree of tokens, which one pass verifies.
-#
-# Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative Inference and
-# Verification", ASPLOS 2024, section 3.
-#
-# DOC of policies.speculation.proposers: The target drafts with some of its layers.
-#
-# Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding", ACL
-# 2024; Elhoushi et al., "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL 2024.
-#

@@ -404,6 +404,3 @@ def drafts_of(plan: StepPlan) -> DraftPlan:
     """Returns the draft tokens of a plan of an engine that speculates."""
     assert isinstance(plan.drafts, DraftPlan)
     return plan.drafts
-
-
-# DOC of policies.speculation.engine.drafting: Several iterations of one plan: how many there may be, and their KV blocks.
