@@ -8,12 +8,10 @@ caching).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.checks import check_finite
-from hwmodels.host import CudaGraphs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,65 +186,6 @@ class TimeSlicing(Checked):
         """Returns the share of time lost to switches while two or more processes are busy."""
         switch_s = self.switch_s(device)
         return switch_s / (self.slice_s + switch_s)
-
-
-class WeightSource(Enum):
-    """Storage from which a starting replica loads the weights."""
-
-    disk = "disk"
-    """A disk of the replica's own machine; its rate is `Storage.disk_bytes_per_s`."""
-    network = "network"
-    """Object storage or a registry, downloaded straight into the GPU's machine."""
-    host_memory = "host_memory"
-    """Host memory, where the weights are kept ready; only PCIe and the loader limit the rate."""
-
-
-class ColdStartParts(NamedTuple):
-    """Seconds of the parts of a cold start, which follow one after the other."""
-
-    provision_s: float
-    load_s: float
-    warm_up_s: float
-    capture_s: float
-
-    @property
-    def total_s(self) -> float:
-        return sum(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColdStart(Checked):
-    """Settings of a cold start. A part of 0 s takes no time: provision_s=0 for machines that are ready."""
-
-    provision_s: Annotated[NonNegative, Unit("s")] = 300.0
-    """Seconds until the engine's process can start: machine, node, container image."""
-    source: WeightSource = WeightSource.disk
-    network_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 0.625e9
-    """Network bandwidth per device."""
-    loader_bytes_per_s: Annotated[Positive | None, Unit("bytes/s"), "null for no limit"] = 1.5e9
-    """Rate at which one process reads, converts and copies weights; None: no limit of its own."""
-    warm_up_s: Annotated[NonNegative, Unit("s")] = 57.0
-    """Seconds for imports, compilation (or loading its cache) and profiling."""
-    capture_s: Annotated[NonNegative, Unit("s")] = 0.8
-    """Seconds per captured CUDA graph."""
-
-    def parts(
-        self, *, weights_bytes: float, pcie: Link, storage: Storage, cuda_graphs: CudaGraphs
-    ) -> ColdStartParts:
-        """Returns the parts of the cold start of a replica with weights_bytes on each device."""
-        rates = [storage.pcie_share * pcie.bandwidth_bytes_per_s]
-        if self.source is WeightSource.disk:
-            rates.append(storage.disk_bytes_per_s)
-        if self.source is WeightSource.network:
-            rates.append(self.network_bytes_per_s)
-        if self.loader_bytes_per_s is not None:
-            rates.append(self.loader_bytes_per_s)
-        return ColdStartParts(
-            provision_s=self.provision_s,
-            load_s=weights_bytes / min(rates),
-            warm_up_s=self.warm_up_s,
-            capture_s=self.capture_s * len(cuda_graphs.sizes),
-        )
 
 
 # DOC of hwmodels.device: A chain of chips that hold a model in SRAM: every token passes all of them, one after the other.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.checks import check_whole
 from hwmodels.exact import larger, smaller
+from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
 
 OPS_PER_KERNEL = 3
@@ -314,3 +315,62 @@ class Offload(Checked):
             return min(self.cpu_offload_gb * GIB, layers_bytes)
         kept = (head or embedding) if self.has_head(model.num_layers) else 0.0
         return device_bytes - layers_bytes * self.layer_share(model.num_layers) - kept
+
+
+class WeightSource(Enum):
+    """Storage from which a starting replica loads the weights."""
+
+    disk = "disk"
+    """A disk of the replica's own machine; its rate is `Storage.disk_bytes_per_s`."""
+    network = "network"
+    """Object storage or a registry, downloaded straight into the GPU's machine."""
+    host_memory = "host_memory"
+    """Host memory, where the weights are kept ready; only PCIe and the loader limit the rate."""
+
+
+class ColdStartParts(NamedTuple):
+    """Seconds of the parts of a cold start, which follow one after the other."""
+
+    provision_s: float
+    load_s: float
+    warm_up_s: float
+    capture_s: float
+
+    @property
+    def total_s(self) -> float:
+        return sum(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColdStart(Checked):
+    """Settings of a cold start. A part of 0 s takes no time: provision_s=0 for machines that are ready."""
+
+    provision_s: Annotated[NonNegative, Unit("s")] = 300.0
+    """Seconds until the engine's process can start: machine, node, container image."""
+    source: WeightSource = WeightSource.disk
+    network_bytes_per_s: Annotated[Positive, Unit("bytes/s")] = 0.625e9
+    """Network bandwidth per device."""
+    loader_bytes_per_s: Annotated[Positive | None, Unit("bytes/s"), "null for no limit"] = 1.5e9
+    """Rate at which one process reads, converts and copies weights; None: no limit of its own."""
+    warm_up_s: Annotated[NonNegative, Unit("s")] = 57.0
+    """Seconds for imports, compilation (or loading its cache) and profiling."""
+    capture_s: Annotated[NonNegative, Unit("s")] = 0.8
+    """Seconds per captured CUDA graph."""
+
+    def parts(
+        self, *, weights_bytes: float, pcie: Link, storage: Storage, cuda_graphs: CudaGraphs
+    ) -> ColdStartParts:
+        """Returns the parts of the cold start of a replica with weights_bytes on each device."""
+        rates = [storage.pcie_share * pcie.bandwidth_bytes_per_s]
+        if self.source is WeightSource.disk:
+            rates.append(storage.disk_bytes_per_s)
+        if self.source is WeightSource.network:
+            rates.append(self.network_bytes_per_s)
+        if self.loader_bytes_per_s is not None:
+            rates.append(self.loader_bytes_per_s)
+        return ColdStartParts(
+            provision_s=self.provision_s,
+            load_s=weights_bytes / min(rates),
+            warm_up_s=self.warm_up_s,
+            capture_s=self.capture_s * len(cuda_graphs.sizes),
+        )

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.device import ColdStart, ColdStartParts, Storage, WeightSource
+from hwmodels.device import Storage
+from hwmodels.host import ColdStart, ColdStartParts, WeightSource
 from hwmodels.iterations.memory import GIB
 from hwmodels.levels import Calibrated, Spec
 from policies.adapters import residents_of
