@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.checks import check_whole
+from hwmodels.device import Link, Storage
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
+
+GIB = 2.0**30
 
 OPS_PER_KERNEL = 3
 """PyTorch operators of a module per kernel: the output is allocated, viewed, and the kernel called."""

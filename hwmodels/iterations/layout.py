@@ -374,9 +374,6 @@ def _pairs(batch: RankBatch, window: int) -> Any:
     return smaller(chunks * pairs, batch.prefill_pairs)
 
 
-GIB = 2.0**30
-
-
 class Part(Enum):
     """Position of an operator in the model, which decides on which pipeline stage it runs."""
 
