@@ -23,9 +23,9 @@ import numpy as np
 from numpy import ndarray
 
 from hwmodels.assembly import Inputs, iteration_operators
+from hwmodels.assembly.__init__ import offloaded, over_chips
 from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.site import Kernels, Site
-from hwmodels.assembly.weight_places import offloaded, over_chips
 from hwmodels.device import Device
 from hwmodels.exact import Num, larger, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare, Offload
