@@ -192,7 +192,7 @@ class TimeSlicing(Checked):
 #
 # A preset describes the whole machine as one device: its memory, bandwidth and peak are sums over the chips
 # (Groq: 576 chips for a model of 70B parameters; Cerebras: one to four wafers).
-# `hwmodels.assembly.__init__` prices iterations on it.
+# `hwmodels.assembly` prices iterations on it.
 #
 # DOC of hwmodels.device: Links between devices, as data sheets describe them. Their traffic: `hwmodels.operators.collectives`.
 # DOC of hwmodels.device: Systolic arrays, the matrix units of TPUs, AWS Neuron and Gaudi: sizes to which products are padded.

@@ -387,8 +387,8 @@ def _on_cpu(op: Operator, calls: float, offload: Offload) -> Operator:
     return replace(on_cpu, seconds=DecodeSeconds(lines, op.seconds.window))
 
 
-# DOC of hwmodels.assembly.__init__: MLP operators of one layer on one rank, for each kind of MLP.
-# DOC of hwmodels.assembly.__init__: Iterations with weights in other places than the device's memory: a chain of chips with SRAM, or the host.
+# DOC of hwmodels.assembly: MLP operators of one layer on one rank, for each kind of MLP.
+# DOC of hwmodels.assembly: Iterations with weights in other places than the device's memory: a chain of chips with SRAM, or the host.
 #
 # On a chain, chips hold all weights in SRAM, as a pipeline over the chips. The weights are spread evenly over N
 # chips. The m tokens of an iteration enter in min(m, N) micro-batches of g = ceil(m / N) tokens, so that all

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.assembly import Inputs, iteration_operators
-from hwmodels.assembly.__init__ import offloaded, over_chips
+from hwmodels.assembly import Inputs, iteration_operators, offloaded, over_chips
 from hwmodels.assembly.adapters import AddedByAdapters
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.device import Device

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fieldlimits import Checked, PositiveInt, PositiveShare
-from hwmodels.assembly.__init__ import mlp_operators
+from hwmodels.assembly import mlp_operators
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import Link
 from hwmodels.exact import larger
