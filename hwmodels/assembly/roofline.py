@@ -23,8 +23,7 @@ import numpy as np
 from numpy import ndarray
 
 from hwmodels.assembly import Inputs, iteration_operators, offloaded, over_chips
-from hwmodels.assembly.adapters import AddedByAdapters
-from hwmodels.assembly.site import Kernels, Site
+from hwmodels.assembly.site import AddedByAdapters, Kernels, Site
 from hwmodels.device import Device
 from hwmodels.exact import Num, larger, whole
 from hwmodels.host import CudaGraphs, HostOverhead, HostShare, Offload

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.assembly.adapters import adapter_operators
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.assembly.site import Kernels, Site
+from hwmodels.assembly.site import Kernels, Site, adapter_operators
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations import AdapterBatch, IterationShape, UnknownIterationError
 from hwmodels.iterations.layout import ParallelLayout
