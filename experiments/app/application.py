@@ -52,6 +52,122 @@ from sim.report.files import write_whole, yaml_text
 from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """A command whose settings Hydra composes."""
+
+    name: str  # of the command
+    summary: str
+    module: str  # defines prepare(cfg, composition), see `experiments.app.job`
+    config_name: str
+    config_dir: Path = CONFIG_DIR
+    names_setting: str | None = None  # gets the words that are no overrides as a list; None: they are errors
+
+    def overrides(self, words: Sequence[str]) -> list[str]:
+        """Returns the words as overrides: those that are names become one override of `names_setting`.
+
+        Raises ConfigError for an empty name, and for names beside that setting.
+        """
+        if self.names_setting is None:
+            return list(words)
+        names = [word for word in words if "=" not in word and not word.startswith("~")]
+        if "" in names:
+            raise ConfigError("'': a name is empty; leave it out, or give a name")
+        if names and any(word.startswith(f"{self.names_setting}=") for word in words):
+            raise ConfigError(f"{names[0]}: give names as words or by {self.names_setting}=, not both")
+        others = [word for word in words if word not in names]
+        return [*others, f"{self.names_setting}=[{','.join(names)}]"] if names else others
+
+    def source(self, user_dir: Path | None) -> ConfigSource:
+        """Returns the root config and the config folders, the user's included.
+
+        Raises ConfigError if `user_dir` is not a folder.
+        """
+        return ConfigSource(config_name=self.config_name, dirs=config_dirs(user_dir, self.config_dir))
+
+
+def launch(application: Application, arguments: Sequence[str]) -> None:
+    """Prints help, shows the config, or runs the command, as the arguments say.
+
+    Raises ConfigError for a wrong setting, UnsuccessfulError for a run without success, and
+    KeyboardInterrupt after Ctrl-C.
+    """
+    options = parser_of(application).parse_intermixed_args(arguments)
+    _check_flags(options)
+    overwrite, given = overwrite_of(application.overrides(options.overrides))
+    source = application.source(options.config_dir)
+    overrides = with_new_names(given, source.dirs)
+    check_chosen_once(overrides, find_groups(source.dirs))
+    if options.help:
+        with explained(source, overrides):
+            print_help(application.name, application.summary, source, overrides)
+        return
+    # A user's own classes may be in the current folder; it comes last, so that they shadow no other module.
+    sys.path.append(os.getcwd())
+    is_shown = options.cfg or options.info
+    try:
+        with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
+            if is_shown:
+                _show(source, options, overrides)
+            else:
+                module, multirun = application.module, options.multirun
+                run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
+    except ConfigError as error:
+        raise with_choice(error, source.dirs)  # noqa: B904 (the same error)
+
+
+def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:
+    """Prints the composed config (--cfg) or Hydra's information about it (--info)."""
+    if options.info:
+        source.command_line([*source.as_read(overrides), "--info", options.info], _nothing)
+        return
+    cfg = source.compose(overrides, with_hydra=True)
+    HydraConfig.instance().set_config(cfg)
+    OmegaConf.set_readonly(cfg.hydra, None)
+    if options.cfg == "job":
+        cfg = without_hydra(cfg)
+    elif options.cfg == "hydra":
+        cfg = OmegaConf.masked_copy(cfg, ["hydra"])
+        with open_dict(cfg.hydra):
+            del cfg.hydra["help"], cfg.hydra["hydra_help"]
+    if options.resolve:
+        OmegaConf.resolve(cfg)
+    print(OmegaConf.to_yaml(cfg), end="")
+
+
+def _nothing(_: DictConfig) -> None:
+    """Does nothing: the task of a command line that runs none."""
+
+
+def parser_of(application: Application) -> argparse.ArgumentParser:
+    """Returns the parser of the flags of Hydra that are supported, and of the overrides."""
+    parser = argparse.ArgumentParser(
+        prog=f"windtunnel {application.name}",
+        usage=f"windtunnel {application.name} [group=choice ...] [key=value ...] [--multirun] [--help]",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("--cfg", choices=["job", "hydra", "all"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument(
+        "--info", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
+    )
+    return parser
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    asked = [f"--{name}" for name in ("multirun", "cfg", "info") if getattr(options, name)]
+    if len(asked) > 1:
+        raise ConfigError(f"{' '.join(asked)}: only one of them can be given; leave out {asked[0]}")
+    if options.resolve and not options.cfg:
+        raise ConfigError("--resolve: needs --cfg; add --cfg job, or leave out --resolve")
+
+
 MULTIRUN = "hydra.mode=MULTIRUN"
 
 
@@ -270,121 +386,6 @@ def _located(error: ConfigError, where: str) -> ConfigError:
     located = ConfigError(f"{error} (at {where})")
     located.__cause__ = error  # it may know the line of the user's policy
     return located
-
-
-@dataclass(frozen=True, kw_only=True)
-class Application:
-    """A command whose settings Hydra composes."""
-
-    name: str  # of the command
-    summary: str
-    module: str  # defines prepare(cfg, composition), see `experiments.app.job`
-    config_name: str
-    config_dir: Path = CONFIG_DIR
-    names_setting: str | None = None  # gets the words that are no overrides as a list; None: they are errors
-
-    def overrides(self, words: Sequence[str]) -> list[str]:
-        """Returns the words as overrides: those that are names become one override of `names_setting`.
-
-        Raises ConfigError for an empty name, and for names beside that setting.
-        """
-        if self.names_setting is None:
-            return list(words)
-        names = [word for word in words if "=" not in word and not word.startswith("~")]
-        if "" in names:
-            raise ConfigError("'': a name is empty; leave it out, or give a name")
-        if names and any(word.startswith(f"{self.names_setting}=") for word in words):
-            raise ConfigError(f"{names[0]}: give names as words or by {self.names_setting}=, not both")
-        others = [word for word in words if word not in names]
-        return [*others, f"{self.names_setting}=[{','.join(names)}]"] if names else others
-
-    def source(self, user_dir: Path | None) -> ConfigSource:
-        """Returns the root config and the config folders, the user's included.
-
-        Raises ConfigError if `user_dir` is not a folder.
-        """
-        return ConfigSource(config_name=self.config_name, dirs=config_dirs(user_dir, self.config_dir))
-
-
-def launch(application: Application, arguments: Sequence[str]) -> None:
-    """Prints help, shows the config, or runs the command, as the arguments say.
-
-    Raises ConfigError for a wrong setting, UnsuccessfulError for a run without success, and
-    KeyboardInterrupt after Ctrl-C.
-    """
-    options = parser_of(application).parse_intermixed_args(arguments)
-    _check_flags(options)
-    overwrite, given = overwrite_of(application.overrides(options.overrides))
-    source = application.source(options.config_dir)
-    overrides = with_new_names(given, source.dirs)
-    check_chosen_once(overrides, find_groups(source.dirs))
-    if options.help:
-        with explained(source, overrides):
-            print_help(application.name, application.summary, source, overrides)
-        return
-    # A user's own classes may be in the current folder; it comes last, so that they shadow no other module.
-    sys.path.append(os.getcwd())
-    is_shown = options.cfg or options.info
-    try:
-        with explained(source, overrides, COMPOSE_ERRORS if is_shown else USER_ERRORS):
-            if is_shown:
-                _show(source, options, overrides)
-            else:
-                module, multirun = application.module, options.multirun
-                run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
-    except ConfigError as error:
-        raise with_choice(error, source.dirs)  # noqa: B904 (the same error)
-
-
-def _show(source: ConfigSource, options: argparse.Namespace, overrides: list[str]) -> None:
-    """Prints the composed config (--cfg) or Hydra's information about it (--info)."""
-    if options.info:
-        source.command_line([*source.as_read(overrides), "--info", options.info], _nothing)
-        return
-    cfg = source.compose(overrides, with_hydra=True)
-    HydraConfig.instance().set_config(cfg)
-    OmegaConf.set_readonly(cfg.hydra, None)
-    if options.cfg == "job":
-        cfg = without_hydra(cfg)
-    elif options.cfg == "hydra":
-        cfg = OmegaConf.masked_copy(cfg, ["hydra"])
-        with open_dict(cfg.hydra):
-            del cfg.hydra["help"], cfg.hydra["hydra_help"]
-    if options.resolve:
-        OmegaConf.resolve(cfg)
-    print(OmegaConf.to_yaml(cfg), end="")
-
-
-def _nothing(_: DictConfig) -> None:
-    """Does nothing: the task of a command line that runs none."""
-
-
-def parser_of(application: Application) -> argparse.ArgumentParser:
-    """Returns the parser of the flags of Hydra that are supported, and of the overrides."""
-    parser = argparse.ArgumentParser(
-        prog=f"windtunnel {application.name}",
-        usage=f"windtunnel {application.name} [group=choice ...] [key=value ...] [--multirun] [--help]",
-        add_help=False,
-        allow_abbrev=False,
-    )
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("-h", "--help", action="store_true")
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--config-dir", type=Path)
-    parser.add_argument("--cfg", choices=["job", "hydra", "all"])
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument(
-        "--info", choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
-    )
-    return parser
-
-
-def _check_flags(options: argparse.Namespace) -> None:
-    asked = [f"--{name}" for name in ("multirun", "cfg", "info") if getattr(options, name)]
-    if len(asked) > 1:
-        raise ConfigError(f"{' '.join(asked)}: only one of them can be given; leave out {asked[0]}")
-    if options.resolve and not options.cfg:
-        raise ConfigError("--resolve: needs --cfg; add --cfg job, or leave out --resolve")
 
 
 WIDTH = 110

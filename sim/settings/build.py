@@ -40,6 +40,281 @@ from policies.user_code import (
 )
 from sim.settings.errors import ConfigError, suggest
 
+TARGET = "_target_"
+_MISSING = "???"
+EXAMPLES = {
+    "model.path": "/models/my-llama, a folder with the model's config.json",
+    "ops": "measurements, a folder with gemm.parquet and other tables of operators",
+    "measured": "measured.csv",
+    "out": "my_gpu.yaml",
+}
+"""Examples of values for required settings for which the type alone is not enough."""
+
+
+def build(node: Any, key: str, kind: Any = Any) -> Any:
+    """Builds the object named by `node._target_`; its settings are checked against the annotations.
+
+    key: the place of the node in the config (`batching`), for messages. kind: the class or protocol that is
+    needed there. Nodes with their own `_target_` inside it, also in lists and mappings, are built first, but
+    no class is called before its place is known to accept it.
+    Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported, and
+    if the target raises ValueError or OSError.
+    """
+    if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
+        raise ConfigError(f"{key}={shown(node)}: must be a mapping with a {TARGET} that names a class")
+    target = locate(node[TARGET], key)
+    if kind is not Any:
+        _checked(_planned(node, key), kind, key)
+    return _checked(build_as(target, node, key), kind, key)
+
+
+def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
+    """Builds an object like `build`, but of a given target instead of the node's `_target_`.
+
+    key: empty for the root of the config.
+    """
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{key}={shown(node)}: must be a mapping of settings")
+    settings = {name: value for name, value in node.items() if name != TARGET}
+    parameters = _parameters(target)
+    for name in settings:
+        if name not in parameters:
+            allowed = [_join(key, parameter) for parameter in parameters]
+            wrong = _join(key, name)
+            raise ConfigError(f"{wrong}: no such setting; {suggest(wrong, allowed)}")
+    for name, (annotation, required) in parameters.items():
+        where = _join(key, name)
+        absent = (_MISSING, "") if where in EXAMPLES else (_MISSING,)
+        if settings.get(name, _MISSING if required else None) in absent:
+            example = EXAMPLES.get(where) or example_of(annotation)
+            raise ConfigError(f"{where}: must be given, for example {where}={example}")
+    for name, value in settings.items():
+        where = _join(key, name)
+        if (planned := _planned(value, where)) is not value:
+            _checked(planned, parameters[name][0], where)
+    values = {
+        name: _checked(_build_nested(value, _join(key, name)), parameters[name][0], _join(key, name))
+        for name, value in settings.items()
+    }
+    try:
+        return target(**values)
+    except (ValueError, OSError) as error:
+        if not _is_class_of_user(target):  # whose own checks raise ValueError with a message for the user
+            raise_if_of_policy(error, values, key)
+        raise ConfigError(_located(_as_given(str(error), settings, values), key, parameters)) from error
+    except Exception as error:
+        if _is_class_of_user(target):
+            raise_if_of_policy(error, {key: object.__new__(target)})
+        raise_if_of_policy(error, values, key)
+        raise
+
+
+def _is_class_of_user(target: Callable[..., Any]) -> TypeGuard[type]:
+    return isinstance(target, type) and is_of_user(target)
+
+
+def locate(path: str, key: str) -> Callable[..., Any]:
+    """Imports and returns the class, function or classmethod with a dotted path. Raises ConfigError."""
+    where = f"{_join(key, TARGET)}={path}"
+    parts = path.split(".")
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{where}: must be a dotted path, module.Class")
+    found, num_imported = _import_longest(parts[:-1], where)
+    for i in range(num_imported, len(parts)):
+        if not hasattr(found, parts[i]):
+            raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
+        found = getattr(found, parts[i])
+        if isinstance(found, ModuleType):
+            raise ConfigError(f"{where}: {found.__name__} is only imported there; use the module's own path")
+    if not callable(found):
+        raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
+    target: Callable[..., Any] = found
+    return target
+
+
+def _nothing_there(owner: Any, owner_path: str, name: str, where: str) -> str:
+    kind, home = ("module", owner.__name__) if isinstance(owner, ModuleType) else ("class", owner.__module__)
+    found = {n: getattr(owner, n) for n in vars(owner) if not n.startswith("_")}
+    public = [n for n, value in found.items() if callable(value) and value.__module__ == home]
+    return f"{where}: {kind} {owner_path} has no {name}; {suggest(name, public)}"
+
+
+def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
+    """Imports the longest prefix of a.b.c that is a module; returns it and its number of parts."""
+    for end in range(len(parts), 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            return importlib.import_module(module), end
+        except ModuleNotFoundError as error:
+            own_prefix = error.name is not None and f"{module}.".startswith(f"{error.name}.")
+            if not own_prefix:  # the module exists, but a module that it imports does not
+                sentence = f"{where}: importing {module} failed: {error}"
+                raise PolicyFailedError(sentence, import_quote(error), _trace(error)) from error
+        except Exception as error:
+            # A file of the user can raise any error during import; the cause is kept for debugging.
+            what = error.msg if isinstance(error, SyntaxError) else error
+            sentence = f"{where}: importing {module} failed: {type(error).__name__}: {what}"
+            raise PolicyFailedError(sentence, import_quote(error), _trace(error)) from error
+    raise ConfigError(
+        f"{where}: no module {parts[0]}; install it, run in its folder, or add that folder to PYTHONPATH"
+    )
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@lru_cache(maxsize=1024)
+def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    """Returns the settings of a target: name -> (annotation, whether it is required). Must not be changed."""
+    plain_class = isinstance(target, type) and not is_dataclass(target)
+    try:
+        hints = get_type_hints(target.__init__ if plain_class else target)
+    except NameError:  # a name is imported for type checkers only: these settings are not checked here
+        hints = {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        name: (hints.get(name, Any), parameter.default is parameter.empty)
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind in by_name
+    }
+
+
+def is_node(path: str, name: str) -> bool:
+    """Returns whether a setting of the target at a dotted path is an object, a mapping with a `_target_`."""
+    try:
+        annotation, _ = _parameters(locate(path, ""))[name]
+    except (ConfigError, KeyError):
+        return False
+    return is_object(annotation)
+
+
+def _planned(value: Any, key: str) -> Any:
+    """Returns the value with nodes that have a `_target_` replaced by `Planned` objects."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get(TARGET), str):
+            path = value[TARGET]
+            return Planned(_class_made_by(locate(path, key), f"{_join(key, TARGET)}={path}"))
+        items = {name: _planned(item, _join(key, str(name))) for name, item in value.items()}
+        return items if any(items[name] is not value[name] for name in items) else value
+    if isinstance(value, MutableSequence):
+        found = [_planned(item, f"{key}[{i}]") for i, item in enumerate(value)]
+        return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
+    return value
+
+
+def _class_made_by(target: Callable[..., Any], where: str) -> type:
+    """Returns the class of the objects that a target returns. Raises ConfigError if it is not annotated."""
+    if isinstance(target, type):
+        return target
+    try:
+        made = get_type_hints(target).get("return")
+    except (NameError, TypeError):
+        made = None
+    owner = getattr(target, "__self__", None)
+    if made is Self or (made is None and isinstance(owner, type)):
+        made = owner
+    if not isinstance(made, type):
+        raise ConfigError(f"{where}: must be a class, or a function with a class as its return annotation")
+    return made
+
+
+def _build_nested(value: Any, key: str) -> Any:
+    """Returns the value with every node that has a `_target_` replaced by its object."""
+    if isinstance(value, Mapping):
+        if TARGET in value:
+            return build(value, key)
+        return {name: _build_nested(element, _join(key, str(name))) for name, element in value.items()}
+    if isinstance(value, MutableSequence):
+        return [_build_nested(element, f"{key}[{i}]") for i, element in enumerate(value)]
+    return value
+
+
+def _checked(value: Any, annotation: Any, key: str) -> Any:
+    try:
+        return convert(value, annotation)
+    except ValueError as error:
+        message, quote = str(error), error.quote if isinstance(error, WrongObject) else ""
+        if message.startswith(("[", ".")):  # the message begins with the element of a list or mapping
+            located = f"{key}{message}"
+            raise (PolicyFailedError(located, quote) if quote else ConfigError(located)) from None
+        if isinstance(error, WrongObject) and quote:
+            raise wrong_class(key, error.own, message, quote) from None
+        where = key if isinstance(error, WrongObject) else f"{key}={shown(value)}"
+        raise ConfigError(f"{where}: {message}") from None
+
+
+def _as_given(message: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Returns the message with values as the user wrote them: -1 instead of -1.0, null instead of None."""
+    for name, value in values.items():
+        converted = isinstance(value, float) and isinstance(given[name], int)
+        if converted or value is None or isinstance(value, bool):
+            echo = rf"\b{re.escape(name)}={re.escape(str(value))}(?![\w.])"
+            message = re.sub(echo, f"{name}={shown(given[name])}", message)
+    return message
+
+
+def _located(message: str, key: str, parameters: Mapping[str, Any]) -> str:
+    """Prefixes the message of a settings class (`max_wait_s=-1: must be > 0 s`) with the node's key."""
+    field = re.match(r"(\w+)[=:.\[]", message)
+    if field and field[1] in parameters:
+        return _join(key, message)
+    return f"{key}: {message}" if key else message
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+class PolicyFailedError(ConfigError, PolicyError):
+    """A policy has failed; the command line prints the sentence and the place, and exits with status 2."""
+
+
+def wrong_class(key: str, cls: type, message: str, quote: str) -> PolicyFailedError:
+    """Returns the error about a user's class that lacks what its place in the config needs."""
+    policy = Policy(key, name_of_class(cls), cls)
+    message = message.removeprefix(f"{cls.__name__} ")
+    return PolicyFailedError(f"{policy}: {message}", quote, "", (key, policy.choice, policy.path))
+
+
+@contextmanager
+def policy_errors(settings: Any, key: str = "") -> Iterator[None]:
+    """Raises PolicyFailedError in place of errors inside the context that a policy has caused.
+
+    settings: an object or a mapping with all policies, at any depth. key: its place in the config.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise_if_of_policy(error, settings, key)
+        raise
+
+
+def raise_if_of_policy(error: BaseException, settings: Any, key: str = "") -> None:
+    """Raises PolicyFailedError if a policy has caused the error."""
+    if isinstance(error, ConfigError):
+        return
+    found = failure(error, policies_of(settings, key))
+    if found is not None:
+        raise PolicyFailedError(*found.args) from error
+
+
+def policies_of(value: Any, key: str = "") -> Iterator[Policy]:
+    """Yields the objects of the user, and our policies, in settings at any depth, with their keys."""
+    cls = type(value)
+    if is_of_user(cls) or (key and package_of(cls) in PACKAGES):
+        yield Policy(key, name_of_class(cls), cls, value)
+    if isinstance(value, Mapping):
+        named = [(str(name), item) for name, item in value.items()]
+    elif is_dataclass(value):
+        named = [(each.name, getattr(value, each.name, None)) for each in fields(value)]
+    else:
+        return
+    for name, item in named:
+        if not isinstance(item, str | int | float | None):
+            yield from policies_of(item, f"{key}.{name}" if key else name)
+
+
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 PLAIN_TYPES = (bool, int, float, str, list, tuple, dict, type(None))
 
@@ -326,278 +601,3 @@ def _members(protocol: type) -> dict[str, bool]:
         name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))
     )
     return {name: callable(getattr(protocol, name, None)) for name in names if not name.startswith("_")}
-
-
-TARGET = "_target_"
-_MISSING = "???"
-EXAMPLES = {
-    "model.path": "/models/my-llama, a folder with the model's config.json",
-    "ops": "measurements, a folder with gemm.parquet and other tables of operators",
-    "measured": "measured.csv",
-    "out": "my_gpu.yaml",
-}
-"""Examples of values for required settings for which the type alone is not enough."""
-
-
-def build(node: Any, key: str, kind: Any = Any) -> Any:
-    """Builds the object named by `node._target_`; its settings are checked against the annotations.
-
-    key: the place of the node in the config (`batching`), for messages. kind: the class or protocol that is
-    needed there. Nodes with their own `_target_` inside it, also in lists and mappings, are built first, but
-    no class is called before its place is known to accept it.
-    Raises ConfigError for a missing, unknown or ill-typed setting, for a target that cannot be imported, and
-    if the target raises ValueError or OSError.
-    """
-    if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
-        raise ConfigError(f"{key}={shown(node)}: must be a mapping with a {TARGET} that names a class")
-    target = locate(node[TARGET], key)
-    if kind is not Any:
-        _checked(_planned(node, key), kind, key)
-    return _checked(build_as(target, node, key), kind, key)
-
-
-def build_as(target: Callable[..., Any], node: Any, key: str) -> Any:
-    """Builds an object like `build`, but of a given target instead of the node's `_target_`.
-
-    key: empty for the root of the config.
-    """
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"{key}={shown(node)}: must be a mapping of settings")
-    settings = {name: value for name, value in node.items() if name != TARGET}
-    parameters = _parameters(target)
-    for name in settings:
-        if name not in parameters:
-            allowed = [_join(key, parameter) for parameter in parameters]
-            wrong = _join(key, name)
-            raise ConfigError(f"{wrong}: no such setting; {suggest(wrong, allowed)}")
-    for name, (annotation, required) in parameters.items():
-        where = _join(key, name)
-        absent = (_MISSING, "") if where in EXAMPLES else (_MISSING,)
-        if settings.get(name, _MISSING if required else None) in absent:
-            example = EXAMPLES.get(where) or example_of(annotation)
-            raise ConfigError(f"{where}: must be given, for example {where}={example}")
-    for name, value in settings.items():
-        where = _join(key, name)
-        if (planned := _planned(value, where)) is not value:
-            _checked(planned, parameters[name][0], where)
-    values = {
-        name: _checked(_build_nested(value, _join(key, name)), parameters[name][0], _join(key, name))
-        for name, value in settings.items()
-    }
-    try:
-        return target(**values)
-    except (ValueError, OSError) as error:
-        if not _is_class_of_user(target):  # whose own checks raise ValueError with a message for the user
-            raise_if_of_policy(error, values, key)
-        raise ConfigError(_located(_as_given(str(error), settings, values), key, parameters)) from error
-    except Exception as error:
-        if _is_class_of_user(target):
-            raise_if_of_policy(error, {key: object.__new__(target)})
-        raise_if_of_policy(error, values, key)
-        raise
-
-
-def _is_class_of_user(target: Callable[..., Any]) -> TypeGuard[type]:
-    return isinstance(target, type) and is_of_user(target)
-
-
-def locate(path: str, key: str) -> Callable[..., Any]:
-    """Imports and returns the class, function or classmethod with a dotted path. Raises ConfigError."""
-    where = f"{_join(key, TARGET)}={path}"
-    parts = path.split(".")
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"{where}: must be a dotted path, module.Class")
-    found, num_imported = _import_longest(parts[:-1], where)
-    for i in range(num_imported, len(parts)):
-        if not hasattr(found, parts[i]):
-            raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
-        found = getattr(found, parts[i])
-        if isinstance(found, ModuleType):
-            raise ConfigError(f"{where}: {found.__name__} is only imported there; use the module's own path")
-    if not callable(found):
-        raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
-    target: Callable[..., Any] = found
-    return target
-
-
-def _nothing_there(owner: Any, owner_path: str, name: str, where: str) -> str:
-    kind, home = ("module", owner.__name__) if isinstance(owner, ModuleType) else ("class", owner.__module__)
-    found = {n: getattr(owner, n) for n in vars(owner) if not n.startswith("_")}
-    public = [n for n, value in found.items() if callable(value) and value.__module__ == home]
-    return f"{where}: {kind} {owner_path} has no {name}; {suggest(name, public)}"
-
-
-def _import_longest(parts: list[str], where: str) -> tuple[Any, int]:
-    """Imports the longest prefix of a.b.c that is a module; returns it and its number of parts."""
-    for end in range(len(parts), 0, -1):
-        module = ".".join(parts[:end])
-        try:
-            return importlib.import_module(module), end
-        except ModuleNotFoundError as error:
-            own_prefix = error.name is not None and f"{module}.".startswith(f"{error.name}.")
-            if not own_prefix:  # the module exists, but a module that it imports does not
-                sentence = f"{where}: importing {module} failed: {error}"
-                raise PolicyFailedError(sentence, import_quote(error), _trace(error)) from error
-        except Exception as error:
-            # A file of the user can raise any error during import; the cause is kept for debugging.
-            what = error.msg if isinstance(error, SyntaxError) else error
-            sentence = f"{where}: importing {module} failed: {type(error).__name__}: {what}"
-            raise PolicyFailedError(sentence, import_quote(error), _trace(error)) from error
-    raise ConfigError(
-        f"{where}: no module {parts[0]}; install it, run in its folder, or add that folder to PYTHONPATH"
-    )
-
-
-def _trace(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))
-
-
-@lru_cache(maxsize=1024)
-def _parameters(target: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
-    """Returns the settings of a target: name -> (annotation, whether it is required). Must not be changed."""
-    plain_class = isinstance(target, type) and not is_dataclass(target)
-    try:
-        hints = get_type_hints(target.__init__ if plain_class else target)
-    except NameError:  # a name is imported for type checkers only: these settings are not checked here
-        hints = {}
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {
-        name: (hints.get(name, Any), parameter.default is parameter.empty)
-        for name, parameter in inspect.signature(target).parameters.items()
-        if parameter.kind in by_name
-    }
-
-
-def is_node(path: str, name: str) -> bool:
-    """Returns whether a setting of the target at a dotted path is an object, a mapping with a `_target_`."""
-    try:
-        annotation, _ = _parameters(locate(path, ""))[name]
-    except (ConfigError, KeyError):
-        return False
-    return is_object(annotation)
-
-
-def _planned(value: Any, key: str) -> Any:
-    """Returns the value with nodes that have a `_target_` replaced by `Planned` objects."""
-    if isinstance(value, Mapping):
-        if isinstance(value.get(TARGET), str):
-            path = value[TARGET]
-            return Planned(_class_made_by(locate(path, key), f"{_join(key, TARGET)}={path}"))
-        items = {name: _planned(item, _join(key, str(name))) for name, item in value.items()}
-        return items if any(items[name] is not value[name] for name in items) else value
-    if isinstance(value, MutableSequence):
-        found = [_planned(item, f"{key}[{i}]") for i, item in enumerate(value)]
-        return found if any(new is not old for new, old in zip(found, value, strict=True)) else value
-    return value
-
-
-def _class_made_by(target: Callable[..., Any], where: str) -> type:
-    """Returns the class of the objects that a target returns. Raises ConfigError if it is not annotated."""
-    if isinstance(target, type):
-        return target
-    try:
-        made = get_type_hints(target).get("return")
-    except (NameError, TypeError):
-        made = None
-    owner = getattr(target, "__self__", None)
-    if made is Self or (made is None and isinstance(owner, type)):
-        made = owner
-    if not isinstance(made, type):
-        raise ConfigError(f"{where}: must be a class, or a function with a class as its return annotation")
-    return made
-
-
-def _build_nested(value: Any, key: str) -> Any:
-    """Returns the value with every node that has a `_target_` replaced by its object."""
-    if isinstance(value, Mapping):
-        if TARGET in value:
-            return build(value, key)
-        return {name: _build_nested(element, _join(key, str(name))) for name, element in value.items()}
-    if isinstance(value, MutableSequence):
-        return [_build_nested(element, f"{key}[{i}]") for i, element in enumerate(value)]
-    return value
-
-
-def _checked(value: Any, annotation: Any, key: str) -> Any:
-    try:
-        return convert(value, annotation)
-    except ValueError as error:
-        message, quote = str(error), error.quote if isinstance(error, WrongObject) else ""
-        if message.startswith(("[", ".")):  # the message begins with the element of a list or mapping
-            located = f"{key}{message}"
-            raise (PolicyFailedError(located, quote) if quote else ConfigError(located)) from None
-        if isinstance(error, WrongObject) and quote:
-            raise wrong_class(key, error.own, message, quote) from None
-        where = key if isinstance(error, WrongObject) else f"{key}={shown(value)}"
-        raise ConfigError(f"{where}: {message}") from None
-
-
-def _as_given(message: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Returns the message with values as the user wrote them: -1 instead of -1.0, null instead of None."""
-    for name, value in values.items():
-        converted = isinstance(value, float) and isinstance(given[name], int)
-        if converted or value is None or isinstance(value, bool):
-            echo = rf"\b{re.escape(name)}={re.escape(str(value))}(?![\w.])"
-            message = re.sub(echo, f"{name}={shown(given[name])}", message)
-    return message
-
-
-def _located(message: str, key: str, parameters: Mapping[str, Any]) -> str:
-    """Prefixes the message of a settings class (`max_wait_s=-1: must be > 0 s`) with the node's key."""
-    field = re.match(r"(\w+)[=:.\[]", message)
-    if field and field[1] in parameters:
-        return _join(key, message)
-    return f"{key}: {message}" if key else message
-
-
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
-
-
-class PolicyFailedError(ConfigError, PolicyError):
-    """A policy has failed; the command line prints the sentence and the place, and exits with status 2."""
-
-
-def wrong_class(key: str, cls: type, message: str, quote: str) -> PolicyFailedError:
-    """Returns the error about a user's class that lacks what its place in the config needs."""
-    policy = Policy(key, name_of_class(cls), cls)
-    message = message.removeprefix(f"{cls.__name__} ")
-    return PolicyFailedError(f"{policy}: {message}", quote, "", (key, policy.choice, policy.path))
-
-
-@contextmanager
-def policy_errors(settings: Any, key: str = "") -> Iterator[None]:
-    """Raises PolicyFailedError in place of errors inside the context that a policy has caused.
-
-    settings: an object or a mapping with all policies, at any depth. key: its place in the config.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise_if_of_policy(error, settings, key)
-        raise
-
-
-def raise_if_of_policy(error: BaseException, settings: Any, key: str = "") -> None:
-    """Raises PolicyFailedError if a policy has caused the error."""
-    if isinstance(error, ConfigError):
-        return
-    found = failure(error, policies_of(settings, key))
-    if found is not None:
-        raise PolicyFailedError(*found.args) from error
-
-
-def policies_of(value: Any, key: str = "") -> Iterator[Policy]:
-    """Yields the objects of the user, and our policies, in settings at any depth, with their keys."""
-    cls = type(value)
-    if is_of_user(cls) or (key and package_of(cls) in PACKAGES):
-        yield Policy(key, name_of_class(cls), cls, value)
-    if isinstance(value, Mapping):
-        named = [(str(name), item) for name, item in value.items()]
-    elif is_dataclass(value):
-        named = [(each.name, getattr(value, each.name, None)) for each in fields(value)]
-    else:
-        return
-    for name, item in named:
-        if not isinstance(item, str | int | float | None):
-            yield from policies_of(item, f"{key}.{name}" if key else name)

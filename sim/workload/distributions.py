@@ -58,54 +58,6 @@ _UNITS = (
 )  # first match wins
 
 
-def require_positive(settings: object, *names: str) -> None:
-    """Raises ValueError for the first named field that is set (not None) and not a finite number > 0."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name}={value}: must be finite and > 0{_unit(name)}")
-        if value is not None and name in LIMITS:
-            most, reason = LIMITS[name]
-            if value > most:
-                raise ValueError(f"{name}={value:.6g}: must be <= {most:,.0f}{_unit(name)}; {reason}")
-
-
-def require_not_negative(settings: object, *names: str) -> None:
-    """Raises ValueError for the first named field that is set (not None) and not a finite number >= 0."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value}: must be finite and >= 0{_unit(name)}")
-
-
-def require_at_most(settings: object, maximum: float, *names: str) -> None:
-    """Raises ValueError for the first named field above `maximum`."""
-    for name in names:
-        value = getattr(settings, name)
-        if value > maximum:
-            raise ValueError(f"{name}={value}: must be <= {maximum:g}{_unit(name)}")
-
-
-class _Sized(Protocol):
-    def magnitudes(self) -> Mapping[str, float]: ...
-
-
-def require_counts(settings: object, maximum: int, unit: str, *names: str) -> None:
-    """Raises ValueError for the first named distribution with a magnitude outside [1, maximum].
-
-    A magnitude below 1 is an error because samples are rounded up to 1.
-    """
-    for name in names:
-        distribution: _Sized = getattr(settings, name)
-        for key, value in distribution.magnitudes().items():
-            if not 1 <= value <= maximum:
-                raise ValueError(f"{name}.{key}={value:.15g}: must be >= 1 and <= {maximum:,} {unit}")
-
-
-def _unit(name: str) -> str:
-    return next((unit for suffix, unit in _UNITS if name.endswith(suffix)), "")
-
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -316,3 +268,51 @@ def clip_to_context(
     outputs = np.minimum(output_tokens, max_model_len - 1)
     prompts = np.minimum(prompt_tokens, max_model_len - outputs)
     return prompts, outputs, prompt_tokens + output_tokens > max_model_len
+
+
+def require_positive(settings: object, *names: str) -> None:
+    """Raises ValueError for the first named field that is set (not None) and not a finite number > 0."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name}={value}: must be finite and > 0{_unit(name)}")
+        if value is not None and name in LIMITS:
+            most, reason = LIMITS[name]
+            if value > most:
+                raise ValueError(f"{name}={value:.6g}: must be <= {most:,.0f}{_unit(name)}; {reason}")
+
+
+def require_not_negative(settings: object, *names: str) -> None:
+    """Raises ValueError for the first named field that is set (not None) and not a finite number >= 0."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: must be finite and >= 0{_unit(name)}")
+
+
+def require_at_most(settings: object, maximum: float, *names: str) -> None:
+    """Raises ValueError for the first named field above `maximum`."""
+    for name in names:
+        value = getattr(settings, name)
+        if value > maximum:
+            raise ValueError(f"{name}={value}: must be <= {maximum:g}{_unit(name)}")
+
+
+class _Sized(Protocol):
+    def magnitudes(self) -> Mapping[str, float]: ...
+
+
+def require_counts(settings: object, maximum: int, unit: str, *names: str) -> None:
+    """Raises ValueError for the first named distribution with a magnitude outside [1, maximum].
+
+    A magnitude below 1 is an error because samples are rounded up to 1.
+    """
+    for name in names:
+        distribution: _Sized = getattr(settings, name)
+        for key, value in distribution.magnitudes().items():
+            if not 1 <= value <= maximum:
+                raise ValueError(f"{name}.{key}={value:.15g}: must be >= 1 and <= {maximum:,} {unit}")
+
+
+def _unit(name: str) -> str:
+    return next((unit for suffix, unit in _UNITS if name.endswith(suffix)), "")
