@@ -15,7 +15,7 @@ from experiments.app.settings.compose import resolved
 from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
-from hwmodels.bounded_files import UnreadableFileError, read_bytes
+from hwmodels.checks import UnreadableFileError, read_bytes
 from hwmodels.iterations import IterationModel, UnknownMachine
 from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots, plots_of

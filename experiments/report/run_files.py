@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.checks import UnreadableFileError
 from hwmodels.levels.table_files import read_parquet
 from sim.settings.errors import ConfigError
 from sim.settings.recorded import read_json_object

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import pandas as pd
 
-from hwmodels.bounded_files import read_text
+from hwmodels.checks import read_text
 from sim.report.files import write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.recorded import read_json_object

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.bounded_files import UnreadableFileError, read_text
-from hwmodels.checks import is_finite, is_whole
+from hwmodels.checks import UnreadableFileError, is_finite, is_whole, read_text
 from hwmodels.model.model_spec import ModelSpec
 
 IRRELEVANT = re.compile(

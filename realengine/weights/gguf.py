@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hwmodels.bounded_files import UnreadableFileError, open_regular
+from hwmodels.checks import UnreadableFileError, open_regular
 from realengine.weights.blocks import FORMATS, UNSUPPORTED, BlockFormat
 
 VERSIONS = (2, 3)

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from hwmodels.bounded_files import UnreadableFileError, read_text
+from hwmodels.checks import UnreadableFileError, read_text
 from sim.settings.build import TARGET, locate
 from sim.settings.errors import ConfigError
 

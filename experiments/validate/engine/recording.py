@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.bounded_files import read_text
+from hwmodels.checks import read_text
 from hwmodels.levels.table_files import read_parquet
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan

@@ -23,7 +23,7 @@ from experiments.study.measured_requests import block_ids_of
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
-from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.checks import UnreadableFileError
 from hwmodels.levels import table_files
 from hwmodels.levels.table_files import read_table_file
 from sim.records.table import Gaps
