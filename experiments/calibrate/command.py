@@ -33,7 +33,7 @@ from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.study.yaml_text import figure
 from hwmodels.device import Device
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.operators.gemm import GemmCurve
 from sim.report.files import write_whole
 from sim.report.plain_page import drawn, write_page

@@ -19,7 +19,7 @@ from hwmodels.fitting.gemm import fit_gemm
 from hwmodels.fitting.mla import fit_mla
 from hwmodels.fitting.moe import fit_moe
 from hwmodels.fitting.robust import Fitted, errors, validation_rows
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from sim.settings.errors import ConfigError
 
 CURVES = {

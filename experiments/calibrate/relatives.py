@@ -11,7 +11,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.calibrate.tables import tables_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.device import Device
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 

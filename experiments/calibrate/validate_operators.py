@@ -29,7 +29,7 @@ from experiments.calibrate.relatives import composed, known_calibrations, measur
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from hwmodels.device import Device
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from sim.report.plain_page import drawn, write_page
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

@@ -41,8 +41,8 @@ from hwmodels.costs import Tariff
 from hwmodels.device import Device
 from hwmodels.host import HostShare
 from hwmodels.model.attention import GroupedQueryAttention, LatentAttention
+from hwmodels.operators import Calibration
 from hwmodels.operators.attention import HeadLayout
-from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.mla import MlaHeads
 from sim.settings import build as building
 from sim.settings.errors import ConfigError

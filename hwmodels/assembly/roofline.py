@@ -33,7 +33,7 @@ from hwmodels.iterations.layout import InFlight, MicroBatch, ParallelLayout, Par
 from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of, rows_each, total_seconds
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora, Role
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 
 FEW_ITERATIONS = 16
 """Largest number of iterations of shared batches priced one by one: an array takes as long as 20 numbers."""

@@ -19,8 +19,8 @@ from hwmodels.iterations.layout import NO_ADAPTERS, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token, total_seconds
 from hwmodels.model.model_spec import Block, ModelSpec
 from hwmodels.model.weights import Lora, Matrix, Ranks, Role, WeightFormat, weight_format
+from hwmodels.operators import Calibration
 from hwmodels.operators.attention import CHOICES as ATTENTION_CHOICES
-from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.collectives import collective_seconds, torus_seconds
 from hwmodels.operators.gemm import gemm_seconds, stream_seconds
 from hwmodels.operators.lora_kernels import (

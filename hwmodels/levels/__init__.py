@@ -19,7 +19,7 @@ from hwmodels.iterations import Explained, IterationModel, IterationShape, Jitte
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from hwmodels.iterations.memory import GIB, MemoryPlan, adapter_bytes, plan_memo
 from hwmodels.levels import Calibrated, LatencyLevel, Replica, Spec, jitter_of
 from hwmodels.model.model_spec import ModelSpec
 from hwmodels.model.weights import Lora
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.steps import CHAIN, DraftHost, DraftShape, draft_host_of

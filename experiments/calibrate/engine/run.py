@@ -50,7 +50,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
 from hwmodels.levels.files import TableLevel
 from hwmodels.model.model_spec import ModelSpec
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from realengine.model.architecture import Architecture
 from realengine.model.backend import check_supported, choose_backend, choose_device
 from realengine.model.kv_cache import KvCache

@@ -8,7 +8,7 @@ from typing import Any
 
 from hwmodels.fitting.host import Constant
 from hwmodels.host import HostOverhead
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 

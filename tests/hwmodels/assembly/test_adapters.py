@@ -15,7 +15,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import plan_memory
 from hwmodels.levels.recorded import Recorded
 from hwmodels.model.weights import Lora
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.operators.lora_kernels import (
     PEAK_SHARE,
     LoraKernels,

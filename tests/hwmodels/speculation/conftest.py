@@ -6,7 +6,7 @@ from hwmodels.assembly.site import Kernels
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN
 from tests.hwmodels.speculation.drafting import IDLE

@@ -6,7 +6,7 @@ import pytest
 
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations import IterationShape, causal_pairs
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.speculation import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
 from hwmodels.speculation.steps import DraftHost, DraftShape, draft_host_of

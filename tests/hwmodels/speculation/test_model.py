@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hwmodels.host import HostOverhead
 from hwmodels.iterations import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.speculation import SpeculativeModel, decodes_with_drafts, pass_of_equal
 from hwmodels.speculation.draft import (
     HeadDraft,

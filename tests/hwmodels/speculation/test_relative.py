@@ -7,7 +7,7 @@ from hwmodels.assembly.site import Kernels
 from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.speculation import decodes_with_drafts
 from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft, drafting_of
 from hwmodels.speculation.steps import CHAIN, DraftShape, TargetScale
