@@ -27,7 +27,7 @@ from hwmodels.checks import check_whole
 from hwmodels.device import Link, Storage
 from hwmodels.exact import larger, smaller
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 
 GIB = 2.0**30
 

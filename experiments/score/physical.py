@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.study.presets import NotSimulatedError
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Role
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError

@@ -31,7 +31,7 @@ from experiments.score.silicon import OWN_FORMATS, checkpoint_format
 from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_model, base_scenario, preset
 from hwmodels.levels import LatencyLevel
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce, ArrivalProcess, ClosedLoop, Constant, Poisson

@@ -58,7 +58,7 @@ PAGES = {
             "hwmodels.levels.LatencyLevel",
             "hwmodels.device.Device",
             "hwmodels.device.Link",
-            "hwmodels.model.model_spec.ModelSpec",
+            "hwmodels.model.ModelSpec",
             "sim.workload.base.Workload",
             "sim.workload.base.Source",
             "sim.workload.base.Arrival",

@@ -9,7 +9,7 @@ from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.renamed import NamedModel, model_named
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario

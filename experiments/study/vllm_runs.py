@@ -17,7 +17,7 @@ from experiments.study.measured_rows import whole
 from experiments.study.presets import NotSimulatedError, base_model, base_scenario
 from hwmodels.hf.quantization import ENGINE_NAMES
 from hwmodels.levels import LatencyLevel
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.setup.scenario import Scenario
 
 Row = Mapping[str, Any]

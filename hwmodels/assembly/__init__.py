@@ -14,8 +14,8 @@ from hwmodels.host import Offload
 from hwmodels.iterations.layout import Part, RankBatch
 from hwmodels.iterations.memory import weight_bytes
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, per_row, per_token
+from hwmodels.model import Block, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.attention import NoAttention
-from hwmodels.model.model_spec import Block, MixtureOfExperts, Mlp, NoMlp
 from hwmodels.model.weights import WEIGHT_FORMATS, Matrix, Ranks, Role, share_of
 from hwmodels.operators.gemm import stream_seconds
 from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes

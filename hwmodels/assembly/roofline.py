@@ -31,7 +31,7 @@ from hwmodels.iterations import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
 from hwmodels.iterations.layout import InFlight, MicroBatch, ParallelLayout, Part, Pass, RankBatch, Stages
 from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of, rows_each, total_seconds
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Lora, Role
 from hwmodels.operators import Calibration
 

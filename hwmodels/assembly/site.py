@@ -17,7 +17,7 @@ from hwmodels.exact import larger, smaller
 from hwmodels.iterations import AdapterBatch, IterationShape
 from hwmodels.iterations.layout import NO_ADAPTERS, ParallelLayout, RankBatch
 from hwmodels.iterations.ops import Operator, Per, Quantity, per_row, per_token, total_seconds
-from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.model import Block, ModelSpec
 from hwmodels.model.weights import Lora, Matrix, Ranks, Role, WeightFormat, weight_format
 from hwmodels.operators import Calibration
 from hwmodels.operators.attention import CHOICES as ATTENTION_CHOICES

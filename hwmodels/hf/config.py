@@ -19,8 +19,7 @@ from hwmodels.hf.quantization import (
     method_of,
 )
 from hwmodels.hf.usual import SYNONYMS, learned_positions
-from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     Block,
     DenseMlp,
     MixtureOfExperts,
@@ -30,6 +29,7 @@ from hwmodels.model.model_spec import (
     OtherWeights,
     Transform,
 )
+from hwmodels.model.attention import Attention, GroupedQueryAttention, NoAttention
 
 TOWERS = {
     "vision_config": "vision",

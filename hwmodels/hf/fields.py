@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hwmodels.checks import UnreadableFileError, is_finite, is_whole, read_text
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 
 IRRELEVANT = re.compile(
     "|".join(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hwmodels.checks import is_whole
 from hwmodels.hf.fields import load_json_object, shown, wrong
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.model.weights import WEIGHT_FORMATS, Role, kind_of, weight_format
 
 WHERE = "quantization_config"

@@ -33,7 +33,7 @@ from hwmodels.hf.quantization import (
     modules,
     names_in,
 )
-from hwmodels.model.model_spec import Block
+from hwmodels.model import Block
 from hwmodels.model.weights import Role, in_groups, weight_format
 
 # Weights of whole numbers of bits: AWQ, GPTQ, AutoRound, HQQ, AQLM.

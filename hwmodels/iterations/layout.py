@@ -28,7 +28,7 @@ from fieldlimits import Checked, PositiveInt, check
 from hwmodels.device import Device
 from hwmodels.exact import Num, divided_up, larger, smaller
 from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
-from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
+from hwmodels.model import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import share_of
 
 NO_ADAPTERS = AdapterBatch(0, 0, 0, 0)

@@ -12,7 +12,7 @@ from hwmodels.checks import check_whole
 from hwmodels.device import Device
 from hwmodels.host import CudaGraphs, Offload
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.model_spec import MixtureOfExperts, ModelSpec
+from hwmodels.model import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import Lora, Ranks, Role
 
 GIB = 2.0**30

@@ -17,7 +17,7 @@ from hwmodels.exact import Num
 from hwmodels.host import CudaGraphs, HostOverhead, Offload
 from hwmodels.iterations import Explained, IterationModel, IterationShape, Jitter, ends_of_decodes
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Lora
 from hwmodels.operators import Calibration
 

@@ -40,7 +40,7 @@ from hwmodels.iterations import IterationModel, IterationShape, Jitter, counted
 from hwmodels.iterations.layout import ParallelLayout, Part
 from hwmodels.iterations.ops import total_seconds
 from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
-from hwmodels.model.model_spec import MixtureOfExperts
+from hwmodels.model import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)
 """Operators of an MLP that attention devices run, as messages go to the experts that it names."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from hwmodels.iterations.ops import Operator
 from hwmodels.levels.profile import Profile
 from hwmodels.levels.readers import DENSE_MLP, Layers
+from hwmodels.model import DenseMlp, MixtureOfExperts, ModelSpec
 from hwmodels.model.attention import LatentAttention
-from hwmodels.model.model_spec import DenseMlp, MixtureOfExperts, ModelSpec
 from hwmodels.model.recurrent import BesideAttention, RecurrentLayer
 from hwmodels.operators.moe_routing import ExpertLayer, Routing, rank_loads
 

@@ -10,7 +10,7 @@ import numpy as np
 from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.levels.profile import ATTENTION_SIZES, Floats, Rows
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Ranks, share_of, weight_format
 
 PHYSICAL_SHARE = 0.8

@@ -28,7 +28,7 @@ from hwmodels.levels.coverage import layers_of
 from hwmodels.levels.profile import Profile, Rows
 from hwmodels.levels.readers import VIDUR_OPERATORS, Layers, llmservingsim_rows, vidur_columns, vidur_rows
 from hwmodels.levels.table_files import read_table_file
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.operators.moe_routing import Routing
 
 SUFFIXES = (".parquet", ".csv.gz", ".csv")

@@ -14,8 +14,8 @@ from math import ceil
 from typing import Annotated
 
 from fieldlimits import Checked, Positive, PositiveInt, PositiveShare
+from hwmodels.model import Block, DenseMlp, Mlp, ModelSpec, NoMlp
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.model_spec import Block, DenseMlp, Mlp, ModelSpec, NoMlp
 from hwmodels.model.weights import Role
 
 GRAIN = 64

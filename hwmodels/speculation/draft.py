@@ -29,8 +29,8 @@ from hwmodels.iterations import COMPONENTS, Explained, IterationShape
 from hwmodels.iterations.layout import ParallelLayout, RankBatch
 from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of
 from hwmodels.levels import Replica
+from hwmodels.model import Block, DenseMlp, MixtureOfExperts, ModelSpec
 from hwmodels.model.attention import Attention, NoAttention
-from hwmodels.model.model_spec import Block, DenseMlp, MixtureOfExperts, ModelSpec
 from hwmodels.model.recurrent import RecurrentLayer
 from hwmodels.model.weights import Matrix, Ranks, Role, share_of
 from hwmodels.speculation.steps import (

@@ -270,7 +270,7 @@ def _kv_room(
     from hwmodels.host import CudaGraphs  # noqa: PLC0415
     from hwmodels.iterations.layout import ParallelLayout  # noqa: PLC0415
     from hwmodels.iterations.memory import MemoryProfile, plan_memory  # noqa: PLC0415
-    from hwmodels.model.model_spec import ModelSpec  # noqa: PLC0415
+    from hwmodels.model import ModelSpec  # noqa: PLC0415
     from sim.settings.build import build  # noqa: PLC0415
 
     engine, sizes = config["engine"], [size.name for size in fields(ParallelLayout)]

@@ -22,7 +22,7 @@ from fieldlimits import shown
 from hwmodels.device import Device
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import AveragesDrafts, Calibrated, DividesAttention, LatencyLevel, Spec
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from policies.admission import AdmitAll
 from policies.batching import Batching, BatchingTraits
 from policies.batching.static import Static

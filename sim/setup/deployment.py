@@ -21,7 +21,7 @@ from hwmodels.iterations import IterationModel, Jitter
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import GIB, MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.levels import Calibrated, LatencyLevel, Replica, Spec, jitter_of
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Lora
 from hwmodels.operators import Calibration
 from hwmodels.speculation import SpeculativeModel

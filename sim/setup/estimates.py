@@ -18,7 +18,7 @@ from hwmodels.iterations import IterationModel, IterationShape, causal_pairs
 from hwmodels.iterations.layout import Pipeline
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.ops import decode_shape, largest_batch, prefill_shape
-from hwmodels.model.model_spec import MixtureOfExperts
+from hwmodels.model import MixtureOfExperts
 from policies.parallelism import Facts, Figures, LayoutChoice, LayoutPolicy, Load, Sizes
 from policies.placement import Hosting, Pool
 from sim.setup.deployment import Deployment

@@ -12,8 +12,8 @@ from typing import Any
 
 from hwmodels.iterations import IterationModel, IterationShape, UnknownIterationError
 from hwmodels.levels import Calibrated, Spec
+from hwmodels.model import ModelSpec, precision_notes
 from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention
-from hwmodels.model.model_spec import ModelSpec, precision_notes
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

@@ -23,7 +23,7 @@ from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import model_named
 from hwmodels.checks import is_whole
 from hwmodels.hf.config import INNER, scaled_context
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 

@@ -49,7 +49,7 @@ from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import Replica
 from hwmodels.levels.files import TableLevel
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from hwmodels.operators import Calibration
 from realengine.model.architecture import Architecture
 from realengine.model.backend import check_supported, choose_backend, choose_device

@@ -16,7 +16,7 @@ from hwmodels.iterations.ops import (
     operating_point,
     prefill_shape,
 )
-from hwmodels.model.model_spec import precision_notes
+from hwmodels.model import precision_notes
 from hwmodels.speculation import pass_of_equal
 from policies.speculation import Proposer, num_places
 from sim.setup.deployment import Deployment

@@ -11,7 +11,7 @@ from experiments.papers.speculation import deployment_of
 from hwmodels.costs import Tariff
 from hwmodels.device import Device
 from hwmodels.iterations.ops import OperatingPoint, decode_shape, operating_point, prefill_shape
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 
 PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values

@@ -24,7 +24,7 @@ from experiments.validate.engine.suite import Case, cases_of, model_of
 from experiments.validate.engine.verdict import check_success
 from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.settings import ValidateSettings
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 

@@ -3,7 +3,7 @@
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.site import Kernels
 from hwmodels.iterations import COMPONENTS
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     Block,
     DenseMlp,
     GroupedQueryAttention,

@@ -9,7 +9,7 @@ from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.site import Kernels, Site
 from hwmodels.iterations import COMPONENTS, IterationShape
 from hwmodels.iterations.ops import Per
-from hwmodels.model.model_spec import Block, DenseMlp, Role
+from hwmodels.model import Block, DenseMlp, Role
 from hwmodels.model.weights import Lora, Matrix
 from hwmodels.operators import Calibration
 from tests.hwmodels.assembly.listed import Listed, grouped, make_model

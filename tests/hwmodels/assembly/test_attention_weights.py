@@ -7,8 +7,8 @@ from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.model import Block, DenseMlp, ModelSpec
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.model_spec import Block, DenseMlp, ModelSpec
 
 MODEL = ModelSpec(
     name="llama3_1_8b",

@@ -17,7 +17,7 @@ from hwmodels.iterations.memory import (
     redundant_bytes,
     weight_bytes,
 )
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     Block,
     DenseMlp,
     GroupedQueryAttention,

@@ -7,7 +7,7 @@ import pytest
 from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import ERAS, GIB, MIB, MemoryProfile, padding_bytes, plan_memory, weight_bytes
-from hwmodels.model.model_spec import Block, DenseMlp, GroupedQueryAttention, MixtureOfExperts, ModelSpec
+from hwmodels.model import Block, DenseMlp, GroupedQueryAttention, MixtureOfExperts, ModelSpec
 
 NEWEST = MemoryProfile()
 SORTING = MemoryProfile(version="0.16.0")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwmodels.model import Block, DenseMlp, ModelSpec
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.model_spec import Block, DenseMlp, ModelSpec
 from hwmodels.model.transforms import SharedKv
 
 CONTEXT = 10_240
