@@ -7,11 +7,10 @@ from pathlib import Path
 
 from hwmodels.iterations import Jitter
 from hwmodels.levels import Calibrated, Replica
-from hwmodels.levels.coverage import check_covers, lacking
 from hwmodels.levels.physical import check_physical
 from hwmodels.levels.recorded import Recorded
 from hwmodels.levels.table import MeasuredTable
-from hwmodels.levels.tables import Setup, Table, columns_of, read_frame, read_table
+from hwmodels.levels.tables import Setup, Table, check_covers, columns_of, lacking, read_frame, read_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
