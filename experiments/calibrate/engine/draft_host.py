@@ -21,7 +21,7 @@ from scipy.stats import trim_mean
 from experiments.calibrate.engine.host_time import HostClock, HostTime, core_settings
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
-from hwmodels.fitting.linear import fit_terms
+from hwmodels.fitting.robust import fit_terms
 from hwmodels.speculation.steps import OTHERS, DraftHost
 from policies.core.engine import EngineCore
 from policies.speculation import Proposer
