@@ -31,7 +31,7 @@ class Admission(Protocol):
 
     A policy that reads signals or caches of replicas declares this as a router does: reads_signals,
     reads_caches (`policies.routing.ReplicaView`). A fleet may have hundreds of replicas: for sums over all of
-    them a policy keeps counts of its own (`policies.admission.queue_bound`).
+    them a policy keeps counts of its own (`policies.admission.queue_bound.Outstanding`).
     """
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:

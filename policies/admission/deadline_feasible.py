@@ -2,8 +2,8 @@
 
     estimated TTFT = (queued prompt tokens / replicas + this prompt's) / rate of a replica, times safety
 
-The rate is measured as in `policies.routing.slo_aware`, but for the fleet as a whole: it assumes that
-the router spreads the queue evenly. Mooncake (2024) calls this early rejection.
+The rate is measured as in `policies.routing.slo_aware.TtftEstimates`, but for the fleet as a whole: it
+assumes that the router spreads the queue evenly. Mooncake (2024) calls this early rejection.
 While no request waits for its first token, every request is admitted whatever its estimate: otherwise a rate
 that was measured under another load could never be corrected.
 """
