@@ -1,14 +1,13 @@
 """A model served by an engine on some hardware: the source of the iteration times and memory of a replica.
 
-A proposer, its draft and the model are checked to go together; what they change is here as well. A layout
-policy chooses the parallel sizes before the deployment is built.
+A proposer, its draft and the model are checked to go together; what they change is here as well.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,14 +34,10 @@ from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.core.ranks import DataParallel
 from policies.core.release import Release
-from policies.parallelism import AsSet, LayoutPolicy
 from policies.scheduling import Scheduling
 from policies.speculation import DraftLength, Proposer, num_places
 from policies.user_code import name_of, traits_of
 from sim.engine.replica_pool import KvLayout
-from sim.metrics.slo import Slo
-from sim.settings.build import build, build_as
-from sim.settings.errors import ConfigError
 from sim.setup.combinations import (
     check_chain,
     check_experts,
@@ -528,27 +523,3 @@ def speculation_notes(proposer: Proposer, acceptance: Acceptance | None, host: H
             f"speculation={proposer.method}: is not run with asynchronous scheduling, so the engine "
             "schedules synchronously, although engine.host.overlapped=true."
         )
-
-
-def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a deployment with `layout` replaced by the parallel sizes that it chooses.
-
-    Raises ConfigError.
-    """
-    own = dict(settings)
-    node = own.pop("layout", None)
-    if node is None:
-        return own
-    policy: LayoutPolicy = build(node, "layout")
-    if isinstance(policy, AsSet):
-        return own
-    from sim.setup.estimates import chosen_layout  # noqa: PLC0415 (few layouts are chosen)
-
-    names = {field.name for field in fields(Deployment)}
-    deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
-    slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
-    try:
-        choice = chosen_layout(policy, deployment, slo.request_limits_s if slo else None)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}
