@@ -41,7 +41,6 @@ from policies.roles import Roles
 from policies.routing.load_balancing import RoundRobin
 from policies.scaling import Scaling
 from policies.speculation import DraftLength
-from policies.speculation.checks import check_adapters, check_policies
 from policies.user_code import name_of, traits_of
 from sim.cluster.failures import Failures, Recovery
 from sim.cluster.settings import ClusterSettings, SimSettings
@@ -136,6 +135,8 @@ class PoolSettings(Deployment):
         """Raises ValueError for a proposer that the engine cannot run with the policies beside it."""
         if self.speculation is None:
             return
+        from policies.speculation.checks import check_adapters, check_policies  # noqa: PLC0415 (with drafts only)
+
         check_adapters(self.speculation, self.adapters)
         assert self.draft_length is not None
         check_policies(
