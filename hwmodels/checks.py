@@ -1,4 +1,12 @@
-"""Checks for settings classes. They test for finite numbers, as NaN passes a comparison like `value < 0`."""
+"""Checks of what a user gives: numbers in settings, and files.
+
+The checks of settings classes test for finite numbers, as NaN passes a comparison like `value < 0`.
+
+Files are regular ones only, within a limit that is known before they are read. A pipe may never say anything,
+a device never end, and a small compressed table may hold gigabytes; of all of them only the head is looked
+at. Every reader of the project's commands opens its files here or in `sim.workload.trace_files`, which rests
+on this module.
+"""
 
 from __future__ import annotations
 
@@ -140,11 +148,3 @@ def check_table(file: Path) -> None:
             f"memory, and may take {limit:,}; set the environment variable {TABLE_LIMIT} to a higher limit "
             "if it is sound"
         )
-
-
-# DOC of hwmodels.checks: Opens files that a user names: regular files only, within a limit that is known before they are read.
-#
-# A pipe may never say anything, a device never end, and a small compressed table may hold gigabytes; of all of
-# them only the head is looked at. Every reader of the project's commands opens its files here or in
-# `sim.workload.trace_files`, which rests on this module.
-#

@@ -1,4 +1,4 @@
-"""Costs of tokens: on hardware rented by the hour, by the prices of an API, and where both are equal.
+"""Costs of iterations: of tokens, on rented hardware or by the prices of an API, and of energy.
 
 Prompt caching as APIs sell it: tokens found in the cache are billed at a discount; tokens of a prefix that
 the client asked to keep cost more when they are first computed, or rent for as long as they are kept. Worked
@@ -9,6 +9,14 @@ million read ones $2.70, 1 million others $3: $5.73.
 Batch APIs, which answer within a day, sell all tokens at half price (OpenAI, Anthropic, Google, 2025).
 
 Break-evens compare a fleet of one's own with the bill of an API, and serving with training.
+
+The power of a device follows from its utilisation, and energy, electricity and emissions from the power:
+
+    P = idle + (TDP - idle) * min(1, a_c * MFU + a_m * MBU + a_l * link utilisation)
+
+MFU, MBU: shares of the data sheet's FLOP/s and bytes/s that the iteration reaches. The weights say which
+share of the span between idle and TDP a unit at its data-sheet rate would take; they may sum to more than 1,
+because the board then holds its limit by lowering clocks.
 """
 
 from __future__ import annotations
@@ -263,13 +271,3 @@ def joules_of_work(
 def idle_joules(power: PowerModel, idle_s: float, *, num_devices: int) -> float:
     """Returns the energy of boards that run nothing for idle_s seconds."""
     return num_devices * power.idle_w * idle_s
-
-
-# DOC of hwmodels.costs: Power model of a device by its utilisation, and the energy, electricity and emissions that follow.
-#
-#     P = idle + (TDP - idle) * min(1, a_c * MFU + a_m * MBU + a_l * link utilisation)
-#
-# MFU, MBU: shares of the data sheet's FLOP/s and bytes/s that the iteration reaches. The weights say which
-# share of the span between idle and TDP a unit at its data-sheet rate would take; they may sum to more than 1,
-# because the board then holds its limit by lowering clocks.
-#

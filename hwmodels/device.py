@@ -1,4 +1,4 @@
-"""Data-sheet figures of one accelerator and of the storage below its memory, and its choice of a dtype.
+"""Data-sheet figures of one accelerator, its links and the storage below its memory; its choice of a dtype.
 
 Storage below the GPUs' memory that can hold KV: the host's memory and a disk. Defaults are one GPU's share of
 an 8-GPU server of the H100 generation (NVIDIA DGX H100 user guide: 2 TB of memory, 30 TB of NVMe disks for
@@ -12,19 +12,6 @@ from typing import Annotated
 
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.checks import check_finite
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chain(Checked):
-    """The chips of such a machine and the links between them."""
-
-    num_chips: PositiveInt
-    hop_s: Annotated[NonNegative, Unit("s")]
-    """Latency of the link from a chip to the next one, receiver included."""
-    link_bytes_per_s: Annotated[Positive, Unit("bytes/s")]
-    """Bandwidth of that link, in one direction."""
-    layer_s: Annotated[NonNegative, Unit("s")] = 0.0
-    """Latency of a layer besides reading and arithmetic: broadcasts and sums over the cores of a wafer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +44,43 @@ class Link(Checked):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SystolicArray(Checked):
-    """Shape of each array of a device; how many there are follows from the device's peak."""
+    """Shape of each array of a device; how many there are follows from the device's peak.
+
+    An array of rows x columns multiplies and adds once per cell and cycle. Tiles of one operand stay in the
+    cells while the other streams through, so every product is padded to whole tiles:
+
+        weights stay (TPU, Neuron)    k to rows, n to columns; a tile of weights takes `rows` cycles to load
+                                      behind the rows of activations that stream, so m counts as `rows` at
+                                      least
+        outputs stay (Gaudi)          m to rows, n to columns
+
+    Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (weights stay);
+    Lee et al., "Debunking the CUDA Myth Towards GPU-based AI Systems", ISCA 2025 (Gaudi, arXiv 2501.00210).
+    """
 
     rows: PositiveInt
     columns: PositiveInt
     outputs_stay: bool = False
     """Whether sums stay in the cells and both operands stream; false: weights stay."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain(Checked):
+    """The chips of such a machine and the links between them.
+
+    All of them hold a model in SRAM, and every token passes all of them, one after the other. A preset
+    describes the whole machine as one device: its memory, bandwidth and peak are sums over the chips (Groq:
+    576 chips for a model of 70B parameters; Cerebras: one to four wafers). `hwmodels.assembly` prices
+    iterations on it.
+    """
+
+    num_chips: PositiveInt
+    hop_s: Annotated[NonNegative, Unit("s")]
+    """Latency of the link from a chip to the next one, receiver included."""
+    link_bytes_per_s: Annotated[Positive, Unit("bytes/s")]
+    """Bandwidth of that link, in one direction."""
+    layer_s: Annotated[NonNegative, Unit("s")] = 0.0
+    """Latency of a layer besides reading and arithmetic: broadcasts and sums over the cores of a wafer."""
 
 
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
@@ -173,7 +191,22 @@ STATE_BYTES = 496 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeSlicing(Checked):
-    """Settings of time slicing: the length of a slice, after which the next process runs."""
+    """Settings of time slicing: the length of a slice, after which the next process runs.
+
+    Processes take turns on one GPU, as drivers do without MPS or MIG. A slice lasts 2 ms (nvidia-smi
+    compute-policy --set-timeslice: short 2, medium 10, long 30); a process that has nothing to run gives its
+    turn away. At the end of a slice the state of the SMs is written to memory and that of the next process is
+    read: registers and shared memory, state over bandwidth as in Tanasic et al., "Enabling preemptive
+    multiprogramming on GPUs" (ISCA 2014); then the L2 cache is filled again.
+
+        switch_s = (2 SMs state per SM + L2) / bandwidth
+        H100 SXM: (2 x 132 x 0.5 MB + 52 MB) / 3.35e12 = 55 us, 2.7 % of the time
+
+    While n processes are busy, an iteration of one of them takes n / (1 - switch share) times as long as
+    alone, because the slices of the others lie in between. This is a model that was compared with no
+    measurement; it leaves out kernels that do not end at the end of a slice, and hosts that wait for each
+    other.
+    """
 
     slice_s: Annotated[Positive, Unit("s")] = 2e-3
 
@@ -186,59 +219,3 @@ class TimeSlicing(Checked):
         """Returns the share of time lost to switches while two or more processes are busy."""
         switch_s = self.switch_s(device)
         return switch_s / (self.slice_s + switch_s)
-
-
-# DOC of hwmodels.device: A chain of chips that hold a model in SRAM: every token passes all of them, one after the other.
-#
-# A preset describes the whole machine as one device: its memory, bandwidth and peak are sums over the chips
-# (Groq: 576 chips for a model of 70B parameters; Cerebras: one to four wafers).
-# `hwmodels.assembly` prices iterations on it.
-#
-# DOC of hwmodels.device: Links between devices, as data sheets describe them. Their traffic: `hwmodels.operators.collectives`.
-# DOC of hwmodels.device: Systolic arrays, the matrix units of TPUs, AWS Neuron and Gaudi: sizes to which products are padded.
-#
-# An array of rows x columns multiplies and adds once per cell and cycle. Tiles of one operand stay in the cells
-# while the other streams through, so every product is padded to whole tiles:
-#
-#     weights stay (TPU, Neuron)    k to rows, n to columns; a tile of weights takes `rows` cycles to load
-#                                   behind the rows of activations that stream, so m counts as `rows` at least
-#     outputs stay (Gaudi)          m to rows, n to columns
-#
-# Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (weights stay);
-# Lee et al., "Debunking the CUDA Myth Towards GPU-based AI Systems", ISCA 2025 (Gaudi, arXiv 2501.00210).
-#
-# DOC of hwmodels.device: Time slicing: processes take turns on one GPU, as drivers do without MPS or MIG.
-#
-# A slice lasts 2 ms (nvidia-smi compute-policy --set-timeslice: short 2, medium 10, long 30); a process that
-# has nothing to run gives its turn away. At the end of a slice the state of the SMs is written to memory and
-# that of the next process is read: registers and shared memory, state over bandwidth as in Tanasic et al.,
-# "Enabling preemptive multiprogramming on GPUs" (ISCA 2014); then the L2 cache is filled again.
-#
-#     switch_s = (2 SMs state per SM + L2) / bandwidth
-#     H100 SXM: (2 x 132 x 0.5 MB + 52 MB) / 3.35e12 = 55 us, 2.7 % of the time
-#
-# While n processes are busy, an iteration of one of them takes n / (1 - switch share) times as long as alone,
-# because the slices of the others lie in between. This is a model that was compared with no measurement; it
-# leaves out kernels that do not end at the end of a slice, and hosts that wait for each other.
-#
-# DOC of hwmodels.device: Cold start: the time until a new replica serves, from its machine, weights, warm-up and CUDA graphs.
-#
-#     cold start = provision + weights / rate + warm-up + captured graphs * capture
-#     rate = min(loader, PCIe, source) of one device; all devices load their own share at the same time
-#
-# Llama-3.1-8B from a disk at 6e9 bytes/s by a loader of 1.5e9 bytes/s: 16.06e9 / 1.5e9 = 10.7 s. With the
-# defaults and 51 captured sizes: 300 + 10.7 + 57 + 51 * 0.8 = 408.5 s.
-#
-# Sources of the defaults:
-#
-# - provision_s: a new node of a GPU cluster takes about 5 minutes until a pod runs on it, a pod on an
-#   existing node about 1 (reports of Karpenter users; GKE's fast-starting nodes: up to 4 times faster).
-# - loader_bytes_per_s: LLaMA-2-70B in 84 s (1.6e9 bytes/s) and OPT-30B in 34 s (1.8e9) with the loaders of
-#   engines (ServerlessLLM, OSDI 2024, section 2, which itself is 3.6 to 8.2 times faster); Llama-3.1-8B in
-#   18 s (0.9e9) on an L40S with vLLM (Tensorfuse, "Reducing GPU cold start time when using vLLM", 2025).
-# - network_bytes_per_s: a server that downloads at 5e9 bytes/s (ServerlessLLM, section 2), an eighth of it.
-# - warm_up_s: vLLM with its compile cache kept: imports and engine 34 s, Dynamo 10 s, compiled graphs 13 s;
-#   with an empty cache 94 + 10 + 42 s (Tensorfuse, 2025).
-# - capture_s: 54 s for vLLM's default sizes, some 67, and 7 s for 8 (Tensorfuse, 2025); other set-ups take
-#   as little as 0.05 s a size (vLLM, pull request 23184).
-#

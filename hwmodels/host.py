@@ -1,7 +1,8 @@
-"""Host overhead of an iteration: scheduling, kernel launches, bookkeeping, CUDA graphs that save launches.
+"""The host of an engine: overhead of an iteration, CUDA graphs, weights in its memory, and cold starts.
 
-Without a graph the host launches kernel by kernel. Launches run ahead of the device, so an iteration takes
-the longer of the two, kernels or launches. What a launch costs and how many there are says `Compilation`:
+An iteration has scheduling, kernel launches and bookkeeping; CUDA graphs save launches. Without a graph the
+host launches kernel by kernel. Launches run ahead of the device, so an iteration takes the longer of the two,
+kernels or launches. What a launch costs and how many there are says `Compilation`:
 
     inductor, native   one per fused kernel: torch.compile's code, or an engine in C++; launch_s each
     eager              the same kernels, called by PyTorch modules: OPS_PER_KERNEL operators of op_s each
@@ -263,7 +264,15 @@ class HostShare:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offload(Checked):
-    """Settings of offloading, named as in vLLM and llama.cpp."""
+    """Settings of offloading, named as in vLLM and llama.cpp.
+
+        cpu_offload_gb   vLLM: so many GiB of each device's layers stay in host memory, and every forward pass
+                         reads them over PCIe
+        n_gpu_layers     llama.cpp: the last n layers run on the device (with one more, the LM head too), the
+                         others on the CPU, with their KV in host memory
+
+    16 GiB of Llama-3.1-70B's weights over PCIe 5.0 x16 at 0.8 of 64e9 bytes/s: 336 ms more per pass.
+    """
 
     cpu_offload_gb: Annotated[NonNegative, Unit("GiB")] = 0.0
     """GiB of weights per device that stay in host memory."""
@@ -346,7 +355,27 @@ class ColdStartParts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColdStart(Checked):
-    """Settings of a cold start. A part of 0 s takes no time: provision_s=0 for machines that are ready."""
+    """Settings of a cold start. A part of 0 s takes no time: provision_s=0 for machines that are ready.
+
+        cold start = provision + weights / rate + warm-up + captured graphs * capture
+        rate = min(loader, PCIe, source) of one device; all devices load their own share at the same time
+
+    Llama-3.1-8B from a disk at 6e9 bytes/s by a loader of 1.5e9 bytes/s: 16.06e9 / 1.5e9 = 10.7 s. With the
+    defaults and 51 captured sizes: 300 + 10.7 + 57 + 51 * 0.8 = 408.5 s.
+
+    Sources of the defaults:
+
+    - provision_s: a new node of a GPU cluster takes about 5 minutes until a pod runs on it, a pod on an
+      existing node about 1 (reports of Karpenter users; GKE's fast-starting nodes: up to 4 times faster).
+    - loader_bytes_per_s: LLaMA-2-70B in 84 s (1.6e9 bytes/s) and OPT-30B in 34 s (1.8e9) with the loaders of
+      engines (ServerlessLLM, OSDI 2024, section 2, which itself is 3.6 to 8.2 times faster); Llama-3.1-8B in
+      18 s (0.9e9) on an L40S with vLLM (Tensorfuse, "Reducing GPU cold start time when using vLLM", 2025).
+    - network_bytes_per_s: a server that downloads at 5e9 bytes/s (ServerlessLLM, section 2), an eighth of it.
+    - warm_up_s: vLLM with its compile cache kept: imports and engine 34 s, Dynamo 10 s, compiled graphs 13 s;
+      with an empty cache 94 + 10 + 42 s (Tensorfuse, 2025).
+    - capture_s: 54 s for vLLM's default sizes, some 67, and 7 s for 8 (Tensorfuse, 2025); other set-ups take
+      as little as 0.05 s a size (vLLM, pull request 23184).
+    """
 
     provision_s: Annotated[NonNegative, Unit("s")] = 300.0
     """Seconds until the engine's process can start: machine, node, container image."""

@@ -22,6 +22,87 @@ from hwmodels.operators.moe import moe_flops, moe_seconds, moe_weight_bytes
 from hwmodels.operators.moe_routing import ExpertLayer
 from hwmodels.operators.systolic import systolic_moe_seconds
 
+SAMPLING_KERNELS = 4
+
+Inputs = Callable[[Ranks], Sequence[Matrix]]
+"""Returns the matrices of one rank before the first layer."""
+
+
+def iteration_operators(site: Site, inputs: Inputs | None = None) -> list[Operator]:
+    """Returns the operators of an iteration in execution order.
+
+    inputs: returns the matrices that all tokens go through before the first layer, as in draft layers.
+    """
+    model, before = site.model, () if inputs is None else inputs(site.ranks)
+    embedding = site.stream("embedding", 1, 2 * site.hidden_bytes)
+    return [
+        *placed(Part.first, embedding, *site.reduced("embedding", 1)),
+        *placed(Part.first, *(op for matrix in before for op in site.gemm(matrix, 1))),
+        *(op for block in model.blocks for op in layer_operators(site, block, block.count)),
+        *placed(Part.between, *between_stages(site)),
+        *placed(Part.last, site.stream("final_norm", 1, 4 * site.hidden_bytes), *head_operators(site, 1)),
+    ]
+
+
+def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
+    """Assigns operators to a part of the model; attention and expert operators keep `Part.layers`."""
+    for op in operators:
+        yield op if op.per in (Per.decode, Per.prefill, Per.any_token) else replace(op, part=part)
+
+
+def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
+    """Yields the operators of `calls` identical layers.
+
+    Norms after attention and after the MLP, if any, are counted with the norms before them. A layer of one
+    part alone has that part's norms alone.
+    """
+    site = site.of(block)
+    has_mixer, has_mlp = not isinstance(block.attention, NoAttention), not isinstance(block.mlp, NoMlp)
+    norms = block.num_norms / max(1, has_mixer + has_mlp)
+    if has_mixer:
+        yield site.norm("attention_norm", calls, norms)
+        yield from attention_operators(site, block.attention, calls)
+        yield from site.reduced("attention", calls)
+    if has_mlp:
+        yield site.norm("mlp_norm", calls, norms)
+        yield from mlp_operators(site, block.mlp, calls)
+
+
+def between_stages(site: Site) -> Iterator[Operator]:
+    """Yields the send of a micro-batch's hidden states to the next pipeline stage, if there is one."""
+    layout = site.layout
+    stages = layout.pipeline_parallel_size
+    if stages > 1:
+        crosses = (layout.num_devices > site.device.gpus_per_node) + 1
+        size = per_token(site.hidden_bytes)
+        yield site.message("send_recv", "stage_send_recv", stages - 1, size, 2, nodes=crosses)
+
+
+def head_operators(site: Site, calls: float) -> Iterator[Operator]:
+    """Yields the LM head for sampled rows, the gather of logits over ranks, and sampling in fp32."""
+    model, b = site.model, site.model.element_bytes
+    vocab = share_of(model.vocab_size, site.tp)
+    head = Matrix("lm_head", model.hidden_size, vocab, role=Role.plain, stored=model.lm_head_weights)
+    yield from site.gemm(head, calls, Per.row)
+    if site.tp > 1:
+        gathered = per_row(site.tp * vocab * b)
+        yield site.message("all_gather", "logits_all_gather", calls, gathered, site.tp, Per.row, "lm_head")
+    # Reads the logits, writes them in fp32, then reads them for the softmax and again for the draw.
+    row_bytes = model.vocab_size * (b + 4.0 + 4.0 + 4.0)
+    yield Operator(
+        name="sampling",
+        component="lm_head",
+        per=Per.row,
+        calls=calls,
+        seconds=lambda batch: stream_seconds(
+            row_bytes * batch.rows, site.device, site.calibration.stream, kernels=SAMPLING_KERNELS
+        ),
+        bytes_moved=per_row(row_bytes),
+        dtype=site.dtype,
+        kernels=SAMPLING_KERNELS,
+    )
+
+
 EXPERT_KERNELS = 8
 """Kernel launches of a fused layer of experts: top-k, sort and count tokens, two GEMMs, activation, sum."""
 
@@ -154,92 +235,26 @@ def to_experts(site: Site, mlp: MixtureOfExperts, direction: str, calls: float) 
         yield site.message(collective, f"expert_{direction}", calls, whole, ranks, nodes=nodes)
 
 
-SAMPLING_KERNELS = 4
-
-Inputs = Callable[[Ranks], Sequence[Matrix]]
-"""Returns the matrices of one rank before the first layer."""
-
-
-def iteration_operators(site: Site, inputs: Inputs | None = None) -> list[Operator]:
-    """Returns the operators of an iteration in execution order.
-
-    inputs: returns the matrices that all tokens go through before the first layer, as in draft layers.
-    """
-    model, before = site.model, () if inputs is None else inputs(site.ranks)
-    embedding = site.stream("embedding", 1, 2 * site.hidden_bytes)
-    return [
-        *placed(Part.first, embedding, *site.reduced("embedding", 1)),
-        *placed(Part.first, *(op for matrix in before for op in site.gemm(matrix, 1))),
-        *(op for block in model.blocks for op in layer_operators(site, block, block.count)),
-        *placed(Part.between, *between_stages(site)),
-        *placed(Part.last, site.stream("final_norm", 1, 4 * site.hidden_bytes), *head_operators(site, 1)),
-    ]
-
-
-def placed(part: Part, *operators: Operator) -> Iterator[Operator]:
-    """Assigns operators to a part of the model; attention and expert operators keep `Part.layers`."""
-    for op in operators:
-        yield op if op.per in (Per.decode, Per.prefill, Per.any_token) else replace(op, part=part)
-
-
-def layer_operators(site: Site, block: Block, calls: float) -> Iterator[Operator]:
-    """Yields the operators of `calls` identical layers.
-
-    Norms after attention and after the MLP, if any, are counted with the norms before them. A layer of one
-    part alone has that part's norms alone.
-    """
-    site = site.of(block)
-    has_mixer, has_mlp = not isinstance(block.attention, NoAttention), not isinstance(block.mlp, NoMlp)
-    norms = block.num_norms / max(1, has_mixer + has_mlp)
-    if has_mixer:
-        yield site.norm("attention_norm", calls, norms)
-        yield from attention_operators(site, block.attention, calls)
-        yield from site.reduced("attention", calls)
-    if has_mlp:
-        yield site.norm("mlp_norm", calls, norms)
-        yield from mlp_operators(site, block.mlp, calls)
-
-
-def between_stages(site: Site) -> Iterator[Operator]:
-    """Yields the send of a micro-batch's hidden states to the next pipeline stage, if there is one."""
-    layout = site.layout
-    stages = layout.pipeline_parallel_size
-    if stages > 1:
-        crosses = (layout.num_devices > site.device.gpus_per_node) + 1
-        size = per_token(site.hidden_bytes)
-        yield site.message("send_recv", "stage_send_recv", stages - 1, size, 2, nodes=crosses)
-
-
-def head_operators(site: Site, calls: float) -> Iterator[Operator]:
-    """Yields the LM head for sampled rows, the gather of logits over ranks, and sampling in fp32."""
-    model, b = site.model, site.model.element_bytes
-    vocab = share_of(model.vocab_size, site.tp)
-    head = Matrix("lm_head", model.hidden_size, vocab, role=Role.plain, stored=model.lm_head_weights)
-    yield from site.gemm(head, calls, Per.row)
-    if site.tp > 1:
-        gathered = per_row(site.tp * vocab * b)
-        yield site.message("all_gather", "logits_all_gather", calls, gathered, site.tp, Per.row, "lm_head")
-    # Reads the logits, writes them in fp32, then reads them for the softmax and again for the draw.
-    row_bytes = model.vocab_size * (b + 4.0 + 4.0 + 4.0)
-    yield Operator(
-        name="sampling",
-        component="lm_head",
-        per=Per.row,
-        calls=calls,
-        seconds=lambda batch: stream_seconds(
-            row_bytes * batch.rows, site.device, site.calibration.stream, kernels=SAMPLING_KERNELS
-        ),
-        bytes_moved=per_row(row_bytes),
-        dtype=site.dtype,
-        kernels=SAMPLING_KERNELS,
-    )
-
-
 def over_chips(operators: list[Operator], site: Site, chain: Chain) -> list[Operator]:
     """Returns the operators with their prices on the chain, and the links between its chips.
 
     Nothing is launched: the chips follow a schedule that was compiled. Raises ValueError for a replica of
     several devices.
+
+    On a chain, chips hold all weights in SRAM, as a pipeline over the chips. The weights are spread evenly
+    over N chips. The m tokens of an iteration enter in min(m, N) micro-batches of g = ceil(m / N) tokens, so
+    that all chips work on tokens of the same iteration at the same time; an iteration takes as long as one
+    micro-batch on all chips:
+
+        t = N (hop + g hidden / link) + layers layer_s + sum over operators of max(bytes(g) / b, FLOPs(g) / f)
+
+    b, f: bandwidth and peak of one chip. Up to N tokens take as long as one. A context is read by one
+    sequence on all chips in turn; min(sequences, N) sequences read at the same time, and chunks of prompts
+    fill all chips.
+
+    Groq, Llama-2-70B in int8 on 576 chips of 80e12 bytes/s: 68.5e9 bytes of layers take 0.86 ms to read, 576
+    hops of 0.72 us and 0.14 us for the hidden state 0.49 ms: at the least 1.37 ms per token with a context of
+    1,000.
     """
     if site.layout.num_devices > 1:
         raise ValueError(
@@ -315,7 +330,12 @@ def _links(site: Site, chain: Chain) -> Operator:
 
 
 def offloaded(operators: list[Operator], site: Site, offload: Offload) -> list[Operator]:
-    """Returns the operators of a pass with offloading. Raises ValueError if the layout does not allow it."""
+    """Returns the operators of a pass with offloading. Raises ValueError if the layout does not allow it.
+
+    cpu_offload_gb   one more operator per pass: offloaded bytes / (PCIe bandwidth share)
+    n_gpu_layers     layers on the CPU take max(bytes / CPU bandwidth, FLOPs / CPU FLOP/s) per operator, and
+                     the hidden states of all tokens cross PCIe once
+    """
     offload.check(site.layout)
     if offload.n_gpu_layers is None:
         return [*operators, _streamed(site, offload)]
@@ -385,27 +405,3 @@ def _on_cpu(op: Operator, calls: float, offload: Offload) -> Operator:
         return ((0.0 * num_seqs, token_s, 0.0, 0.0),)
 
     return replace(on_cpu, seconds=DecodeSeconds(lines, op.seconds.window))
-
-
-# DOC of hwmodels.assembly: MLP operators of one layer on one rank, for each kind of MLP.
-# DOC of hwmodels.assembly: Iterations with weights in other places than the device's memory: a chain of chips with SRAM, or the host.
-#
-# On a chain, chips hold all weights in SRAM, as a pipeline over the chips. The weights are spread evenly over N
-# chips. The m tokens of an iteration enter in min(m, N) micro-batches of g = ceil(m / N) tokens, so that all
-# chips work on tokens of the same iteration at the same time; an iteration takes as long as one micro-batch on
-# all chips:
-#
-#     t = N (hop + g hidden / link) + layers layer_s + sum over operators of max(bytes(g) / b, FLOPs(g) / f)
-#
-# b, f: bandwidth and peak of one chip. Up to N tokens take as long as one. A context is read by one sequence on
-# all chips in turn; min(sequences, N) sequences read at the same time, and chunks of prompts fill all chips.
-#
-# Groq, Llama-2-70B in int8 on 576 chips of 80e12 bytes/s: 68.5e9 bytes of layers take 0.86 ms to read, 576 hops
-# of 0.72 us and 0.14 us for the hidden state 0.49 ms: at the least 1.37 ms per token with a context of 1,000.
-#
-# Operators of a device whose weights are partly in host memory (see `hwmodels.iterations.layout`):
-#
-# cpu_offload_gb   one more operator per pass: offloaded bytes / (PCIe bandwidth share)
-# n_gpu_layers     layers on the CPU take max(bytes / CPU bandwidth, FLOPs / CPU FLOP/s) per operator, and the
-#                  hidden states of all tokens cross PCIe once
-#

@@ -291,6 +291,20 @@ class WithAttentionWeights:
     base: prices everything else, with fused attention. decode_share: share of the heads whose weights every
     decode step reads. prompt_rows: last rows of a prompt whose weights are read at its end; None: those of
     every row are.
+
+    Fused (flash) kernels never write the weights to memory. Where they are needed, attention is unfused, and
+    the matrices of logits and weights, num_heads x queries x keys, go through memory five times: logits are
+    written, the softmax reads them and writes weights, the output and the sums over queries read those. The
+    sums, one fp32 number per token and KV head, are read, written, and read again by the choice. Per
+    query-key pair and per key of one layer on one rank, with e bytes per element:
+
+        5 num_heads e   and   12 num_kv_heads   bytes, in 4 kernels more than fused attention has
+
+    Llama-3.1-8B in bf16, one decode of 2,048 kept tokens: 2,048 (5 x 32 x 2 + 12 x 8) = 852 kB per layer, a
+    tenth of the 8.4 MB of its KV. A prompt cut by its last w rows (SnapKV) is scored once: its keys are read
+    again, w rows of weights are made, and 6 small kernels vote, pool, choose and gather. An iteration holds
+    only sums, so the prompts that end in it have the mean context of its chunks. FLOPs of the second product
+    are not counted: memory bounds it. The memory for the matrices is not reserved.
     """
 
     def __init__(
@@ -395,21 +409,3 @@ def _layers_of(site: Site) -> Iterator[_Layers]:
             sum_bytes=SUM_BYTES * kv_heads,
             key_bytes=kv_bytes / 2 if grouped else kv_bytes,
         )
-
-
-# DOC of hwmodels.assembly.attention: The price of attention weights that a cache reads to choose the tokens that it keeps.
-#
-# Fused (flash) kernels never write the weights to memory. Where they are needed, attention is unfused, and the
-# matrices of logits and weights, num_heads x queries x keys, go through memory five times: logits are written,
-# the softmax reads them and writes weights, the output and the sums over queries read those. The sums, one fp32
-# number per token and KV head, are read, written, and read again by the choice. Per query-key pair and per key
-# of one layer on one rank, with e bytes per element:
-#
-#     5 num_heads e   and   12 num_kv_heads   bytes, in 4 kernels more than fused attention has
-#
-# Llama-3.1-8B in bf16, one decode of 2,048 kept tokens: 2,048 (5 x 32 x 2 + 12 x 8) = 852 kB per layer, a tenth
-# of the 8.4 MB of its KV. A prompt cut by its last w rows (SnapKV) is scored once: its keys are read again, w
-# rows of weights are made, and 6 small kernels vote, pool, choose and gather. An iteration holds only sums, so
-# the prompts that end in it have the mean context of its chunks. FLOPs of the second product are not counted:
-# memory bounds it. The memory for the matrices is not reserved.
-#

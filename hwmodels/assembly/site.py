@@ -1,4 +1,4 @@
-"""The site of operators, and the operators that all layers are made of: GEMMs, streams and messages.
+"""The site of operators, and the operators that all layers are made of: GEMMs, streams, messages, adapters.
 
 A site is a rank of a model on a device, with the figures that prices depend on.
 """
@@ -256,6 +256,18 @@ class AddedByAdapters:
 
     launch_s: CPU seconds to launch one of the other kernels.
     lora: adapters that are the same in every batch; None: requests name theirs, or there are none.
+
+    Chen et al., "Punica", MLSys 2024 (SGMV); Sheng et al., "S-LoRA", MLSys 2024. T tokens go through an
+    adapter, each with its rank r; R is the sum of the ranks of the different adapters, each of which is read
+    once. For a matrix w[k, n] that fuses p projections (q, k, v: 3; gate, up: 2), each with an adapter of its
+    own:
+
+        FLOPs   2 (p k + n) sum of r over tokens
+        bytes   b ((p k + n) R + (k + 2 n) T + 2 p sum of r over tokens)
+
+    The time is that of the engine's kernels: see `hwmodels.operators.lora_kernels`. Each tensor parallel rank
+    has its share of k or n; with `fully_sharded_loras` also of the ranks of the first product or the outputs
+    of the second, and the ranks exchange the r wide result between them.
     """
 
     def __init__(self, site: Site, launch_s: float = 0.0, lora: Lora | None = None) -> None:
@@ -377,18 +389,3 @@ def _exchange(site: Site, projection: Projection, by_rows: bool, calls: float) -
         per=Per.adapter,
     )
     return replace(message, seconds=lambda batch: message.seconds(batch) * smaller(batch.adapter_ranks, 1))
-
-
-# DOC of hwmodels.assembly.site: Operators that LoRA adapters add to an iteration: a shrink and an expand for every dense projection.
-#
-# Chen et al., "Punica", MLSys 2024 (SGMV); Sheng et al., "S-LoRA", MLSys 2024. T tokens go through an adapter,
-# each with its rank r; R is the sum of the ranks of the different adapters, each of which is read once. For a
-# matrix w[k, n] that fuses p projections (q, k, v: 3; gate, up: 2), each with an adapter of its own:
-#
-#     FLOPs   2 (p k + n) sum of r over tokens
-#     bytes   b ((p k + n) R + (k + 2 n) T + 2 p sum of r over tokens)
-#
-# The time is that of the engine's kernels: see `hwmodels.operators.lora_kernels`. Each tensor parallel rank has
-# its share of k or n; with `fully_sharded_loras` also of the ranks of the first product or the outputs of the
-# second, and the ranks exchange the r wide result between them.
-#

@@ -1,4 +1,4 @@
-"""Tools of all fits: validation groups, robust least squares from several starts, error figures."""
+"""Tools of all fits: validation groups, robust least squares, sums of terms, error figures."""
 
 from __future__ import annotations
 
@@ -393,6 +393,3 @@ def _range(
         end_of(is_equal, lower, 0.0) if lower_is_equal else end_of(is_equal, value, lower),
         end_of(is_equal, higher, upper) if higher_is_equal else end_of(is_equal, value, higher),
     )
-
-
-# DOC of hwmodels.fitting.robust: Fit of times that are sums of terms, as host times and links are, with what the rows do not determine.

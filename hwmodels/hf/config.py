@@ -81,6 +81,11 @@ def towers_of(config: Mapping[str, Any], hidden_size: int, *, language_model_onl
     """Returns the towers beside a language model of that hidden size.
 
     language_model_only: whether the engine loads no towers (vLLM: --language-model-only).
+
+    A tower is a transformer over patches: L layers of width h and MLP width f hold L (4 h^2 + 2 h f) weights,
+    with a gate L (4 h^2 + 3 h f). The patch embedding, positions, and the projector to the language model are
+    added. Norms and biases are not: under 0.2 %. Engines load towers in the model's dtype, as quantisers
+    leave them out. Qwen3-VL-2B: 24 (4 x 1,024^2 + 2 x 1,024 x 4,096) = 302e6, and 0.1e9 in projectors.
     """
     weights: list[OtherWeights] = []
     notes: list[str] = []
@@ -671,13 +676,3 @@ def checkpoint_dtype(fields: Fields) -> str:
                 raise wrong(name, value, f"must be one of {', '.join(DTYPES)}")
             return DTYPES[value]
     return "bf16"
-
-
-# DOC of hwmodels.hf.config: Counts the weights of vision and audio towers by the fields of vision_config and audio_config.
-#
-# A tower is a transformer over patches: L layers of width h and MLP width f hold L (4 h^2 + 2 h f) weights,
-# with a gate L (4 h^2 + 3 h f). The patch embedding, positions, and the projector to the language model are
-# added. Norms and biases are not: under 0.2 %. Engines load towers in the model's dtype, as quantisers leave
-# them out.
-# Qwen3-VL-2B: 24 (4 x 1,024^2 + 2 x 1,024 x 4,096) = 302e6, and 0.1e9 in projectors.
-#

@@ -1,4 +1,7 @@
-"""The fields of a config.json, checked when they are read, and the list of fields that were never read."""
+"""The fields of a config.json, checked when they are read, and other JSON files of a checkpoint.
+
+Fields that were never read are listed. Of files with weights only the size is read.
+"""
 
 from __future__ import annotations
 
@@ -231,6 +234,9 @@ def stored_size(folder: Path) -> StoredSize | None:
     """Returns the size of the checkpoint in a folder; None if neither index nor weights lie there.
 
     Raises ValueError for an index that is not JSON.
+
+    The bytes are compared with those that a config.json gives. The size is that of the safetensors index
+    beside the file, or of the safetensors files themselves.
     """
     index = folder / INDEX
     if index.exists():
@@ -295,10 +301,3 @@ def mtp_bytes(model: ModelSpec) -> float:
     layer = sum(matrix.elements for matrix in model.blocks[-1].layer_matrices(model.hidden_size))
     others = 2 * model.hidden_size**2 + 2 * model.embedding_elements
     return model.num_mtp_modules * (layer + others) * model.element_bytes
-
-
-# DOC of hwmodels.hf.fields: Reads the JSON files of a checkpoint, within bounds, and the bytes of weights that they state.
-#
-# These bytes are compared with those that a config.json gives. The size is that of the safetensors index beside
-# the file, or of the safetensors files themselves.
-#

@@ -1,6 +1,20 @@
-"""The storage format of each matrix of a checkpoint, by its quantiser's description.
+"""Storage formats of weights: how a checkpoint describes them, and what a user asks for on top.
 
-The description is the quantization_config of the config.json or, without one, a file beside it.
+The description is the quantization_config of the config.json or, without one, a file beside it. Readers of
+the descriptions are in `quantizers.py`.
+
+Checkpoints name what they leave unquantised, or store in another format, by modules of transformers
+(`model.layers.3.self_attn.q_proj`), by parts of such names, by wildcards and by regular expressions. Names
+differ between families; a matrix of ours has all of them.
+
+A format of weights (`WEIGHT_FORMATS`) is taken as it is, except where the checkpoint is already stored in it:
+then its own one counts, with the modules that it leaves in 16 bits. An engine's name (`ENGINE_NAMES`) means
+what the engine would do with the checkpoint; what it would refuse is refused.
+
+Names of engines for quantised weights (vLLM's --quantization): an engine loads a checkpoint that is quantised
+in the way that the name says, or quantises one of 16 bits while it loads it ("online"), or refuses. The names
+are those of vLLM 0.32, SGLang 0.5 and TensorRT-LLM, and those of earlier versions that posted commands still
+have.
 """
 
 from __future__ import annotations
@@ -628,21 +642,3 @@ def nearest_to(name: str) -> str:
         name.lower().replace("-", "_"), [*ENGINE_NAMES, *WEIGHT_FORMATS], 1, 0.5
     )
     return f"; nearest: {found[0]}" if found else ""
-
-
-# DOC of modules: The modules of a layer under the names of checkpoints, and patterns that name some of them.
-#
-# Checkpoints name what they leave unquantised, or store in another format, by modules of transformers
-# (`model.layers.3.self_attn.q_proj`), by parts of such names, by wildcards and by regular expressions. Names
-# differ between families; a matrix of ours has all of them.
-# DOC of hwmodels.hf.quantization: The formats that a user asks for, on top of those of the checkpoint.
-#
-# A format of weights (`WEIGHT_FORMATS`) is taken as it is, except where the checkpoint is already stored in it:
-# then its own one counts, with the modules that it leaves in 16 bits. An engine's name (`ENGINE_NAMES`) means
-# what the engine would do with the checkpoint; what it would refuse is refused.
-#
-# Names of engines for quantised weights (vLLM's --quantization): an engine loads a checkpoint that is quantised
-# in the way that the name says, or quantises one of 16 bits while it loads it ("online"), or refuses. The names
-# are those of vLLM 0.32, SGLang 0.5 and TensorRT-LLM, and those of earlier versions that posted commands still
-# have.
-#

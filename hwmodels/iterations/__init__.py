@@ -244,7 +244,18 @@ MAX_CV = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jitter(Checked):
-    """Settings of the jitter of a replica's iterations."""
+    """Settings of the jitter of a replica's iterations.
+
+        factor of iteration i = independent(i) x drift(i) x straggler(i), each with mean 1
+
+        independent  lognormal: short disturbances, such as those of the host
+        drift        exp of a first-order autoregression: clocks, temperature, co-tenants; lognormal as well
+        straggler    straggler_factor with probability straggler_share, else 1, both divided by their mean
+
+    A lognormal factor with mean 1 and coefficient of variation c is exp(s z - s^2 / 2), s^2 = ln(1 + c^2).
+    With c = 0.1, s = 0.0998, and 1 % of the factors are above exp(2.326 s - s^2 / 2) = 1.255. The factors
+    belong to the number of the iteration, so they do not depend on how many iterations are computed at once.
+    """
 
     independent_cv: Annotated[float, Ge(0), Le(MAX_CV), "(a share of the mean)"] = 0.0
     """Coefficient of variation of the independent factors: standard deviation over mean."""
@@ -318,21 +329,3 @@ def _lognormal(z: NDArray[np.float64], cv: float) -> NDArray[np.float64]:
     variance = log1p(cv**2)
     factors: NDArray[np.float64] = np.exp(np.sqrt(variance) * z - variance / 2)
     return factors
-
-
-# DOC of hwmodels.iterations: The iterations of a machine without a description: they were measured, and no more is known of them.
-# DOC of hwmodels.iterations: Jitter: the random scatter of iteration times around the hardware model's, with mean 1.
-#
-#     factor of iteration i = independent(i) x drift(i) x straggler(i), each with mean 1
-#
-#     independent  lognormal: short disturbances, such as those of the host
-#     drift        exp of a first-order autoregression: clocks, temperature, co-tenants; lognormal as well
-#     straggler    straggler_factor with probability straggler_share, else 1, both divided by their mean
-#
-# A lognormal factor with mean 1 and coefficient of variation c is exp(s z - s^2 / 2), s^2 = ln(1 + c^2). With
-# c = 0.1, s = 0.0998, and 1 % of the factors are above exp(2.326 s - s^2 / 2) = 1.255. The factors belong to
-# the number of the iteration, so they do not depend on how many iterations are computed at once.
-#
-
-
-# DOC The shape of one iteration (one forward pass of a replica), and the interface of models that price it.

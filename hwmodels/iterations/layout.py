@@ -1,4 +1,4 @@
-"""Parallel layout of one replica over devices, and the share of an iteration that each device computes.
+"""Parallel layout of one replica over devices: the share of each device, and the stages of a pipeline.
 
     tensor     heads, MLP columns, vocabulary are cut; two all-reduces per layer (Megatron-LM, Shoeybi 2019)
     sequence   norms on a share of the tokens, reduce-scatter and all-gather in place of each all-reduce
@@ -323,7 +323,11 @@ class ParallelLayout(Checked):
 
 
 def within_window(batch: RankBatch, window: int | None) -> RankBatch:
-    """Returns the batch with contexts and pairs cut to the last `window` tokens, the query's own included."""
+    """Returns the batch with contexts and pairs cut to the last `window` tokens, the query's own included.
+
+    A batch holds only sums, so its sequences (and its chunks) are assumed to be equal. That is exact if all
+    contexts are longer than the window, or all shorter; a mixture is counted up to a few percent too high.
+    """
     if window is None:
         return batch
     return batch._replace(
@@ -383,22 +387,6 @@ class Part(Enum):
     last = "after all layers"
 
 
-# DOC of hwmodels.iterations.layout: Attention windows: counts the context tokens and query-key pairs of a batch inside the window.
-#
-# A batch holds only sums, so its sequences (and its chunks) are assumed to be equal. That is exact if all
-# contexts are longer than the window, or all shorter; a mixture is counted up to a few percent too high.
-#
-# DOC of hwmodels.iterations.layout: Weights in host memory: streamed to the device in every pass, or computed with by the CPU.
-#
-#     cpu_offload_gb   vLLM: so many GiB of each device's layers stay in host memory, and every forward pass
-#                      reads them over PCIe
-#     n_gpu_layers     llama.cpp: the last n layers run on the device (with one more, the LM head too), the
-#                      others on the CPU, with their KV in host memory
-#
-# 16 GiB of Llama-3.1-70B's weights over PCIe 5.0 x16 at 0.8 of 64e9 bytes/s: 336 ms more per pass.
-#
-
-
 Seconds = NDArray[np.float64]
 
 
@@ -421,6 +409,19 @@ class Pipeline:
     """Pipeline stages with the time until which each is busy.
 
     waits_for_tokens=False: a micro-batch may enter before that of the last round has returned.
+
+    Each stage works on each micro-batch at these times:
+
+        stage 1  |0|1|2|3|0|1|2|3|        rounds of 4 micro-batches in 3 equal stages: the first of a round
+        stage 2    |0|1|2|3|0|1|2|3|      may begin when that of the last round has left the last stage
+        stage 3      |0|1|2|3|0|1|2|3|
+
+    From an empty pipeline to an empty one, (stages - 1) of (micro-batches + stages - 1) slots are bubbles in
+    one round (GPipe, Huang et al., NeurIPS 2019). In consecutive rounds the only bubbles are those of unequal
+    stages, or of fewer micro-batches than stages.
+
+    A stage takes batches in order; it is busy until it has sent its output. `enter` is what the simulator's
+    engine asks batch by batch, `play` what tests and timelines ask of a round, whose closed form is `Stages`.
     """
 
     def __init__(self, num_stages: int, *, waits_for_tokens: bool = True) -> None:
@@ -536,7 +537,26 @@ class Stage:
 
 
 class Stages:
-    """Stages of a layout, and the time of a round on them."""
+    """Stages of a layout, and the time of a round on them.
+
+    A batch passes all stages, one after the other: its own time is the sum over them and over the sends
+    between them. Another batch may follow it as soon as the first stage is free, so a full pipeline takes the
+    time of the slowest stage per batch. Batches are those that the scheduler makes: nothing else is cut, so a
+    lone prompt overlaps with nothing, and m batches from an empty pipeline of p equal stages gain m p / (m +
+    p - 1) at most.
+
+    A round of batches that repeats takes max(one batch on all stages, all batches on the slowest stage); a
+    `Pass` is one batch, for several batches in flight (`sim.engine.iteration_times`). Rounds are for
+    estimates of a steady state, and for what does not have batches in flight (drafts): sequences are divided
+    over micro-batches, as many as there are stages, chunks of prompts are whole. `Pipeline` plays both
+    exactly, and a test compares them. A stage's time is that of its layers, average ones, of the embedding on
+    the first stage, of the LM head, sampling and drafts on the last, and of sending its output. 8 stages of
+    Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an LM head of 525 M, for which all
+    others wait.
+
+    Not modelled: in a round, micro-batches of different sizes delay each other (played exactly, a loaded run
+    takes 2 % longer in 2 stages, 0.7 % in 4 stages).
+    """
 
     def __init__(self, layout: ParallelLayout, num_layers: int) -> None:
         count = layout.pipeline_parallel_size
@@ -589,38 +609,3 @@ def _undominated(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 def _at_most(stage: Stage, other: Stage) -> bool:
     return all(stage.share(part) <= other.share(part) for part in Part)
-
-
-# DOC of hwmodels.iterations.layout: Stages of a pipeline, and the times of batches on them: of one, of a round, and of all, played exactly.
-#
-# A batch passes all stages, one after the other: its own time is the sum over them and over the sends between
-# them. Another batch may follow it as soon as the first stage is free, so a full pipeline takes the time of the
-# slowest stage per batch. Batches are those that the scheduler makes: nothing else is cut, so a lone prompt
-# overlaps with nothing, and m batches from an empty pipeline of p equal stages gain m p / (m + p - 1) at most.
-#
-#     Pass      one batch: for several batches in flight (`sim.engine.iteration_times`)
-#     Stages    a round of batches that repeats: max(one batch on all stages, all batches on the slowest stage)
-#
-# The second is for estimates of a steady state, and for what does not have batches in flight (drafts):
-# sequences are divided over micro-batches, as many as there are stages, chunks of prompts are whole.
-# `Pipeline` plays both exactly, and a test compares them. A stage's time is that of its
-# layers, average ones, of the embedding on the first stage, of the LM head, sampling and drafts on the last,
-# and of sending its output. 8 stages of Llama-3.1-8B: 4 layers of 218 M weights each, and on the last stage an
-# LM head of 525 M, for which all others wait.
-#
-# Not modelled: in a round, micro-batches of different sizes delay each other (played exactly, a loaded run
-# takes 2 % longer in 2 stages, 0.7 % in 4 stages).
-#
-# Played exactly, each stage works on each micro-batch at these times:
-#
-#     stage 1  |0|1|2|3|0|1|2|3|        rounds of 4 micro-batches in 3 equal stages: the first of a round
-#     stage 2    |0|1|2|3|0|1|2|3|      may begin when that of the last round has left the last stage
-#     stage 3      |0|1|2|3|0|1|2|3|
-#
-# From an empty pipeline to an empty one, (stages - 1) of (micro-batches + stages - 1) slots are bubbles in one
-# round (GPipe, Huang et al., NeurIPS 2019). In consecutive rounds the only bubbles are those of unequal stages,
-# or of fewer micro-batches than stages.
-#
-# A stage takes batches in order; it is busy until it has sent its output. `enter` is what the simulator's
-# engine asks batch by batch, `play` what tests and timelines ask of a round, whose closed form is `Stages`.
-#

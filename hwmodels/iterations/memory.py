@@ -1,4 +1,7 @@
-"""Memory plan of a device: weights, activations and other fixed memory, and the KV blocks that remain."""
+"""Memory plan of a device: weights, activations and other fixed memory, and the KV blocks that remain.
+
+Engines find the memory for KV by rules of their own when they start (`MemoryProfile`).
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,18 @@ MEMORY_RULES = ("vllm", "sglang", "tensorrt_llm")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryProfile(Checked):
-    """The rule of an engine, and for vLLM of one of its versions."""
+    """The rule of an engine, and for vLLM of one of its versions.
+
+        vllm           share x total - weights - what a profile run of the largest batch needs [- CUDA graphs]
+        sglang         share x what is free before the weights are loaded - weights
+        tensorrt_llm   share x (total - weights - what a profile run needs)
+
+    The share is `gpu_memory_utilization`, `mem_fraction_static` and `free_gpu_memory_fraction`. Sources: vLLM
+    0.32, `gpu_worker.determine_available_memory` and `mem_utils.memory_profiling`; SGLang 0.5.23,
+    `arg_groups/memory_hook.py` and `profile_max_num_token`; TensorRT-LLM, `pyexecutor/_util.py`. The
+    constants were set on half of the start-up logs in `hwmodels/trust/kv_memory_logs.csv`; `windtunnel score
+    kind=kv_memory` gives the errors of both halves.
+    """
 
     rule: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
     """vllm, sglang or tensorrt_llm."""
@@ -661,17 +675,3 @@ def kv_split(
     if not in_blocks:  # every layer has the same window: blocks hold it
         return model.kv_bytes_per_token(tensor_parallel_size), 0.0
     return in_blocks, num_slots * windows
-
-
-# DOC of hwmodels.iterations.memory: Rules by which vLLM, SGLang and TensorRT-LLM find the memory for KV when they start.
-#
-#     vllm           share x total - weights - what a profile run of the largest batch needs [- CUDA graphs]
-#     sglang         share x what is free before the weights are loaded - weights
-#     tensorrt_llm   share x (total - weights - what a profile run needs)
-#
-# The share is `gpu_memory_utilization`, `mem_fraction_static` and `free_gpu_memory_fraction`. Sources: vLLM
-# 0.32, `gpu_worker.determine_available_memory` and `mem_utils.memory_profiling`; SGLang 0.5.23,
-# `arg_groups/memory_hook.py` and `profile_max_num_token`; TensorRT-LLM, `pyexecutor/_util.py`. The constants
-# were set on half of the start-up logs in `hwmodels/trust/kv_memory_logs.csv`; `windtunnel score
-# kind=kv_memory` gives the errors of both halves.
-#

@@ -1,7 +1,7 @@
 """An operator of an iteration: its FLOPs, bytes and seconds on one device, and what bounds it.
 
 An operator is evaluated for a `RankBatch` of numbers or arrays. Times that depend only on the number of
-tokens or of sampled rows (`Per`) are tabulated by the roofline; times that depend on contexts are computed
+tokens or of sampled rows (`Per`) are tabulated (`CountedTimes`); times that depend on contexts are computed
 each time, and so use only the arithmetic of `hwmodels.exact`. `assembly` builds the list of operators.
 
 The operators of a batch give its operating point on the roofline (`OperatingPoint`):
@@ -339,9 +339,3 @@ class CountedTimes:
             if op.per in kinds and part in (None, op.part):
                 total += op.calls * op.seconds(batch)
         return total * np.minimum(counts, 1)
-
-
-# DOC of hwmodels.iterations.ops: Functions of a count, tabulated on demand.
-#
-# Their main use: GPU seconds of a batch that depend only on its numbers of tokens and of sampled rows.
-#

@@ -52,7 +52,13 @@ class Replica:
 
 
 class LatencyLevel(Protocol):
-    """Builds the iteration model of a replica, and describes its basis."""
+    """Builds the iteration model of a replica, and describes its basis.
+
+    spec         the data sheet, and one set of efficiencies for all devices
+    calibrated   efficiencies of this device, or of the closest measured device
+    table        a measured profile, interpolated
+    recorded     the durations of a run, replayed
+    """
 
     def iteration_model(self, replica: Replica) -> IterationModel:
         """Returns the iteration model. Raises ValueError if the level cannot price the replica."""
@@ -216,14 +222,3 @@ def share_out(lines: Sequence[Explained], measured_s: Mapping[str, float]) -> li
         seconds = part * measured_s[name]
         changed.append(line._replace(seconds=seconds, share=seconds / total_s))
     return sorted(changed, key=lambda line: -line.seconds)
-
-
-# DOC of hwmodels.levels: The part of an iteration model that is in the proportions of another model of the same replica.
-
-
-# DOC Latency levels: sources of the iteration times of a replica, as chosen by `latency=`.
-#
-# spec         the data sheet, and one set of efficiencies for all devices
-# calibrated   efficiencies of this device, or of the closest measured device
-# table        a measured profile, interpolated
-# recorded     the durations of a run, replayed

@@ -27,6 +27,14 @@ BY_COUNT = ("gemm", "elementwise", "communication", "lm_head")
 class MeasuredTable(InProportions):
     """An `IterationModel` of one replica from the profile of one of its devices.
 
+        gpu        sum over operators of calls * latency(tokens or rows) + attention (`AttentionTable`)
+        iteration  with launches and the host's work as everywhere: see `HostOverhead`
+
+    Between measured sizes times are linear, beyond the largest proportional to it. Components that a table
+    lacks (the all-reduces of tensor parallelism, often attention) come from another model, and experts that
+    it lacks from their formulas (`hwmodels.levels.tables`). Operators are measured alone: effects of their
+    neighbours on clocks and caches are not included.
+
     FLOPs, bytes and peaks are those of `base`, which also prices the components that the profile lacks
     (`missing`). Communication is missing if there are several devices and no such rows.
     """
@@ -298,15 +306,3 @@ def _check_layout(replica: Replica) -> None:
             )
     if replica.lora is not None:
         raise ValueError("lora: must be null, as tables have no LoRA adapters; or choose latency=calibrated")
-
-
-# DOC of hwmodels.levels.files: Level `table`: an iteration is the sum of measured operators, interpolated.
-#
-#     gpu        sum over operators of calls * latency(tokens or rows) + attention (`AttentionTable`)
-#     iteration  with launches and the host's work as everywhere: see `HostOverhead`
-#
-# Between measured sizes times are linear, beyond the largest proportional to it. Components that a table lacks
-# (the all-reduces of tensor parallelism, often attention) come from another model, and experts that it lacks
-# from their formulas (`coverage`). Operators are measured
-# alone: effects of their neighbours on clocks and caches are not included.
-#

@@ -48,6 +48,9 @@ class Grid:
     Between points it is linear in each size. Below the first point of an axis it is constant, because a
     kernel of fewer rows takes as long as its smallest tile. Beyond the last point it is proportional to the
     size.
+
+    The measurements with most axes are those of attention: decodes alone, one prompt chunk alone, and both in
+    one batch.
     """
 
     def __init__(self, axes: Sequence[Floats], values: Floats) -> None:
@@ -451,10 +454,3 @@ def _refuse_repeats(columns: Mapping[str, NDArray[Any]], own: NDArray[np.intp], 
         raise ValueError(
             f"profile, row {row} ({columns['operator'][row]}): {shape} occurs twice; keep the median"
         )
-
-
-# DOC of hwmodels.levels.profile: Multilinear interpolation on a grid of measurements, the same to the last bit for numbers and arrays.
-#
-# The measurements with most axes are those of attention: decodes alone, one prompt chunk alone, and both in one
-# batch.
-#

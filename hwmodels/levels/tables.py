@@ -1,4 +1,4 @@
-"""Reads tables from files: detects the format by the columns, selects the rows of the simulated set-up.
+"""Measured tables: reads them from files of several formats, and finds what they lack of a model.
 
 The columns of a file identify its format:
 
@@ -10,8 +10,16 @@ The columns of a file identify its format:
     a recorded run      iterations.parquet, as `windtunnel simulate` writes it
 
 Files are .parquet, .csv or .csv.gz. If columns gpu, model and tp distinguish several set-ups, the rows of the
-simulated one are selected. Only this module of the package needs pandas, which reads both formats; the others
-get numpy columns.
+simulated one are selected. Only this module and `table_files` need pandas, which reads both formats; the
+others get numpy columns.
+
+LLMServingSim (Cho et al., IISWC 2024; profiles of its version 2, vLLM 0.19): one transformer layer inside
+vLLM, prompt chunks and decodes in one attention call. Vidur (Agrawal et al., MLSys 2024): linear and
+element-wise operators; its attention is not part of the stored copy.
+
+A table may have layers with experts as a whole (any operator whose name has `expert` or `moe` in it);
+otherwise the roofline prices the experts, their router and the experts that all tokens share. What a table
+cannot describe (several kinds of attention, linear attention) is refused, and so is a table of other layers.
 """
 
 from __future__ import annotations
@@ -440,17 +448,3 @@ def _named(frame: pd.DataFrame, column: str, name: str | None, simulated: str) -
 def _plain(name: str) -> str:
     """Normalises names so that RTX PRO 6000 and RTXPRO6000 are equal; of a path it takes the last part."""
     return re.sub(r"[^a-z0-9]", "", name.rsplit("/", 1)[-1].lower())
-
-
-# DOC of hwmodels.levels.tables: Converts profiles of other projects to rows of `Profile`.
-#
-# LLMServingSim (Cho et al., IISWC 2024; profiles of its version 2, vLLM 0.19): one transformer layer inside
-# vLLM, prompt chunks and decodes in one attention call. Vidur (Agrawal et al., MLSys 2024): linear and
-# element-wise operators; its attention is not part of the stored copy.
-#
-# DOC of hwmodels.levels.tables: Finds what a measured table lacks of a model, and refuses tables that are of another model.
-#
-# A table may have layers with experts as a whole (any operator whose name has `expert` or `moe` in it);
-# otherwise the roofline prices the experts, their router and the experts that all tokens share. What a table
-# cannot describe (several kinds of attention, linear attention) is refused, and so is a table of other layers.
-#

@@ -205,6 +205,8 @@ class KvLayers:
 class ModelSpec(Checked):
     """One model: blocks of layers between an embedding table and an LM head.
 
+    The blocks are runs of identical layers.
+
     Methods that say "on one rank" take the number of ranks over which attention, dense MLPs and the
     vocabulary are sharded (tensor_parallel_size). With data parallel attention, tensor_parallel_size is
     smaller than moe_tensor_parallel_size x expert_parallel_size.
@@ -543,12 +545,3 @@ def precision_notes(model: ModelSpec, device: Device) -> list[str]:
             f"sparsity={model.sparsity}: {device.name} has no sparse tensor cores; it saves bytes, not FLOPs."
         )
     return notes
-
-
-# DOC of hwmodels.model: Notes for users on a model's number formats on a device.
-# DOC of hwmodels.model: Kinds of MLP: dense, mixture of experts, and none.
-
-
-# DOC Specification of a decoder-only transformer, as far as time and memory depend on it.
-#
-# Its layers are blocks: runs of identical layers.

@@ -1,9 +1,9 @@
-"""Transformations to smaller models: pruning in depth and width, sparsity, distillation.
+"""Transformations to smaller models: pruning in depth and width, sparsity, distillation, smaller KV caches.
 
-Each transformation makes a new `ModelSpec` with notes on the savings; its `source` is empty if the
-weights change, because they are not the published ones. Quality is not modelled but an input, `quality`,
-which the notes state: the share of the original's score in a benchmark that the smaller model keeps. A loss
-is recovered by training, usually by distillation from the original model.
+Each transformation makes a new `ModelSpec` with notes on the savings; its `source` is empty if the weights
+change, because they are not the published ones. Quality is not modelled but an input, `quality`, which the
+notes state: the share of the original's score in a benchmark that the smaller model keeps. A loss is
+recovered by training, usually by distillation from the original model.
 """
 
 from __future__ import annotations
@@ -215,6 +215,20 @@ class SharedKv(Checked):
     """Multi-query attention, windows and shared KV in all layers with grouped-query attention.
 
     Latent and linear attention stay as they are. A model like this is trained, not converted.
+
+    "Optimizing AI Inference at Character.AI", 2024: multi-query attention in all layers; one layer of six
+    attends to the whole context, the others to a window of 1,024 tokens; two or three neighbouring layers
+    share one cache, and layers with full attention share across blocks. Cross-layer attention: Brandon et
+    al., NeurIPS 2024.
+
+    KV bytes of a sequence of n tokens, of L layers with b bytes per token, window w, one of f full, s
+    sharing:
+
+        L / s (n / f + (1 - 1 / f) min(n, w)) b,   each kind of layer rounded up to whole layers
+
+    30 layers of 8 KV heads, 10,240 tokens: 5 layers are full, 25 have a window of 1,024, which keeps a tenth.
+    Of the full ones 2 have a cache, of the others 9. So KV is 8 (heads) x 30 x 10 / (2 x 10 + 9) = 83 times
+    smaller.
     """
 
     num_kv_heads: PositiveInt | None = 1
@@ -253,19 +267,3 @@ class SharedKv(Checked):
             for layers, num_layers in ((kind, num_own), (replace(kind, shares_kv=True), count - num_own)):
                 if num_layers:
                     yield replace(block, attention=layers, count=num_layers)
-
-
-# DOC of hwmodels.model.transforms: A transformation to a smaller KV cache: fewer KV heads, interleaved windows, KV shared by layers.
-#
-# "Optimizing AI Inference at Character.AI", 2024: multi-query attention in all layers; one layer of six attends
-# to the whole context, the others to a window of 1,024 tokens; two or three neighbouring layers share one
-# cache, and layers with full attention share across blocks. Cross-layer attention: Brandon et al., NeurIPS
-# 2024.
-#
-# KV bytes of a sequence of n tokens, of L layers with b bytes per token, window w, one of f full, s sharing:
-#
-#     L / s (n / f + (1 - 1 / f) min(n, w)) b,   each kind of layer rounded up to whole layers
-#
-# 30 layers of 8 KV heads, 10,240 tokens: 5 layers are full, 25 have a window of 1,024, which keeps a tenth. Of
-# the full ones 2 have a cache, of the others 9. So KV is 8 (heads) x 30 x 10 / (2 x 10 + 9) = 83 times smaller.
-#

@@ -1,4 +1,4 @@
-"""Weight matrices of a layer, and the ranks over which they are sharded.
+"""Weights of a layer: matrices, the ranks over which they are sharded, storage formats, and LoRA adapters.
 
 Every part of a layer lists the matrices that one rank multiplies with, as engines fuse them (Q, K and V in
 one, gate and up in one) and as Megatron-LM shards them: the first of a pair by columns, the second by rows
@@ -319,7 +319,3 @@ class Lora(Checked):
         dense = (matrix for matrix in matrices if matrix.role is Role.dense)
         sides = sum((max(1, len(m.slices)) * m.k + m.n) * m.count for m in dense)
         return self.num_active * self.rank * sides
-
-
-# DOC of hwmodels.model.weights: Storage formats of weights, and the data types in which tensor cores then compute.
-# DOC of hwmodels.model.weights: LoRA adapters that are the same in every batch.

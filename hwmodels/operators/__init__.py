@@ -1,4 +1,4 @@
-"""Operators: seconds of one call on one device, one kind per file; here the calibration of all of their curves."""
+"""Operators: seconds of one call on one device, one kind per file; here the calibration of their curves."""
 
 from __future__ import annotations
 
@@ -95,6 +95,3 @@ class Calibration:
             moe=replace(self.moe, kernel_s=share * self.moe.kernel_s),
             stream=replace(self.stream, start_s=share * self.stream.start_s),
         )
-
-
-# DOC Calibration of one device: the parameters of the curve of every operator, and their source.

@@ -23,9 +23,9 @@ of the last queries of a prompt processes all its keys in sequence on one SM: ha
                     + heads tiles tile_s / SMs + bytes of keys and values / (bandwidth share)
 
 Figures of a device are in `AttentionCurve`; differences between families of kernels, equal on every device,
-are in `hwmodels.operators.attention`. With the defaults of both, vLLM on an H100, 32 query and 8 KV
-heads of 128 in bf16, 64 sequences of 4,096 tokens: 1.074e9 bytes at 0.82 x 3.35e12 bytes/s take 391 us; with
-9.5 us of start and 2.5 us of merge 403 us.
+are in `KERNELS`. With the defaults of both, vLLM on an H100, 32 query and 8 KV heads of 128 in bf16, 64
+sequences of 4,096 tokens: 1.074e9 bytes at 0.82 x 3.35e12 bytes/s take 391 us; with 9.5 us of start and 2.5
+us of merge 403 us.
 
 Numbers and arrays give the same bits (`hwmodels.exact`).
 """
@@ -199,7 +199,14 @@ FMHA_SM89_FP8_PREFILL = replace(FMHA_SM120_PREFILL, flops=0.78, kv_passes=0.8)
 
 
 class Kernels(NamedTuple):
-    """Kernels that a library runs on one kind of chip."""
+    """Kernels that a library runs on one kind of chip.
+
+    Factors multiply the figures of a device (`AttentionCurve`), so that a device that was never measured can
+    be priced with the kernels that libraries choose for its compute capability. They were fitted in turns
+    with those figures, without validation head layouts, to rows of A100, H100, H200, B200 and RTX PRO 6000
+    (vLLM 0.14 and 0.24, TensorRT-LLM 1.0 and 1.3; the database of NVIDIA aiconfigurator, commit 095f58a), and
+    rounded.
+    """
 
     decode: DecodeKernels
     decode_fp8: DecodeKernels
@@ -545,12 +552,3 @@ class PrefillAttention:
             + self.pair_s * pairs
         )
         return self._start_s * some + largest(work_s + 0.5 * chain_s, chain_s)
-
-
-# DOC of hwmodels.operators.attention: Families of attention kernels: their differences, which are equal on every device.
-#
-# Factors multiply the figures of a device (`AttentionCurve`), so that a device that was never measured can be
-# priced with the kernels that libraries choose for its compute capability. They were fitted in turns with those
-# figures, without validation head layouts, to rows of A100, H100, H200, B200 and RTX PRO 6000 (vLLM 0.14 and
-# 0.24, TensorRT-LLM 1.0 and 1.3; the database of NVIDIA aiconfigurator, commit 095f58a), and rounded.
-#

@@ -68,6 +68,14 @@ class HostAhead:
 class SpeculativeModel:
     """An `IterationModel` of a replica that drafts tokens; shapes without drafts are priced by the base.
 
+        iteration = pass with draft tokens as further rows (any level that prices them) + drafting
+
+    Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
+    asynchronous scheduling an iteration takes at least the time in which the host prepares the next one: the
+    engine's, and that of every step of the draft.
+
+    Most iterations of a run are passes of the same sequences with the same number of draft tokens: a leap.
+
     base: level that prices the passes of the target. shape: that of the draft tokens. host: the host's time
     for them beside that of the draft; None: it has none.
     """
@@ -309,14 +317,3 @@ class Leaps:
             self._known.clear()
         prices = self._known[key] = self._prices_of(*key) or one_by_one(self._seconds, *key)
         return prices
-
-
-# DOC An iteration model with speculative decoding: a pass of the target, then drafting for the next one.
-#
-#     iteration = pass with draft tokens as further rows (any level that prices them) + drafting
-#
-# Drafting follows the sampled tokens, as in vLLM, so its operators never overlap those of the pass. With
-# asynchronous scheduling an iteration takes at least the time in which the host prepares the next one: the
-# engine's, and that of every step of the draft.
-#
-# Most iterations of a run are passes of the same sequences with the same number of draft tokens: a leap.

@@ -1,4 +1,4 @@
-"""Drafts by what they cost: the sequential passes of a small model, heads, work of the host, or more rows.
+"""Drafts and their prices: sequential passes of a small model, heads, work of the host, or more rows.
 
 A draft states what it stores beside the target model: weights and KV of one device.
 
@@ -9,6 +9,18 @@ A draft states what it stores beside the target model: weights and KV of one dev
     HostDraft    a search on the host: n-grams of the prompt, suffix trees
     PassDraft    rows of the target's own pass, or of a further one: lookahead decoding
     SeveralDrafts  several small models in turn
+
+Steps are passes of the draft over one row per sequence, as engines run them in a loop after sampling:
+
+    drafting = start + first step + (steps - 1) x later step
+
+A draft with KV of its own computes in its first step all rows of the target's pass and the prompt chunks
+beside them (vLLM's proposers; a separate model also the sampled tokens), even if no token is to be drafted,
+so that its KV stays complete. Later steps are priced at the context in their middle. A draft runs on all
+devices of the target's tensor, data and context parallel groups, after the last stage of a pipeline. Its
+steps replay CUDA graphs of their own, or are launched kernel by kernel, behind `step_s` of work of the host;
+there is no scheduler between them. With asynchronous scheduling the host prepares the steps while the devices
+still run the pass, so `start_s` and `step_s` bound the whole iteration only (`SpeculativeModel`).
 """
 
 from __future__ import annotations
@@ -588,19 +600,3 @@ def _draft_layout(target: ParallelLayout, model: ModelSpec, tensor_parallel_size
         expert_parallel_size=target.expert_parallel_size if model.has_experts else 1,
         sequence_parallel=target.sequence_parallel and tensor_parallel_size > 1,
     )
-
-
-# DOC of hwmodels.speculation.draft: Prices of drafting after a pass, by kind of draft.
-#
-# Steps are passes of the draft over one row per sequence, as engines run them in a loop after sampling:
-#
-#     drafting = start + first step + (steps - 1) x later step
-#
-# A draft with KV of its own computes in its first step all rows of the target's pass and the prompt chunks
-# beside them (vLLM's proposers; a separate model also the sampled tokens), even if no token is to be drafted,
-# so that its KV stays complete. Later steps are priced at the context in their middle. A draft runs on all
-# devices of the target's tensor, data and context parallel groups, after the last stage of a pipeline. Its
-# steps replay CUDA graphs of their own, or are launched kernel by kernel, behind `step_s` of work of the host;
-# there is no scheduler between them. With asynchronous scheduling the host prepares the steps while the devices
-# still run the pass, so `start_s` and `step_s` bound the whole iteration only (`SpeculativeModel`).
-#

@@ -520,6 +520,3 @@ class DraftHost(Checked):
 def draft_host_of(hosts: Mapping[str, DraftHost], method: str) -> DraftHost | None:
     """Returns the host time of a proposer, or that of all others; None: neither is known."""
     return hosts.get(method) or hosts.get(OTHERS)
-
-
-# DOC of hwmodels.speculation.steps: Host time of draft tokens: scheduling and packing them, keeping those that are accepted, and searches.

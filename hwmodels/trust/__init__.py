@@ -61,7 +61,13 @@ class Level(Enum):
 
 
 class ExpectedError(NamedTuple):
-    """Absolute percentage errors of one figure on one kind of runs that was never compared: a new group."""
+    """Absolute percentage errors of one figure on one kind of runs that was never compared: a new group.
+
+    `windtunnel score --update-trust` writes the table of them. Every error is of rows that were left out when
+    the host times of the engine profiles were fitted, so it holds no measured value.
+
+    The rows that are closest to a simulated run are found by its GPU, engine and kind of model.
+    """
 
     traffic: str
     figure: str
@@ -211,11 +217,3 @@ def is_compared(table: Iterable[ExpectedError], place: Place) -> bool:
     """Returns whether the place's own engine was compared on this kind of model, with any traffic."""
     key = (place.engine, place.architecture, place.level)
     return any((row.engine, row.architecture, row.level) == key for row in table)
-
-
-# DOC The table of expected errors: how far simulated figures were from measured ones, and where.
-#
-# `windtunnel score --update-trust` writes it. Every error is of rows that were left out when the host times of
-# the engine profiles were fitted, so it holds no measured value.
-#
-# The rows that are closest to a simulated run are found by its GPU, engine and kind of model.
