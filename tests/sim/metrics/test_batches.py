@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.series import MAX_STATE_BINS, Bins
+from sim.metrics.series import MAX_BINS, Bins
 from sim.metrics.sketches import (
     MAX_GROUPS,
     Distributions,
@@ -136,9 +136,9 @@ def test_bins_are_the_same_in_any_order(parts, data):
         found.append(whole)
     one, other = found
     assert one.width_s == other.width_s
-    assert one.of("events", MAX_STATE_BINS).tolist() == other.of("events", MAX_STATE_BINS).tolist()
+    assert one.of("events", MAX_BINS).tolist() == other.of("events", MAX_STATE_BINS).tolist()
     inside = [i for part in parts for i, time_s in enumerate(part, 1) if time_s >= 10]
-    assert one.of("events", MAX_STATE_BINS).sum() == sum(inside)
+    assert one.of("events", MAX_BINS).sum() == sum(inside)
 
 
 def test_a_bin_counts_what_is_in_it():
