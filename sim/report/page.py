@@ -17,8 +17,8 @@ from sim.report.chart import Chart, page_js
 from sim.report.dialect_tables import dialect_tables
 from sim.report.files import config_yaml, write_whole
 from sim.report.lines import fleet_lines, pressure_lines
-from sim.report.plots import SPECULATION_CAPTION as SPECULATION
 from sim.report.plots import (
+    SPECULATION_CAPTION,
     iteration_times,
     latency_cdfs,
     replicas_over_time,
@@ -202,7 +202,7 @@ def report_sections(plots: Plots, end: RunRecords, summary: dict[str, Any], slo:
     if (figure := replicas_over_time(end)) is not None:
         sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
     if (figure := speculation(plots, end, window)) is not None:
-        sections.append(Section("Speculation", SPECULATION, figure))
+        sections.append(Section("Speculation", SPECULATION_CAPTION, figure))
     caption = f"{TIME_CAPTION} {SAMPLED}" if figures.times.is_sample else TIME_CAPTION
     sections.append(Section("Where the time went", caption, time_by_kind(plots, end, window)))
     sections.append(Section("Iterations", ITERATIONS_CAPTION, iteration_times(plots)))

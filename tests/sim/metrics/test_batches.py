@@ -136,7 +136,7 @@ def test_bins_are_the_same_in_any_order(parts, data):
         found.append(whole)
     one, other = found
     assert one.width_s == other.width_s
-    assert one.of("events", MAX_BINS).tolist() == other.of("events", MAX_STATE_BINS).tolist()
+    assert one.of("events", MAX_BINS).tolist() == other.of("events", MAX_BINS).tolist()
     inside = [i for part in parts for i, time_s in enumerate(part, 1) if time_s >= 10]
     assert one.of("events", MAX_BINS).sum() == sum(inside)
 
