@@ -16,7 +16,6 @@ from sim.report import lines, wording
 from sim.report.chart import Chart, page_js
 from sim.report.dialect_tables import dialect_tables
 from sim.report.files import config_yaml, write_whole
-from sim.report.lines import fleet_lines, pressure_lines
 from sim.report.plots import (
     SPECULATION_CAPTION,
     iteration_times,
@@ -160,8 +159,8 @@ def write_sections(
             f"<p class=caption>{html.escape(text)}</p>"
             for text in (
                 *filter(None, [wording.busy_line(summary)]),
-                *pressure_lines(summary),
-                *fleet_lines(summary),
+                *lines.pressure_lines(summary),
+                *lines.fleet_lines(summary),
                 *lines.interval_lines(summary),
             )
         ),
