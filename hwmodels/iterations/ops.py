@@ -102,7 +102,7 @@ class Operator:
 
     name: str
     component: str
-    """Component of the breakdown, one of `iteration.COMPONENTS`."""
+    """Component of the breakdown, one of `hwmodels.iterations.COMPONENTS`."""
     per: Per
     calls: float
     """Calls per iteration, in sequence from the first layer to the last; in a pipeline, per micro-batch."""
