@@ -22,7 +22,6 @@ from rich.text import Text
 
 from sim.report import lines, wording
 from sim.report.dialect_tables import dialect_tables
-from sim.report.lines import fleet_lines, pressure_lines
 from sim.report.wording import bill_line, training_line
 from sim.workload.base import Source
 
@@ -61,7 +60,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if pools := wording.pool_table(summary):
         print_tables([pools], console)
     print_tables([rows for rows in (wording.own_table(summary), *dialect_tables(summary)) if rows], console)
-    for line in (*pressure_lines(summary), *fleet_lines(summary)):
+    for line in (*lines.pressure_lines(summary), *lines.fleet_lines(summary)):
         console.print(Text(line))
     for line in lines.interval_lines(summary):
         console.print(Text(line, style="dim"))
