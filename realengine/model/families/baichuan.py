@@ -11,7 +11,7 @@ ROTARY_HIDDEN = 4096  # hidden size of the 7B models; their configs do not name 
 VOCAB_2 = 125_696  # vocabulary of Baichuan 2, whose head is normalised
 
 
-def fields_of(fields: Fields) -> dict[str, Any]:
+def baichuan_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_activation(fields)
     check_plain_weights(fields)

@@ -9,7 +9,7 @@ from hwmodels.hf.fields import Fields, wrong
 from realengine.model.config_fields import check_plain_weights, check_variants, rope_of
 from realengine.model.variants import ExpertRouting, LatentSizes, Scoring
 
-NEEDED = (
+DEEPSEEK_NEEDED = (
     "kv_lora_rank",
     "qk_nope_head_dim",
     "qk_rope_head_dim",
@@ -21,7 +21,7 @@ NEEDED = (
 )
 
 
-def fields_of(fields: Fields) -> dict[str, Any]:
+def deepseek_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_variants(fields)
     check_plain_weights(fields)

@@ -10,15 +10,15 @@ from hwmodels.hf.fields import Fields, wrong
 from realengine.model.config_fields import check_plain_weights, number, scaling_of
 from realengine.model.variants import GemmaParts
 
-NEEDED = ("num_key_value_heads", "head_dim", "query_pre_attn_scalar")
+GEMMA_NEEDED = ("num_key_value_heads", "head_dim", "query_pre_attn_scalar")
 GELU = "gelu_pytorch_tanh"
-DEFAULT_WINDOW = 4096  # transformers' default
+GEMMA_WINDOW = 4096  # transformers' default
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # transformers' defaults for Gemma 3
-PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+GEMMA_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 """Every how many layers one has no window."""
 
 
-def fields_of(fields: Fields) -> dict[str, Any]:
+def gemma_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     for name in ("hidden_act", "hidden_activation"):
         if fields.value(name) not in (None, GELU):
@@ -30,13 +30,13 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     num_layers, kind = fields.whole("num_hidden_layers"), str(fields.value("model_type"))
     kinds = fields.names("layer_types", ("full_attention", "sliding_attention"), num_layers)
     if kinds is None:
-        every = fields.whole("sliding_window_pattern", default=PATTERNS[kind])
+        every = fields.whole("sliding_window_pattern", default=GEMMA_PATTERNS[kind])
         full = tuple(i for i in range(num_layers) if (i + 1) % every == 0)
     else:
         full = tuple(i for i, name in enumerate(kinds) if name == "full_attention")
     rope = _rope_of_gemma3(fields) if kind == "gemma3_text" else {}
     return {
-        "sliding_window": fields.whole("sliding_window", default=DEFAULT_WINDOW),
+        "sliding_window": fields.whole("sliding_window", default=GEMMA_WINDOW),
         "full_attention_layers": full,
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
         "qk_norm": kind == "gemma3_text",

@@ -12,17 +12,17 @@ from realengine.model.config_fields import (
     partial_rope_of,
 )
 
-DEFAULT_SHARE = 0.5  # transformers' default for files without partial_rotary_factor
+GLM_SHARE = 0.5  # transformers' default for files without partial_rotary_factor
 
 
-def fields_of(fields: Fields) -> dict[str, Any]:
+def glm_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_activation(fields)
     check_plain_weights(fields)
     head_dim = fields.whole_or_none("head_dim") or head_dim_of(
         fields.whole("hidden_size"), fields.whole("num_attention_heads")
     )
-    rope = partial_rope_of(fields, head_dim, DEFAULT_SHARE)
+    rope = partial_rope_of(fields, head_dim, GLM_SHARE)
     return {
         "head_dim": head_dim,
         **rope,

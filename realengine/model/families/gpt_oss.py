@@ -8,12 +8,12 @@ from hwmodels.hf.fields import Fields, wrong
 from realengine.model.config_fields import check_activation, number
 from realengine.model.variants import GptOssParts
 
-NEEDED = ("num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok")
-DEFAULT_WINDOW = 128  # transformers' default
+GPT_OSS_NEEDED = ("num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok")
+GPT_OSS_WINDOW = 128  # transformers' default
 DEFAULT_ALPHA, DEFAULT_LIMIT = 1.702, 7.0
 
 
-def fields_of(fields: Fields) -> dict[str, Any]:
+def gpt_oss_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_activation(fields)
     if not fields.flag("attention_bias", default=True):
@@ -23,7 +23,7 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     if kinds is None:
         kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
     return {
-        "sliding_window": fields.whole("sliding_window", default=DEFAULT_WINDOW),
+        "sliding_window": fields.whole("sliding_window", default=GPT_OSS_WINDOW),
         "full_attention_layers": tuple(i for i, kind in enumerate(kinds) if kind == "full_attention"),
         "qkv_bias": True,
         "num_experts": fields.whole("num_local_experts"),
@@ -31,14 +31,14 @@ def fields_of(fields: Fields) -> dict[str, Any]:
         "moe_intermediate_size": fields.whole("intermediate_size"),
         "norm_topk_prob": True,
         "gpt_oss": GptOssParts(
-            alpha=_or(fields, "swiglu_alpha", DEFAULT_ALPHA),
-            limit=_or(fields, "swiglu_limit", DEFAULT_LIMIT),
+            alpha=_number_or(fields, "swiglu_alpha", DEFAULT_ALPHA),
+            limit=_number_or(fields, "swiglu_limit", DEFAULT_LIMIT),
             is_packed=_is_packed(fields),
         ),
     }
 
 
-def _or(fields: Fields, name: str, default: float) -> float:
+def _number_or(fields: Fields, name: str, default: float) -> float:
     return default if fields.value(name) is None else number(fields, name)
 
 

@@ -20,7 +20,7 @@ from realengine.model.config_fields import (
 LONGROPE = ("su", "yarn", "longrope")  # names of longrope in files of different age
 
 
-def fields_of(fields: Fields) -> dict[str, Any]:
+def phi3_fields(fields: Fields) -> dict[str, Any]:
     """Returns the fields of an `Architecture` that this family has of its own."""
     check_activation(fields)
     check_no_biases(fields)
@@ -31,7 +31,7 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise wrong("rope_scaling", given, "must be an object")
     rotary_dim = int(head_dim * rotary_share(fields, given, 1.0))
-    theta, scaling = _rope(fields, given, rotary_dim)
+    theta, scaling = _longrope(fields, given, rotary_dim)
     return {
         "head_dim": head_dim,
         "rotary_dims": rotary_dim,
@@ -43,7 +43,9 @@ def fields_of(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _rope(fields: Fields, given: Mapping[str, Any], rotary_dim: int) -> tuple[float, dict[str, Any] | None]:
+def _longrope(
+    fields: Fields, given: Mapping[str, Any], rotary_dim: int
+) -> tuple[float, dict[str, Any] | None]:
     given = {"rope_theta": fields.value("rope_theta"), **given}
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ("default", *LONGROPE):
