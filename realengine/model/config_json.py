@@ -18,12 +18,17 @@ from realengine.model.config_fields import (
     unknown,
     windows_of,
 )
-from realengine.model.families.baichuan import baichuan_fields
-from realengine.model.families.deepseek import DEEPSEEK_NEEDED, deepseek_fields
-from realengine.model.families.gemma import GEMMA_NEEDED, gemma_fields
-from realengine.model.families.glm import glm_fields
-from realengine.model.families.gpt_oss import GPT_OSS_NEEDED, gpt_oss_fields
-from realengine.model.families.phi3 import phi3_fields
+from realengine.model.families import (
+    DEEPSEEK_NEEDED,
+    GEMMA_NEEDED,
+    GPT_OSS_NEEDED,
+    baichuan_fields,
+    deepseek_fields,
+    gemma_fields,
+    glm_fields,
+    gpt_oss_fields,
+    phi3_fields,
+)
 from realengine.weights.packed_format import PackedFormat
 
 REQUIRED = (
