@@ -16,7 +16,7 @@ from policies.speculation.proposers import Mtp as Proposer
 from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
-from realengine.speculation.checkpoints.layers import LayerWeights, load_mtp
+from realengine.speculation.checkpoints import LayerWeights, load_mtp
 from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.drafters.layer_steps import decoder_of, loaded_layers
 from realengine.speculation.settings import SpeculationSettings

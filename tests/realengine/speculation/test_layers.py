@@ -10,7 +10,7 @@ from policies.speculation import TokenTree
 from policies.speculation.proposers import Eagle, Eagle3, Medusa, Mtp
 from realengine.model.architecture import Architecture
 from realengine.model.kv_cache import KvCache
-from realengine.speculation.checkpoints.configs import Eagle3Options
+from realengine.speculation.checkpoints import Eagle3Options
 from realengine.speculation.drafters import eagle, eagle3, medusa, mtp
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.small_models import CONFIGS
