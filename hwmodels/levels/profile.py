@@ -3,7 +3,7 @@
 A table maps column names to arrays (of a parquet or CSV file, for example), one row per measurement:
 
     operator            qkv_proj, attention, lm_head, ...: any names, equal for the rows of one operator
-    component           gemm, elementwise, attention, communication or lm_head (`hwmodels.iterations.COMPONENTS`)
+    component           gemm, elementwise, attention, communication or lm_head (`iterations.COMPONENTS`)
     calls               calls per iteration: num_layers, 2 * num_layers (norms), 1 (embedding)
     latency_us          latency of one call in microseconds
     num_tokens          gemm, elementwise, communication: tokens in the batch
