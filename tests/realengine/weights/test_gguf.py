@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.serving.tokenizer import find_smollm2  # noqa: E402
-from realengine.weights.gguf import (
-    FORMATS,  # noqa: E402
-    GgufFile,  # noqa: E402
+from realengine.weights.gguf import (  # noqa: E402
+    FORMATS,
+    GgufFile,
 )
 from realengine.weights.load import load_weights  # noqa: E402
 from tests.realengine.checkpoints import LLAMA, as_gguf, gguf_metadata, random_checkpoint, write_gguf  # noqa: E402
