@@ -29,7 +29,7 @@ from realengine.model.families import (
     gpt_oss_fields,
     phi3_fields,
 )
-from realengine.weights.packed_format import PackedFormat
+from realengine.weights.quantized_formats import PackedFormat
 
 REQUIRED = (
     "vocab_size",

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from kernels.w8a8 import ScaledTensor
-from realengine.weights.fp8_config import FP8_BLOCK
+from realengine.weights.quantized_formats import FP8_BLOCK
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.weight import Weight
 
