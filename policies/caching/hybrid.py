@@ -63,7 +63,7 @@ class GroupPool(BlockPool):
     max_in_flight_tokens: tokens of the steps that are planned and have not ended, at most. A sequence is
     admitted if the blocks that it holds at the same time are free, not those of all its tokens.
 
-    The pool of a cache with KV groups (`block_tables.KvGroup`): one block table per group, blocks from one pool.
+    The pool of a cache with KV groups: one block table per group (`KvGroup`), blocks from one pool.
 
     Blocks without content are counted; blocks with content, which later sequences can find, are objects in an
     index and, while no sequence owns them, in the order in which they will be evicted.

@@ -1,4 +1,4 @@
-"""Chooses the decoder of an architecture."""
+"""The decoders of families of models, and the choice of the decoder of an architecture."""
 
 from __future__ import annotations
 
@@ -23,8 +23,33 @@ from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
 
 
+def decoder_of(
+    architecture: Architecture,
+    weights: Weights,
+    backend: Backend,
+    max_model_len: int,
+    group: Group | None = None,
+    adapters: AdapterBank | None = None,
+) -> Decoder:
+    """Returns the decoder of an architecture. The arguments are those of `Decoder`."""
+    return _kind(architecture)(architecture, weights, backend, max_model_len, group, adapters)
+
+
+def _kind(architecture: Architecture) -> type[Decoder]:
+    if architecture.latent is not None:
+        return LatentDecoder
+    if architecture.alibi:
+        return AlibiDecoder
+    if architecture.gpt_oss is not None:
+        return GptOssDecoder
+    return Decoder if architecture.gemma is None else GemmaDecoder
+
+
 class GemmaDecoder(Decoder):
-    """A `Decoder` of Gemma 2 or 3. Its arguments are those of `Decoder`."""
+    """A `Decoder` of Gemma 2 or 3. Its arguments are those of `Decoder`.
+
+    A decoder for Gemma 2 and 3: norms after each part, GELU, caps, and two kinds of rotary positions.
+    """
 
     parts: GemmaParts
 
@@ -105,7 +130,10 @@ class BiasedExperts:
 
 
 class GptOssDecoder(Decoder):
-    """A `Decoder` of gpt-oss. Its arguments are those of `Decoder`."""
+    """A `Decoder` of gpt-oss. Its arguments are those of `Decoder`.
+
+    A decoder for gpt-oss: attention sinks, and experts with biases and a clamped activation.
+    """
 
     def _options(self, index: int, weights: Weights) -> AttentionOptions:
         sinks_H = dense(weights, f"layers.{index}.sinks").float()
@@ -122,28 +150,6 @@ class GptOssDecoder(Decoder):
             Clamp(parts.alpha, parts.limit),
         )
         return replace(layer, mlp=experts)
-
-
-def decoder_of(
-    architecture: Architecture,
-    weights: Weights,
-    backend: Backend,
-    max_model_len: int,
-    group: Group | None = None,
-    adapters: AdapterBank | None = None,
-) -> Decoder:
-    """Returns the decoder of an architecture. The arguments are those of `Decoder`."""
-    return _kind(architecture)(architecture, weights, backend, max_model_len, group, adapters)
-
-
-def _kind(architecture: Architecture) -> type[Decoder]:
-    if architecture.latent is not None:
-        return LatentDecoder
-    if architecture.alibi:
-        return AlibiDecoder
-    if architecture.gpt_oss is not None:
-        return GptOssDecoder
-    return Decoder if architecture.gemma is None else GemmaDecoder
 
 
 class AlibiDecoder(Decoder):
@@ -169,7 +175,3 @@ def alibi_slopes(num_heads: int) -> list[float]:
     num = 1 << int(math.log2(num_heads))
     slopes = [2.0 ** (-8 * (i + 1) / num) for i in range(num)]
     return slopes + [2.0 ** (-4 * (2 * i + 1) / num) for i in range(num_heads - num)]
-
-
-# DOC of realengine.model.decoders: A decoder for Gemma 2 and 3: norms after each part, GELU, caps, and two kinds of rotary positions.
-# DOC of realengine.model.decoders: A decoder for gpt-oss: attention sinks, and experts with biases and a clamped activation.

@@ -1,4 +1,7 @@
-"""Readers of the config.json of families of models with other parts than Llama's. One family per file."""
+"""Readers of the config.json of families of models that have other parts than Llama's.
+
+They read the fields that `realengine.model.config_json` does not read for all families.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ VOCAB_2 = 125_696  # vocabulary of Baichuan 2, whose head is normalised
 
 
 def baichuan_fields(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of an `Architecture` that this family has of its own."""
+    """Returns the fields of an `Architecture` that this family has of its own.
+
+    Baichuan and Baichuan 2: fused queries, keys and values; ALiBi in the 13B models, RoPE in those of 7B.
+    """
     check_activation(fields)
     check_plain_weights(fields)
     has_positions = fields.value("max_position_embeddings") is not None
@@ -56,7 +62,10 @@ DEEPSEEK_NEEDED = (
 
 
 def deepseek_fields(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of an `Architecture` that this family has of its own."""
+    """Returns the fields of an `Architecture` that this family has of its own.
+
+    DeepSeek-V2 (Lite included) and V3: multi-head latent attention, shared experts, routing by groups.
+    """
     check_variants(fields)
     check_plain_weights(fields)
     nope_dim, rope_dim = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim")
@@ -128,7 +137,10 @@ GEMMA_PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 
 
 def gemma_fields(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of an `Architecture` that this family has of its own."""
+    """Returns the fields of an `Architecture` that this family has of its own.
+
+    Gemma 2 and 3 (text): norms before and after each part, alternating windows, caps on scores and logits.
+    """
     for name in ("hidden_act", "hidden_activation"):
         if fields.value(name) not in (None, GELU):
             raise wrong(name, fields.value(name), f"only {GELU} is computed for this family")
@@ -186,7 +198,10 @@ GLM_SHARE = 0.5  # transformers' default for files without partial_rotary_factor
 
 
 def glm_fields(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of an `Architecture` that this family has of its own."""
+    """Returns the fields of an `Architecture` that this family has of its own.
+
+    GLM-4: parts of heads rotated in neighbouring pairs, biases of projections, gate and up fused.
+    """
     check_activation(fields)
     check_plain_weights(fields)
     head_dim = fields.whole_or_none("head_dim") or head_dim_of(
@@ -208,7 +223,10 @@ DEFAULT_ALPHA, DEFAULT_LIMIT = 1.702, 7.0
 
 
 def gpt_oss_fields(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of an `Architecture` that this family has of its own."""
+    """Returns the fields of an `Architecture` that this family has of its own.
+
+    gpt-oss: attention sinks, alternating windows, biases, a clamped activation, and experts in MXFP4.
+    """
     check_activation(fields)
     if not fields.flag("attention_bias", default=True):
         raise wrong("attention_bias", False, "gpt-oss has biases; must be true")
@@ -250,7 +268,10 @@ LONGROPE = ("su", "yarn", "longrope")  # names of longrope in files of different
 
 
 def phi3_fields(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of an `Architecture` that this family has of its own."""
+    """Returns the fields of an `Architecture` that this family has of its own.
+
+    Phi-3 and Phi-4 (mini): fused projections in the checkpoint, parts of heads rotated, longrope.
+    """
     check_activation(fields)
     check_no_biases(fields)
     check_plain_weights(fields)
@@ -305,11 +326,3 @@ def _longrope(
         "factor": scaling.get("factor") or longest / original,
         "attention_factor": scaling.get("attention_factor"),
     }
-
-
-# DOC of realengine.model.families: Baichuan and Baichuan 2: fused queries, keys and values; ALiBi in the 13B models, RoPE in those of 7B.
-# DOC of realengine.model.families: DeepSeek-V2 (Lite included) and V3: multi-head latent attention, shared experts, routing by groups.
-# DOC of realengine.model.families: Gemma 2 and 3 (text): norms before and after each part, alternating windows, caps on scores and logits.
-# DOC of realengine.model.families: GLM-4: parts of heads rotated in neighbouring pairs, biases of projections, gate and up fused.
-# DOC of realengine.model.families: gpt-oss: attention sinks, alternating windows, biases, a clamped activation, and experts in MXFP4.
-# DOC of realengine.model.families: Phi-3 and Phi-4 (mini): fused projections in the checkpoint, parts of heads rotated, longrope.

@@ -1,4 +1,4 @@
-"""Model input of one step, as tensors on the device."""
+"""Model input of one step, as tensors on the device; copies of small arrays to the device without waiting."""
 
 from __future__ import annotations
 
@@ -104,6 +104,3 @@ class Upload:
     def copied(self, array: NDArray[np.int32]) -> torch.Tensor:
         """Copies a rarely sent array to the device; may wait for it."""
         return torch.from_numpy(array).to(self._device)
-
-
-# DOC of realengine.runner.batch: Copies small arrays from the host to the device without waiting for it.

@@ -1,4 +1,4 @@
-"""Which KV decoding sequences keep, and where: what executor and runner ask of a cache that drops KV."""
+"""Caches that drop KV: which KV decoding sequences keep, and where, as executor and runner ask for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,22 @@ def check_full_attention(architecture: Architecture, caching: Caching) -> None:
 
 
 class KeptWindow(NamedTuple):
-    """The kept tokens of every sequence that decodes."""
+    """The kept tokens of every sequence that decodes.
+
+    Attention sinks with a window of recent tokens: where a decoding sequence has the KV that it keeps.
+
+    Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024, with the memory of
+    `policies.caching.streaming`: a prompt is computed with full attention, and then cut. The window is a
+    ring, in which each new token takes the place of the oldest:
+
+        place     | 0 ... S - 1 |  S ... S + R - 1           |    S sinks, R recent tokens
+        token p   |  p < S: p   |  S + (p - S) mod R         |
+
+    Keys are rotated by the position of their token in the text, so the order of places does not matter, and
+    no stored key is rotated again. In the paper positions are places in the cache, so that texts may be
+    longer than the model's context; here they end at the context. Recent tokens have the same distances in
+    both.
+    """
 
     num_sinks: int
     num_recent: int
@@ -149,7 +164,24 @@ class Part(NamedTuple):
 
 
 class KeptPrompt:
-    """The kept tokens of every sequence. num_slots: largest number of sequences with KV at once."""
+    """The kept tokens of every sequence. num_slots: largest number of sequences with KV at once.
+
+    Prompts that are cut to the tokens to which their last ones attend most (SnapKV): what is kept, and where.
+
+    Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024, with the memory
+    of `policies.caching.selective.PromptPool`. In every layer, the attention weights of the observation
+    window, the last W tokens of the prompt, are summed for each token before it; the largest sum within
+    POOLED neighbours counts (max pooling), and the tokens with the largest ones stay. Query heads that share
+    a KV head choose together, by the sum of their weights; each KV head of each layer keeps other tokens, but
+    as many.
+
+        place  | 0 ... N - W - 1      |  N - W ... N - 1  |  N ...            N tokens kept of P in the prompt
+        token  | chosen by the layer  |  P - W ... P - 1  |  P ...: the output, at position - (P - N)
+
+    Keys are rotated by the positions of their tokens in the text, so their order in the cache does not
+    matter. If chunks divide the window, the sums of each are added: the keys before a token are in the cache
+    when it is computed. A preempted sequence is computed anew as a whole and cut in the same way.
+    """
 
     def __init__(self, caching: SnapKv, num_layers: int, num_slots: int, device: torch.device) -> None:
         self._num_kept = caching.num_kept_tokens
@@ -329,33 +361,3 @@ class _Observed:
         out = self._attention(q_THD, kv, contexts, chunks, options, tree=tree, out_THD=out_THD)
         self._look(q_THD, kv, contexts, options)
         return out
-
-
-# DOC of realengine.runner.kept_tokens: Attention sinks with a window of recent tokens: where a decoding sequence has the KV that it keeps.
-#
-# Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024, with the memory of
-# `policies.caching.streaming`: a prompt is computed with full attention, and then cut. The window is a ring, in
-# which each new token takes the place of the oldest:
-#
-#     place     | 0 ... S - 1 |  S ... S + R - 1           |    S sinks, R recent tokens
-#     token p   |  p < S: p   |  S + (p - S) mod R         |
-#
-# Keys are rotated by the position of their token in the text, so the order of places does not matter, and no
-# stored key is rotated again. In the paper positions are places in the cache, so that texts may be longer than
-# the model's context; here they end at the context. Recent tokens have the same distances in both.
-#
-# DOC of realengine.runner.kept_tokens: Prompts that are cut to the tokens to which their last ones attend most (SnapKV): what is kept, and where.
-#
-# Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", NeurIPS 2024, with the memory of
-# `policies.caching.selective.PromptPool`. In every layer, the attention weights of the observation window, the
-# last W tokens of the prompt, are summed for each token before it; the largest sum within POOLED neighbours
-# counts (max pooling), and the tokens with the largest ones stay. Query heads that share a KV head choose
-# together, by the sum of their weights; each KV head of each layer keeps other tokens, but as many.
-#
-#     place  | 0 ... N - W - 1      |  N - W ... N - 1  |  N ...            N tokens kept of P in the prompt
-#     token  | chosen by the layer  |  P - W ... P - 1  |  P ...: the output, at position - (P - N)
-#
-# Keys are rotated by the positions of their tokens in the text, so their order in the cache does not matter. If
-# chunks divide the window, the sums of each are added: the keys before a token are in the cache when it is
-# computed. A preempted sequence is computed anew as a whole and cut in the same way.
-#

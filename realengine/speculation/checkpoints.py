@@ -61,7 +61,10 @@ NOT_COMPUTED = ("norm_before_fc", "fc_norm", "norm_output")
 
 
 class Eagle3Options(NamedTuple):
-    """The options of an EAGLE-3 draft."""
+    """The options of an EAGLE-3 draft.
+
+    config.json of EAGLE's layers: flat, or that of the library speculators, which has the layer's inside.
+    """
 
     taps: tuple[int, ...]
     """The layers of the target of whose inputs the hidden states are read."""
@@ -117,7 +120,17 @@ D2T, T2D = "d2t", "t2d"
 
 
 class LayerWeights(NamedTuple):
-    """The weights of a draft by their own names; architecture: that of its layers."""
+    """The weights of a draft by their own names; architecture: that of its layers.
+
+    Layers that draft from hidden states: EAGLE, EAGLE-3 and modules for multi-token prediction.
+
+    eagle: fc, layers.0.* without an input norm, embed_tokens if it is not the target's.
+    eagle3: fc over several hidden states, midlayer.* or layers.0.* with a norm for each half of its input,
+    norm, lm_head and d2t (draft token i is token i + d2t[i] of the target), embed_tokens if it is not the
+    target's.
+    mtp: mtp.* (Qwen3-Next) or model.layers.{n}.* behind the target's n layers (DeepSeek), with attention of
+    q_proj, k_proj, v_proj; embeddings, and the head if the checkpoint has none, are the target's.
+    """
 
     architecture: Architecture
     tensors: dict[str, torch.Tensor]
@@ -317,6 +330,14 @@ def load_heads(
     """Returns the blocks and the projection of every head of a checkpoint; of random weights, num_heads.
 
     Raises ValueError if there are fewer than num_heads, or if a tensor does not fit the target.
+
+    Medusa's heads, in two layouts.
+
+        published  {i}.{b}.linear.weight, {i}.{b}.linear.bias  block b of head i   {i}.{n}.weight   projection
+        vLLM's     blocks.{i}.layers.{b}.weight, .bias if any  block b of head i   lm_heads.{i}.weight
+
+    n: the number of blocks. Either may stand behind `medusa_heads.`. A folder may also have config.json,
+    whose fields are not needed: the tensors say all.
     """
     names = _Names(source, num_heads)
     tensors, _ = read_weights(source, context, lambda checkpoint: names.table(checkpoint, context))
@@ -375,23 +396,3 @@ class _Names:
                     weights.append(whole(f"{head}.{number}.bias", f"{block}.bias", (hidden,)))
             weights.append(whole(f"{head}.projection", name(projection), (vocab, hidden)))
         return weights
-
-
-# DOC of realengine.speculation.checkpoints: Reads tables of weights for drafts: from a safetensors checkpoint, or random ones.
-# DOC of realengine.speculation.checkpoints: config.json of EAGLE's layers: flat, or that of the library speculators, which has the layer's inside.
-# DOC of realengine.speculation.checkpoints: Layers that draft from hidden states: EAGLE, EAGLE-3 and modules for multi-token prediction.
-#
-# eagle    fc, layers.0.* without an input norm, embed_tokens if it is not the target's
-# eagle3   fc over several hidden states, midlayer.* or layers.0.* with a norm for each half of its input, norm,
-# lm_head and d2t (draft token i is token i + d2t[i] of the target), embed_tokens if it is not the target's
-# mtp      mtp.* (Qwen3-Next) or model.layers.{n}.* behind the target's n layers (DeepSeek), with attention of
-# q_proj, k_proj, v_proj; embeddings, and the head if the checkpoint has none, are the target's
-#
-# DOC of realengine.speculation.checkpoints: Medusa's heads, in two layouts.
-#
-#     published   {i}.{b}.linear.weight, {i}.{b}.linear.bias   block b of head i     {i}.{n}.weight   projection
-#     vLLM's      blocks.{i}.layers.{b}.weight, .bias if any   block b of head i     lm_heads.{i}.weight
-#
-# n: the number of blocks. Either may stand behind `medusa_heads.`. A folder may also have config.json, whose
-# fields are not needed: the tensors say all.
-#

@@ -81,7 +81,14 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 
 class BlockFormat(NamedTuple):
-    """Name, weights and bytes of a block, and its dequantisation (None: plain floats)."""
+    """Name, weights and bytes of a block, and its dequantisation (None: plain floats).
+
+    Block formats of ggml: weights and bytes per block, and the dequantisation of its bytes.
+
+    A block is 32 weights (256 in the K formats) with their own scales. Each function takes uint8 [blocks,
+    bytes] and returns fp32 [blocks, weights]. d: scale, m: minimum, both fp16; q: the stored number; low
+    nibbles come first.
+    """
 
     name: str
     num_weights: int
@@ -313,11 +320,3 @@ def _numbers(data: np.ndarray[Any, np.dtype[np.uint8]], kind: BlockFormat) -> to
         return torch.from_numpy(kind.dequantise(data.reshape(-1, kind.num_bytes)).reshape(-1))
     floats = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     return torch.from_numpy(data.copy()).view(floats[kind.name])
-
-
-# DOC of realengine.weights.gguf: Block formats of ggml: weights and bytes per block, and the dequantisation of its bytes.
-#
-# A block is 32 weights (256 in the K formats) with their own scales. Each function takes uint8 [blocks, bytes]
-# and returns fp32 [blocks, weights]. d: scale, m: minimum, both fp16; q: the stored number; low nibbles come
-# first.
-#

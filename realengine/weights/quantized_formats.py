@@ -1,13 +1,4 @@
-"""Format of linear layers that a checkpoint stores in 4 bits, as AWQ or GPTQ (Lin 2024, Frantar 2023).
-
-Instead of a projection's `weight` [N, K] there are, with G groups of inputs (K / group_size, or one):
-
-    | tensor  | AWQ "gemm"       | GPTQ             |                                               |
-    | qweight | int32 [K, N / 8] | int32 [K / 8, N] | eight weights per word                        |
-    | qzeros  | int32 [G, N / 8] | int32 [G, N / 8] | zero points; less one in GPTQ's first format  |
-    | scales  | [G, N]           | [G, N]           |                                               |
-    | g_idx   |                  | int32 [K]        | each input's group, if it is stored           |
-"""
+"""Quantised formats of linear layers in checkpoints: 4 bits as AWQ or GPTQ, and FP8."""
 
 from __future__ import annotations
 
@@ -46,7 +37,16 @@ PER_WORD = 32 // BITS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedFormat:
-    """4-bit format of a checkpoint's linear layers."""
+    """4-bit format of a checkpoint's linear layers, as AWQ or GPTQ (Lin 2024, Frantar 2023).
+
+    Instead of a projection's `weight` [N, K] there are, with G groups of inputs (K / group_size, or one):
+
+        | tensor  | AWQ "gemm"       | GPTQ             |                                               |
+        | qweight | int32 [K, N / 8] | int32 [K / 8, N] | eight weights per word                        |
+        | qzeros  | int32 [G, N / 8] | int32 [G, N / 8] | zero points; less one in GPTQ's first format  |
+        | scales  | [G, N]           | [G, N]           |                                               |
+        | g_idx   |                  | int32 [K]        | each input's group, if it is stored           |
+    """
 
     quant_method: str
     """Quantization method: awq or gptq."""
@@ -96,6 +96,3 @@ class PackedFormat:
 def stored_as(name: str, kind: str) -> str:
     """Returns the name of a tensor that replaces a weight: "...q_proj.weight" -> "...q_proj.qweight"."""
     return name.removesuffix("weight") + kind
-
-
-# DOC of realengine.weights.quantized_formats: Recognises the quantization_config of checkpoints with FP8 weights (`realengine.weights.fp8`).
