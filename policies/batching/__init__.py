@@ -1,4 +1,4 @@
-"""Batching policies: they decide which sequences share an iteration, with how many tokens. One per file."""
+"""Batching policies: they decide which sequences share an iteration, with how many tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing policies: they choose the replica for each request. One policy per file."""
+"""Routing policies: they choose the replica for each request. One idea per file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autoscaling policies: they decide the number of replicas of a pool. One policy per file."""
+"""Autoscaling policies: they decide the number of replicas of a pool. One idea per file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of scheduling policies, which order admissions and preemptions. One policy per file."""
+"""The interface of scheduling policies, which order admissions and preemptions. One idea per file."""
 
 from __future__ import annotations
 

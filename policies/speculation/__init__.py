@@ -1,4 +1,4 @@
-"""Speculative decoding: proposers draft tokens, draft-length policies decide how many. One per file."""
+"""Speculative decoding: proposers draft tokens, draft-length policies decide how many."""
 
 from __future__ import annotations
 
