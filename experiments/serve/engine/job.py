@@ -16,13 +16,12 @@ from rich.console import Console
 from experiments.app.terminal import terminal_console
 from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.batches.routes import add_batch_routes
-from experiments.serve.engine.backend import EngineBackend
+from experiments.serve.engine.backend import EngineBackend, EngineSleep
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
-from experiments.serve.engine.sleep import EngineSleep
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
