@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from experiments.train_draft import __main__ as entry
 from experiments.train_draft import eagle, medusa
-from experiments.train_draft.command import run
+from experiments.train_draft.__main__ import run
 from experiments.train_draft.prompts import TASKS, built_in, from_file
 from experiments.train_draft.settings import TrainSettings
 from experiments.train_draft.texts import Text, read
