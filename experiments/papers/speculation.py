@@ -8,6 +8,8 @@ A row is priced as one pass in the middle of the answers of a fixed batch:
 
 `python -m experiments.papers.speculation --simulate` simulates one row of every kind of proposer,
 with the tokens per pass as its acceptance, and prints the speed-up of the mean TPOT beside that of the price.
+
+Prices in units of a pass use a latency level in which every pass of the target takes a second.
 """
 
 from __future__ import annotations
@@ -258,6 +260,3 @@ if __name__ == "__main__":
         main()
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
-
-
-# DOC of experiments.papers.speculation: A latency level in which every pass of the target takes a second, for prices in units of a pass.

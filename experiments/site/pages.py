@@ -1,9 +1,15 @@
-"""Pages of the site: where each Markdown file of the repository goes, and how its links are rewritten.
+"""Pages of the site: where each Markdown file of the repository goes, and what the built HTML fetches.
+
+Links of the Markdown files are rewritten.
 
 README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a
 page in `project/`; links to notebooks lead to their pages in `notebooks/`. Links to files that are not pages,
 such as sources, become plain text: the site needs no repository. A link whose text is the name of a file
 shows the title of the page instead, as the site has no such file.
+
+The built HTML is searched for addresses of other hosts from which a reader's browser would fetch files. The
+theme's script can load libraries from a public host, but only for elements of the classes `LOADS_CODE` and
+for the statistics of a repository, so pages with these count as well. Links are not fetched.
 """
 
 import os
@@ -173,10 +179,3 @@ def fetched_from_outside(folder: Path) -> Iterator[tuple[str, str]]:
     for file in sorted(folder.rglob("*.css")):
         found = _IN_STYLE.findall(file.read_text(encoding="utf-8"))
         yield from ((file.relative_to(folder).as_posix(), address) for address in found)
-
-
-# DOC of experiments.site.pages: Reads the built HTML: addresses of other hosts from which a reader's browser would fetch files.
-#
-# The theme's script can load libraries from a public host, but only for elements of the classes `LOADS_CODE`
-# and for the statistics of a repository, so pages with these count as well. Links are not fetched.
-#

@@ -1,6 +1,8 @@
 """All generated pages: settings, commands, Python interfaces, notebooks, and the glossary of the reports.
 
 Notebooks, which are kept without outputs, are pages of their texts and their code.
+
+The page of commands has what each prints with --help, and the settings that it adds to a run's.
 """
 
 import contextlib
@@ -83,6 +85,3 @@ def page_of(file: Path) -> str:
     return (
         "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in parts) + "\n"
     )
-
-
-# DOC of experiments.site.reference: Reference of the commands: what each prints with --help, and the settings that it adds to a run's.

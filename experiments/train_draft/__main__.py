@@ -141,6 +141,3 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-# DOC of experiments.train_draft.__main__: The steps of a training run: generate, read, train, measure.

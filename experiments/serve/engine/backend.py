@@ -1,4 +1,8 @@
-"""The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API."""
+"""The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API; its sleep mode.
+
+The sleep mode is for the routes of the server. Requests that come while it sleeps wait for the wake-up, as in
+vLLM. Its memory comes back as a whole, so it sleeps until all parts have been woken.
+"""
 
 from __future__ import annotations
 
@@ -257,10 +261,3 @@ class EngineSleep:
                 except (ValueError, RuntimeError) as error:
                     raise ApiError(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from None
             self._asleep = left
-
-
-# DOC of experiments.serve.engine.backend: The sleep mode of the real engine, for the routes of the server.
-#
-# Requests that come while it sleeps wait for the wake-up, as in vLLM. Its memory comes back as a whole, so it
-# sleeps until all parts have been woken.
-#

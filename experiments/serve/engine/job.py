@@ -1,4 +1,7 @@
-"""One run of a server with the real engine: loads, serves, drains, and writes what happened."""
+"""One run of a server with the real engine: loads, serves, drains, and writes what happened.
+
+The settings of its engine come from the scenario and from `serve.engine`.
+"""
 
 from __future__ import annotations
 
@@ -322,6 +325,3 @@ def _check_unsimulated(address: Address, settings: ServeSettings) -> None:
                 f"serve.{name}={getattr(settings, name)}: is of simulated fleets, and the real engine has "
                 "one engine, which generates its own outputs; leave it out"
             )
-
-
-# DOC of experiments.serve.engine.job: The settings of the engine of a server, from the scenario and from `serve.engine`.

@@ -1,4 +1,7 @@
-"""A simulated fleet as a back end: a live simulation says when the tokens of clients' requests leave."""
+"""A simulated fleet as a back end: a live simulation says when the tokens of clients' requests leave.
+
+A limit on the requests that wait in a replica refuses further ones, with status 503.
+"""
 
 from __future__ import annotations
 
@@ -358,6 +361,3 @@ class WaitingLimit(GatewayAttachment):
         return num_waiting < self._max_waiting and (
             num_waiting + len(replica.intake.entries()) < self._max_waiting
         )
-
-
-# DOC of experiments.serve.simulated.fleet: A limit on the requests that wait in a replica; further ones are refused, with status 503.
