@@ -43,12 +43,11 @@ from policies.routing.session_affinity import SessionAffinity
 from policies.routing.slo_aware import CostAware, SloAware
 from policies.scheduling.deadlines import EarliestDeadlineFirst, LeastSlack
 from policies.scheduling.fcfs import Fcfs, QueueOrder
-from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 

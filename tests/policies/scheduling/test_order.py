@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from policies.core.plan import StepOutcome
 from policies.scheduling.deadlines import EarliestDeadlineFirst, LeastSlack
 from policies.scheduling.fcfs import Fcfs
-from policies.scheduling.length_aware import LengthAware
 from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from policies.core.plan import StepOutcome
 from policies.scheduling import Overdue
-from policies.scheduling.length_aware import LengthAware
-from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 
 
 class FixedPredictions:

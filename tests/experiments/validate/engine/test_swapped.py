@@ -20,7 +20,7 @@ from hwmodels.hf.config import from_hf_fields
 from hwmodels.host import HostOverhead
 from hwmodels.iterations import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
-from policies.scheduling.length_aware import LengthAware
+from policies.scheduling.shortest_job import LengthAware
 from realengine.model.architecture import Architecture
 from tests.experiments.validate.engine.engine_runs import UnevenClock, run_engine, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS
