@@ -1,4 +1,4 @@
-"""The shortest job first, by predicted output lengths, without and with preemption."""
+"""Short jobs first: by predicted output, without and with preemption, or by the prompt that remains."""
 
 from __future__ import annotations
 
@@ -134,7 +134,20 @@ class ShortestRemaining(Scheduling):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthAware(Scheduling):
-    """Orders prompts by their uncomputed tokens."""
+    """Orders prompts by their uncomputed tokens.
+
+    Length-aware order of prefills: by the tokens that remain to compute, short first or long first.
+
+    Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens are first,
+    both among waiting sequences and among those in prefill, which a chunked batching policy serves in this
+    order (`StepView.prefilling`). A short prompt that arrives during the prefill of a long one need not wait
+    for its chunks if the batching policy starts several prompts. Long first: the reverse, so that long
+    prompts start early and short ones fill the rest of the budget. Assumes that prefill time grows with
+    tokens. Prompts of the other kind starve while preferred ones keep arriving; max_wait_s limits that for
+    waiting requests, as in shortest_job_first. Memory pressure: the last in this order by prompt length is
+    preempted. Horizon: with several sequences in prefill the order of short first does not change, as the
+    first only gets shorter; long first decides every iteration.
+    """
 
     long_first: bool = False
     """Whether the most uncomputed tokens are first; else the fewest."""
@@ -166,17 +179,3 @@ class LengthAware(Scheduling):
     def on_end(self, seq: SequenceView) -> None:
         """Removes a sequence that has ended."""
         self._overdue.forget(seq)
-
-
-# DOC of policies.scheduling.shortest_job: Length-aware order of prefills: by the tokens that remain to compute, short first or long first.
-#
-# Prompt lengths are known, so no predictor is needed. Short first: the fewest uncomputed tokens are first, both
-# among waiting sequences and among those in prefill, which a chunked batching policy serves in this order
-# (`StepView.prefilling`). A short prompt that arrives during the prefill of a long one need not wait for its
-# chunks if the batching policy starts several prompts. Long first: the reverse, so that long prompts start
-# early and short ones fill the rest of the budget. Assumes that prefill time grows with tokens. Prompts of the
-# other kind starve while preferred ones keep arriving; max_wait_s limits that for waiting requests, as in
-# shortest_job_first. Memory pressure: the last in this order by prompt length is preempted. Horizon: with
-# several sequences in prefill the order of short first does not change, as the first only gets shorter; long
-# first decides every iteration.
-#
