@@ -1,12 +1,23 @@
-"""Checks for settings classes. They test for finite numbers, as NaN passes a comparison like `value < 0`."""
+"""Checks of what a user gives: numbers in settings, and files.
+
+The checks of settings classes test for finite numbers, as NaN passes a comparison like `value < 0`.
+
+Files are regular ones only, within a limit that is known before they are read. A pipe may never say anything,
+a device never end, and a small compressed table may hold gigabytes; of all of them only the head is looked
+at. Every reader of the project's commands opens its files here or in `sim.workload.trace_files`, which rests
+on this module.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import stat
 from collections.abc import Iterable
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 
 def check_finite(name: str, value: float, *, unit: str = "", zero_allowed: bool = False) -> None:
@@ -56,3 +67,84 @@ def is_finite(value: object) -> bool:
 def is_whole(value: object) -> bool:
     """Tests whether a value is a whole number; a boolean is not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+MAX_BYTES = 1 << 30
+"""Largest text file that is read whole."""
+LEAST_TABLE_BYTES = 1 << 28
+MAX_EXPANSION = 100
+"""Memory of a table, as a multiple of its file, that is allowed beyond `LEAST_TABLE_BYTES`."""
+TABLE_LIMIT = "WINDTUNNEL_MAX_TABLE_BYTES"
+"""Environment variable that sets the largest memory of a Parquet table instead."""
+NUMBER_BYTES, TEXT_BYTES = 8, 64
+"""Memory of a value in a table: of a number, and of a Python object with a short text."""
+
+
+class UnreadableFileError(ValueError):
+    """A file that is not regular, or larger than it may be; the message does not name it."""
+
+
+def open_regular(file: Path, max_bytes: int | None = None) -> IO[bytes]:
+    """Opens a regular file without waiting for a writer.
+
+    max_bytes: its largest size; None: any. Raises OSError, and UnreadableFileError.
+    """
+    opened = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        found = os.fstat(opened)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(21, "is a folder", str(file))
+        if not stat.S_ISREG(found.st_mode):
+            raise UnreadableFileError("must be a regular file, not a pipe, socket or device")
+        if max_bytes is not None and found.st_size > max_bytes:
+            raise UnreadableFileError(f"must have at most {max_bytes:,} bytes, has {found.st_size:,}")
+        return os.fdopen(opened, "rb")
+    except BaseException:
+        os.close(opened)
+        raise
+
+
+def read_bytes(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Returns the content of a file. Raises OSError, and UnreadableFileError, also if the file grows."""
+    with open_regular(file, max_bytes) as opened:
+        content = opened.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UnreadableFileError(f"must have at most {max_bytes:,} bytes, has more")
+    return content
+
+
+def read_text(file: Path, max_bytes: int = MAX_BYTES, *, errors: str = "strict") -> str:
+    """Returns the text of a file in UTF-8, with line feeds as line ends.
+
+    Raises as `read_bytes`, and UnicodeDecodeError.
+    """
+    text = read_bytes(file, max_bytes).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_table(file: Path) -> None:
+    """Raises UnreadableFileError if a Parquet file is not regular, or expands to too much memory.
+
+    Its footer says how many values its columns have; repeated ones take no room in the file. Also raises
+    OSError, and ValueError for a footer that cannot be read.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415  (0.1 s, and no other function of this module needs it)
+
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        about = pq.read_metadata(opened)
+    total = 0
+    for i in range(about.num_row_groups):
+        group = about.row_group(i)
+        for k in range(group.num_columns):
+            column = group.column(k)
+            is_text = column.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+            total += column.num_values * (TEXT_BYTES if is_text else NUMBER_BYTES)
+    given = os.environ.get(TABLE_LIMIT, "")
+    limit = int(given) if given.isdecimal() else max(LEAST_TABLE_BYTES, MAX_EXPANSION * size)
+    if total > limit:
+        raise UnreadableFileError(
+            f"its {about.num_rows:,} rows of {about.num_columns:,} columns would take {total:,} bytes of "
+            f"memory, and may take {limit:,}; set the environment variable {TABLE_LIMIT} to a higher limit "
+            "if it is sound"
+        )

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from policies.adapters import registry
-from policies.adapters.residents import Residents
+from policies.adapters.serving import Adapter, Registry, Residents
 from policies.caching.pool import BlockPool, KvMemory, pool_of
 from realengine.clock import Clock, WallClock
 from realengine.engine import Engine
@@ -161,6 +160,6 @@ def _residents(
     """Returns the policy that decides which adapters are resident; None if no adapters are served."""
     if bank is None:
         return None
-    served = [registry.Adapter(name=name, rank=rank) for name, rank in bank.ranks.items()]
-    known = registry.Registry(served, model.architecture.model_type)
+    served = [Adapter(name=name, rank=rank) for name, rank in bank.ranks.items()]
+    known = Registry(served, model.architecture.model_type)
     return turns_of_adapters(settings, bank.max_rank).residents(known, pool)

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from policies.core.engine import EngineCore
-from policies.user_code.failure import Policy, failure
+from policies.user_code import Policy, failure
 
 P = ParamSpec("P")
 R = TypeVar("R")

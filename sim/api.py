@@ -15,18 +15,21 @@ from sim.metrics.dialects import DIALECTS, in_dialects
 from sim.metrics.plots import Plots
 from sim.metrics.result import RunResult
 from sim.metrics.token_times import known_token_times
-from sim.records.event_table import events_table
-from sim.records.run import RunRecords
+from sim.records.run import RunRecords, events_table
 from sim.records.table import to_pandas
-from sim.report import evidence, wording
-from sim.report.attainment import slo_attainment
-from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report import lines, wording
 from sim.report.dialect_tables import dialect_frame
-from sim.report.files import write_result
-from sim.report.fleet import replicas_over_time
-from sim.report.latency import latency_cdfs, ttft_by_prompt_length
 from sim.report.page import headline_html
-from sim.report.timeline import timeline
+from sim.report.plots import (
+    iteration_times,
+    latency_cdfs,
+    replicas_over_time,
+    slo_attainment,
+    time_by_kind,
+    timeline,
+    ttft_by_prompt_length,
+)
+from sim.report.run_files import write_result
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 
@@ -122,12 +125,12 @@ class Result:
 
     @property
     def events(self) -> pd.DataFrame:
-        """One row per event: see `sim.records.event_table.events_table`."""
+        """One row per event: see `sim.records.run.events_table`."""
         return events_table(self.run.records).to_pandas() if self.folder is None else self._read("events")
 
     @property
     def series(self) -> pd.DataFrame:
-        """One row per interval of time, of a run that has streamed: see `sim.metrics.load_series`."""
+        """One row per interval of time, of a run that has streamed: see `sim.metrics.series`."""
         return self._read("series")
 
     @property
@@ -222,11 +225,11 @@ class Result:
         return f"<Result: {wording.verdict(self.summary)}>"
 
     def __str__(self) -> str:
-        return "\n".join([wording.verdict(self.summary), *evidence.caveats(self.summary)])
+        return "\n".join([wording.verdict(self.summary), *lines.caveats(self.summary)])
 
     def _repr_html_(self) -> str:
         """Returns the headline figures as HTML, for a notebook."""
-        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in evidence.caveats(self.summary))
+        caveats = "".join(f"<p>{html.escape(text)}</p>" for text in lines.caveats(self.summary))
         verdict = html.escape(wording.verdict(self.summary))
         return f"<p><b>{verdict}</b></p>{caveats}{headline_html(self.summary)}"
 

@@ -80,7 +80,7 @@ ALLOWED = {
     "docs/cluster.md": {"troubles"},
     "sim/cluster/failures.py": {"troubles"},
     "sim/metrics/summary.py": {"troubles"},
-    "sim/report/fleet_lines.py": {"troubles"},
+    "sim/report/lines.py": {"troubles"},
     "tests/experiments/compare/test_comparisons.py": {"troubles"},
     "tests/experiments/simulate/test_simulate.py": {"troubles"},
     "tests/sim/workload/test_streams.py": {"troubles"},

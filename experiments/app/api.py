@@ -10,12 +10,11 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import config_dirs, find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import with_new_names
-from experiments.app.settings.resolve import resolved
 from sim.api import Result, RunConfig, simulate_config, stream_config
 from sim.cluster.attached import UserProcess
 from sim.settings.errors import ConfigError

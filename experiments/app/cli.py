@@ -21,9 +21,14 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import NamedTuple
 
-from experiments.app.job import CannotWriteError, UnsuccessfulError
-from experiments.app.process import begin_collection, output_errors_kept, without_secrets
-from policies.user_code.failure import PolicyError, trace_of, with_quote
+from experiments.app.job import (
+    CannotWriteError,
+    UnsuccessfulError,
+    begin_collection,
+    output_errors_kept,
+    without_secrets,
+)
+from policies.user_code import PolicyError, trace_of, with_quote
 from sim.settings.errors import ConfigError, suggest
 
 

@@ -20,10 +20,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from sim.report import evidence, wording
+from sim.report import lines, wording
 from sim.report.dialect_tables import dialect_tables
-from sim.report.fleet_lines import fleet_lines
-from sim.report.pressure_lines import pressure_lines
 from sim.report.wording import bill_line, training_line
 from sim.workload.base import Source
 
@@ -53,7 +51,7 @@ def print_verdict(summary: dict[str, Any], caveats: Iterable[str], console: Cons
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Prints the summary that `sim.metrics.summary.summarise` returned."""
-    print_verdict(summary, evidence.caveats(summary), console)
+    print_verdict(summary, lines.caveats(summary), console)
     latencies = [["ms", *wording.STATISTICS, "count"], *wording.latency_rows(summary)]
     print_tables([latencies, *wording.class_tables(summary)], console)
     console.print(_figures(summary, console))
@@ -62,9 +60,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if pools := wording.pool_table(summary):
         print_tables([pools], console)
     print_tables([rows for rows in (wording.own_table(summary), *dialect_tables(summary)) if rows], console)
-    for line in (*pressure_lines(summary), *fleet_lines(summary)):
+    for line in (*lines.pressure_lines(summary), *lines.fleet_lines(summary)):
         console.print(Text(line))
-    for line in evidence.interval_lines(summary):
+    for line in lines.interval_lines(summary):
         console.print(Text(line, style="dim"))
     for line in (wording.energy_line(summary), bill_line(summary), training_line(summary)):
         if line:
@@ -107,10 +105,10 @@ def _figures(summary: dict[str, Any], console: Console) -> Table:
     """Returns the headline blocks side by side, two columns each, or one below the other."""
     blocks = wording.headline(summary)
     if console.width >= WIDE_COLUMNS:
-        lines = zip(*(block.items() for block in blocks.values()), strict=True)
+        rows = zip(*(block.items() for block in blocks.values()), strict=True)
         headings = [text for title in blocks for text in (title, "")]
         side_by_side = plain_table(
-            [headings, *([text for item in line for text in item] for line in lines)], (0, 2, 4)
+            [headings, *([text for item in row for text in item] for row in rows)], (0, 2, 4)
         )
         if fits(side_by_side, console):
             return side_by_side

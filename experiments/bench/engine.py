@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.study.peer_config import peer_config
-from policies.batching.prefill_first import PrefillFirst
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM

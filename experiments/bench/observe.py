@@ -20,8 +20,7 @@ import numpy as np
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from sim.workload.arrivals import Poisson
-from sim.workload.distributions import Fixed
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths
 from sim.workload.synthetic import Synthetic
 
 

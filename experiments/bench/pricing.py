@@ -17,8 +17,8 @@ import numpy as np
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
-from hwmodels.speculation.model import decodes_with_drafts
+from hwmodels.iterations import IterationShape, causal_pairs
+from hwmodels.speculation import decodes_with_drafts
 from sim.settings.scenario import build_scenario
 
 NUM_ITERATIONS = 1000

@@ -38,8 +38,7 @@ from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import request_figures
 from sim.records.requests import Status
 from sim.workload.arrivals import Poisson
-from sim.workload.distributions import Lognormal
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Lengths, Lognormal
 from sim.workload.synthetic import Synthetic
 
 LATENCIES = ("ttft", "tpot", "e2e")

@@ -17,8 +17,7 @@ from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
 from sim.workload.arrivals import Poisson
 from sim.workload.formats import TraceLabJsonl
-from sim.workload.recording import Recording
-from sim.workload.traffic_log import TrafficLog
+from sim.workload.recording import Recording, TrafficLog
 from sim.workload.untimed_traces import WekaJsonl
 
 CALLS = 50

@@ -32,11 +32,11 @@ from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, is_calibration
 from experiments.study.yaml_text import figure
-from hwmodels.devices.device import Device
-from hwmodels.operators.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.operators import Calibration
 from hwmodels.operators.gemm import GemmCurve
+from sim.report.files import write_whole
 from sim.report.plain_page import drawn, write_page
-from sim.report.whole_file import write_whole
 from sim.settings.build import build_as
 
 COLUMNS = {

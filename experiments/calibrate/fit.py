@@ -11,7 +11,7 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.calibrate.tables import Measured
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.attention import capability_of, fit_attention
 from hwmodels.fitting.collectives import fit_collectives
 from hwmodels.fitting.gemm import capability_of as capability_of_gemm
@@ -19,7 +19,7 @@ from hwmodels.fitting.gemm import fit_gemm
 from hwmodels.fitting.mla import fit_mla
 from hwmodels.fitting.moe import fit_moe
 from hwmodels.fitting.robust import Fitted, errors, validation_rows
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from sim.settings.errors import ConfigError
 
 CURVES = {

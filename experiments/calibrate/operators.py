@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting import attention, collectives, gemm, limits, mla, moe
 from hwmodels.fitting.robust import Floats
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 
 Rows = Mapping[str, Any]
 Bools = NDArray[np.bool_]

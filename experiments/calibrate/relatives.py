@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
-from experiments.app.settings.resolve import resolved
 from experiments.calibrate.tables import tables_of
 from experiments.study.presets import NotSimulatedError, preset
-from hwmodels.devices.device import Device
-from hwmodels.operators.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.operators import Calibration
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from sim.report.look import BLUE, GREY, LIMIT, ORANGE, log_axis, styled
+from sim.report.chart import BLUE, GREY, LIMIT, ORANGE, log_axis, styled
 
 MAX_POINTS = 2000
 """Largest number of points of each colour in a plot."""

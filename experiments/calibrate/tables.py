@@ -12,7 +12,7 @@ from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.calibrate.operators import OPERATORS, Bools, Operator, Rows
 from experiments.study.presets import NotSimulatedError, plain, preset
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
 from hwmodels.levels.table_files import read_parquet
 from sim.settings.errors import ConfigError, suggest

@@ -22,14 +22,14 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.app.run_folder import check_output_file
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.calibrate.fit import error_figures, fit_calibration, kept, residuals, validation
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import composed, known_calibrations, measured_gpus, relative_of
 from experiments.calibrate.residual_plots import residual_figure
 from experiments.calibrate.tables import Measured, read_tables
-from hwmodels.devices.device import Device
-from hwmodels.operators.calibration import Calibration
+from hwmodels.device import Device
+from hwmodels.operators import Calibration
 from sim.report.plain_page import drawn, write_page
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

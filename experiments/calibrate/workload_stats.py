@@ -62,7 +62,7 @@ def _arrivals_yaml(arrival_s: np.ndarray) -> str:
 
 
 def _lengths_yaml(prompts: np.ndarray, outputs: np.ndarray) -> str:
-    text = f"{CITATION}_target_: sim.workload.lengths.Lengths\n"
+    text = f"{CITATION}_target_: sim.workload.distributions.Lengths\n"
     text += f"rank_correlation: {stats.spearmanr(prompts, outputs).statistic:.4f}\n"
     for name, tokens in (("prompt_tokens", prompts), ("output_tokens", outputs)):
         quantiles = np.quantile(tokens, PROBABILITIES)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study.yaml_text import figure, quoted
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 
 MAX_WIDTH = 120
 CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibration(), f.name))]

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.override import not_about
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
-from hwmodels.hf.asked import IS_QUANTISED
+from hwmodels.hf.quantization import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
-from sim.settings.build import build_as
-from sim.settings.convert import shown
+from sim.settings.build import build_as, shown
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario

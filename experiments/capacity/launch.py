@@ -16,21 +16,20 @@ import yaml
 
 from experiments.capacity.candidates import Candidate
 from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
-from hwmodels.hf.asked import ENGINE_NAMES
-from hwmodels.iterations.memory_profile import MemoryProfile
-from hwmodels.model.quantization import kind_of
+from hwmodels.hf.quantization import ENGINE_NAMES
+from hwmodels.iterations.memory import MemoryProfile
+from hwmodels.model.weights import kind_of
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import EQUAL_PROGRESS, InFlight
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.scheduling.fcfs import Fcfs
+from policies.scheduling.fcfs import Fcfs, QueueOrder
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
-from policies.scheduling.queue_order import QueueOrder
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {

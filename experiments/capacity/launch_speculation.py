@@ -11,12 +11,9 @@ from typing import Any
 
 from hwmodels.speculation.draft import ModelDraft
 from policies.speculation import DraftLengthTraits, Proposer, num_places
-from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.fixed import Fixed
-from policies.speculation.none import NoDrafts
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
-from policies.user_code.traits import name_of, traits_of
+from policies.speculation.draft_lengths import ByBatchSize, Fixed, NoDrafts
+from policies.speculation.proposers import Ngram, Suffix
+from policies.user_code import name_of, traits_of
 from sim.setup.scenario import Scenario
 
 VLLM_METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")

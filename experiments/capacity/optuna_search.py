@@ -27,9 +27,8 @@ from experiments.capacity.search import Search, State
 from experiments.study.steady_state import Lack
 from experiments.study.workers import Report, as_asked
 from sim.engine.interpreter import Interrupt
-from sim.metrics.paired import Interval
-from sim.settings.errors import ConfigError
-from sim.settings.nodes import NOT_OF_A_SCENARIO
+from sim.metrics.confidence import Interval
+from sim.settings.errors import NOT_OF_A_SCENARIO, ConfigError
 
 MAX_ASKED = 20
 """Most proposals per simulated trial; known and impossible candidates are answered without a simulation."""

@@ -27,8 +27,8 @@ from experiments.study.pareto import pareto
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.ops import decode_shape, largest_batch
-from sim.metrics.paired import Interval, mean_interval
-from sim.report.look import GREY, SERIES, styled
+from sim.metrics.confidence import Interval, mean_interval
+from sim.report.chart import GREY, SERIES, styled
 from sim.report.numbers import seconds
 from sim.report.plain_page import Content, folded, listed, table
 

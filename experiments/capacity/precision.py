@@ -12,8 +12,8 @@ from experiments.app.settings.override import Override
 from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.search import Search, State
-from hwmodels.model.matrices import Role
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
+from hwmodels.model.weights import Role
 from sim.engine.interpreter import Interrupt
 from sim.settings.build import build
 

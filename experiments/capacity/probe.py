@@ -19,7 +19,7 @@ from experiments.study.longer_traffic import last_begin_s, longer_traffic
 from experiments.study.seeds import DRAWING, draws
 from experiments.study.steady_state import Lack, lack_of
 from experiments.study.trace_runs import TraceRun, trace_interval
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.records.table import column, to_pandas
@@ -28,7 +28,7 @@ from sim.setup.replica_bounds import Demand, least_limit
 from sim.setup.scenario import Scenario
 from sim.workload.base import BeginsByRate, Source
 from sim.workload.listed import ListedSource, busiest_window, listed, repeated
-from sim.workload.scaled import faster
+from sim.workload.modified import faster
 
 KEPT = 6
 """Number of traffics that a process keeps in memory."""

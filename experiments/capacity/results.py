@@ -14,9 +14,9 @@ import pandas as pd
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Run, at_target, keeps
 from experiments.capacity.search import Search, State, Status
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from hwmodels.iterations.ops import decode_shape, prefill_shape
-from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
+from sim.metrics.confidence import Interval, Paired, compare_paired, mean_interval
 from sim.report.wording import LATENCIES, WAITS
 
 TABLE_FIGURES = ("output_tokens_per_s", "goodput_per_s", "tpot_p50_s", "watts")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.capacity.candidates import Candidate
-from hwmodels.iterations.memory_profile import GIB
+from hwmodels.iterations.memory import GIB
 from sim.setup.pool import PoolSettings
 
 LEAST_KV_BYTES = 0.5 * GIB
 """KV memory of a GPU that the errors of the memory model may use up."""
 SORTING_VERSION = "0.16.0"
-"""Last version of vLLM that sorts all logits: see `hwmodels.iterations.memory_profile`."""
+"""Last version of vLLM that sorts all logits: see `hwmodels.iterations.memory`."""
 
 
 def start_doubt(candidate: Candidate) -> str:

@@ -27,8 +27,8 @@ from experiments.capacity.within_error import kv_shortage, verdict, verdict_json
 from experiments.study.notes import expected_error_lines
 from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL
+from sim.metrics.confidence import Interval, Outcome
 from sim.metrics.definitions import plain_json
-from sim.metrics.paired import Interval, Outcome
 from sim.report.numbers import (
     MISSING,
     decimals_of,

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from experiments.capacity.results import Ranked
 from experiments.capacity.start_doubt import start_doubt
-from hwmodels.trust.table import RATIO, errors_at, shipped
-from sim.setup.expected_errors import place_of, unknown_because
+from hwmodels.trust import RATIO, errors_at, shipped
+from sim.setup.notes import place_of, unknown_because
 from sim.setup.pool import PoolSettings
 
 FULL = 0.995

@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.settings import CompareSettings
 from experiments.study.figures import as_text, check_metrics, leaves
 from experiments.study.runs import Point
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.override import Override, not_about
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
 from experiments.compare.command import comparison

@@ -20,9 +20,9 @@ from experiments.study.pages import line_style
 from experiments.study.runs import Point, settings_that_differ
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
-from sim.report.look import styled
+from sim.report.chart import styled
 from sim.report.plain_page import folded, line_with_band, listed, table
-from sim.settings.convert import shown
+from sim.settings.build import shown
 
 COLUMNS = 2
 ROW_PX = 340

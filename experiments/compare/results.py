@@ -12,8 +12,8 @@ import pandas as pd
 from experiments.compare.settings import Expectation, Experiment
 from experiments.study.figures import Metric
 from experiments.study.trace_runs import TraceRun, compare_traced, trace_interval
+from sim.metrics.confidence import Held, Interval, Outcome, Paired, compare_paired, judge_ratio, mean_interval
 from sim.metrics.definitions import plain_json
-from sim.metrics.paired import Held, Interval, Outcome, Paired, compare_paired, judge_ratio, mean_interval
 
 CLIPPED = "workload.num_clipped"  # a figure of summary.json
 

@@ -9,9 +9,9 @@ from experiments.compare.results import Comparison, Judged, Results
 from experiments.study.figures import Metric, label_of, unit_of
 from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL, interval_text, ratio_text, signed, with_sign
-from sim.metrics.paired import Held, Outcome, Paired
+from sim.metrics.confidence import Held, Outcome, Paired
 from sim.report.numbers import supported
-from sim.settings.convert import shown
+from sim.settings.build import shown
 
 HELD = {Held.HELD: "held", Held.MISSED: "not held", Held.UNDECIDED: "not decided"}
 

@@ -13,9 +13,9 @@ from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import caveats, verdicts
 from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.verdicts import LEVEL, interval_text, ratio_text
-from sim.metrics.paired import Held, Outcome
+from sim.metrics.confidence import Held, Outcome
 from sim.report.numbers import MISSING, half_text, mean_text, with_interval
-from sim.settings.convert import shown
+from sim.settings.build import shown
 
 OUTCOMES = {
     Outcome.BETTER: "better",

@@ -13,7 +13,7 @@ from experiments.conformance.worlds import World
 from policies.adapters.exchange import Exchange
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory

@@ -55,10 +55,9 @@ from experiments.conformance.words import in_words
 from policies.adapters import AdapterServing
 from policies.batching import DecodesUnasked, supports_mixed_role
 from policies.caching.pool import Caching
-from policies.routing.static import reads_replicas
+from policies.routing import reads_replicas
 from policies.scheduling import Scheduling, StarvationTraits
-from policies.user_code.failure import PolicyError, failure, with_quote
-from policies.user_code.traits import traits_of
+from policies.user_code import PolicyError, failure, traits_of, with_quote
 from sim.settings.build import build, policies_of
 
 NUM_WORLDS = 100

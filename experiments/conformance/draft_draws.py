@@ -20,15 +20,9 @@ from policies.caching.radix import Radix
 from policies.caching.tiered import Tiered
 from policies.core.request import Request
 from policies.prediction.histogram import RunningHistogram
-from policies.speculation import Proposer, SlotRules, num_places
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.backoff import Backoff
-from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.fixed import Fixed
-from policies.speculation.none import NoDrafts
-from policies.speculation.slo_aware import SloAware
-from policies.speculation.tree import TokenTree
-from sim.speculation.acceptance import Verdicts
+from policies.speculation import Proposer, SlotRules, TokenTree, num_places
+from policies.speculation.draft_lengths import Adaptive, Backoff, ByBatchSize, Fixed, NoDrafts, SloAware
+from sim.speculation import Verdicts
 from sim.speculation.acceptance.iid import Iid
 from sim.workload.distributions import stream
 

@@ -11,7 +11,7 @@ import numpy as np
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import World
-from policies.speculation.view import DraftView
+from policies.speculation import DraftView
 from sim.records.table import to_pandas
 
 

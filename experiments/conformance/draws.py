@@ -17,11 +17,10 @@ from policies.batching import supports_mixed_role
 from policies.batching.chunked import Chunked
 from policies.caching.pool import KvMemory
 from policies.prediction.histogram import RunningHistogram
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import ShortestJobFirst, ShortestRemaining
 from sim.engine.links import Links
 
 

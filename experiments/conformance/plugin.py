@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.path.append(os.getcwd())  # for the user's own classes; last, so that they shadow no other module
     claims = importlib.import_module("experiments.conformance.claims")
     errors = importlib.import_module("sim.settings.errors")
-    failures = importlib.import_module("policies.user_code.failure")
+    failures = importlib.import_module("policies.user_code")
     try:
         settings = _settings(config.getoption("policy_settings"))
         config.stash[CLAIMS] = claims.claims_by_name(path, settings)

@@ -7,22 +7,19 @@ from typing import Any
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import (
     CAPACITY_SCHEDULER_POLICIES,
     CONTEXT_CHUNKING_POLICIES,
     InFlight,
 )
-from policies.batching.one_at_a_time import OneAtATime
-from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, OneAtATime, Static
 from policies.batching.tgi import Tgi
+from policies.batching.whole_prompts import Orca, PrefillFirst
 from policies.caching.adaptive import FastGen
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
@@ -31,33 +28,26 @@ from policies.caching.radix import Radix
 from policies.caching.selective import H2o, SnapKv
 from policies.caching.streaming import StreamingLlm
 from policies.caching.tiered import GIB, Tiered
-from policies.routing.adapter_affinity import AdapterAffinity
-from policies.routing.cost_aware import CostAware
-from policies.routing.dedicated import Dedicated
-from policies.routing.freest import Freest
-from policies.routing.join_shortest_kv import JoinShortestKv
-from policies.routing.least_outstanding import LeastOutstanding
-from policies.routing.power_of_two import PowerOfTwo
-from policies.routing.prefix_affinity import PrefixAffinity
-from policies.routing.prefix_index import PrefixIndex
-from policies.routing.random import Random
-from policies.routing.round_robin import RoundRobin
+from policies.routing.adapter_aware import AdapterAffinity, Dedicated
+from policies.routing.load_balancing import (
+    Freest,
+    JoinShortestKv,
+    LeastOutstanding,
+    PowerOfTwo,
+    Random,
+    RoundRobin,
+    Weighted,
+)
+from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.slo_aware import SloAware
-from policies.routing.weighted import Weighted
-from policies.routing.weighted_score import WeightedScore
-from policies.scheduling.edf import EarliestDeadlineFirst
-from policies.scheduling.fcfs import Fcfs
-from policies.scheduling.least_slack import LeastSlack
-from policies.scheduling.length_aware import LengthAware
+from policies.routing.slo_aware import CostAware, SloAware
+from policies.scheduling.deadlines import EarliestDeadlineFirst, LeastSlack
+from policies.scheduling.fcfs import Fcfs, QueueOrder
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
-from policies.scheduling.online_batch import OnlineBatch
-from policies.scheduling.priority import Priority
-from policies.scheduling.queue_order import QueueOrder
+from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 

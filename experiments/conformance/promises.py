@@ -17,9 +17,8 @@ from policies.batching import BatchingTraits
 from policies.core.request import Request
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.routing import ReplicaView
-from policies.routing.static import index_views
-from policies.user_code.traits import traits_of
+from policies.routing import ReplicaView, index_views
+from policies.user_code import traits_of
 from sim.records.table import to_pandas
 
 

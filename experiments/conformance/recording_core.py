@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from policies.caching.group_pool import GroupPool
+from policies.caching.hybrid import GroupPool
 from policies.caching.pool import BlockPool
 from policies.caching.prefix import PrefixPool
 from policies.core.branch_set import num_prompt_block_tokens

@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import World
 from policies.core.engine import EngineCore
-from policies.speculation import DraftLength, SlotRules
+from policies.speculation import DraftLength, SlotRules, TokenTree
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import Speculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.tree import TokenTree
 from sim.engine.replica_pool import ReplicaPool
-from sim.speculation.acceptance import Acceptance
+from sim.speculation import Acceptance
 from sim.speculation.acceptance.iid import Iid
 from sim.speculation.passes import Passes
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
-from hwmodels.iterations.iteration import COMPONENTS
+from hwmodels.device import Device, Link
+from hwmodels.iterations import COMPONENTS
 
 TICK_S = 0.125
 """Tick in seconds, a binary fraction: sums are exact, so that arrivals and iteration ends can coincide."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.conformance.days import Day
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import Ask, World
-from policies.admission.none import AdmitAll
+from policies.admission import AdmitAll
 
 
 def in_words(world: World | Day) -> str:

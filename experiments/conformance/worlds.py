@@ -10,17 +10,16 @@ from typing import Any, NamedTuple, cast
 
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TOY, ToyModel
-from hwmodels.iterations.jitter import Jitter
-from policies.adapters.registry import Adapter, AdapterMemory, Registry
-from policies.adapters.residents import Residents
-from policies.admission.none import AdmitAll
+from hwmodels.iterations import Jitter
+from policies.adapters.serving import Adapter, AdapterMemory, Registry, Residents
+from policies.admission import AdmitAll
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.request import Branching, Prompt, Request, Segment
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from sim.cluster.fleet import Fleet
 from sim.cluster.settings import ClusterSettings, SimSettings

@@ -14,7 +14,7 @@ from experiments.dashboard.figures import curve_figure, limit_sentence, roofline
 from experiments.dashboard.guard import guard
 from experiments.dashboard.page import INDEX, drawn, field_id, latency, layout, summary, tables, values
 from experiments.dashboard.simulation_service import SimulationService, Superseded
-from policies.user_code.failure import with_quote
+from policies.user_code import with_quote
 from sim.settings.errors import ConfigError
 
 STALE = "stale"

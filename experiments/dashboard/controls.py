@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import Choice, find_groups
 from experiments.app.settings.override import Override
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.study.figures import leaves
 from experiments.study.request_limit import limiting_override
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario
 

@@ -10,13 +10,13 @@ from plotly.subplots import make_subplots
 from experiments.dashboard.simulation_service import Answer, Curve
 from experiments.report.roofline.chart import roofline
 from experiments.report.roofline.survey import RooflineSettings, survey
-from hwmodels.iterations.iteration import UnknownIterationError
+from hwmodels.iterations import UnknownIterationError
 from sim.cluster.early_stop import overload_of
 from sim.metrics.definitions import times
 from sim.metrics.limiting import time_shares
 from sim.report import numbers, wording
-from sim.report.latency import latency_cdfs
-from sim.report.look import BLUE, GREY, LIMIT, ORANGE, styled
+from sim.report.chart import BLUE, GREY, LIMIT, ORANGE, styled
+from sim.report.plots import latency_cdfs
 from sim.setup.deployment import Deployment
 
 CURVE_PX, ROOFLINE_PX, LATENCY_PX = 300, 420, 540

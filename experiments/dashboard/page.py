@@ -14,8 +14,7 @@ from experiments.dashboard.figures import caveats, latency_figure
 from experiments.dashboard.simulation_service import Answer
 from sim.report import numbers, wording
 from sim.report.chart import narrow_js
-from sim.report.fleet_lines import fleet_lines
-from sim.report.pressure_lines import pressure_lines
+from sim.report.lines import fleet_lines, pressure_lines
 
 POLL_MS = 400
 """Interval at which the page asks for new points of the curve, in ms."""

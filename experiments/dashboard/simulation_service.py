@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.dashboard.controls import Board, State
-from policies.user_code.failure import with_quote
+from policies.user_code import with_quote
 from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run

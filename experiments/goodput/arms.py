@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.override import Override, not_about
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.goodput.search import Arm, rate_of
 from experiments.goodput.settings import RESERVED, GoodputSettings

@@ -18,7 +18,7 @@ from experiments.study.notes import merged_notes
 from experiments.study.pages import COLOURS
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
-from sim.report.look import GREY, LIMIT, styled
+from sim.report.chart import GREY, LIMIT, styled
 from sim.report.plain_page import folded, line_with_band, listed, table
 
 HEIGHT_PX = 420

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.goodput.search import FIGURES, Arm, Found, Measured
-from sim.metrics.paired import Interval, Paired, compare_paired, mean_interval
+from sim.metrics.confidence import Interval, Paired, compare_paired, mean_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

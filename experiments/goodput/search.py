@@ -21,7 +21,7 @@ from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
 from experiments.study.longer_traffic import last_begin_s, longer_traffic
 from experiments.study.steady_state import Lack, lack_of, needed_s, steady_part, stepped
 from experiments.study.trace_runs import TraceRun, trace_interval
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.metrics.result import RunResult
 from sim.metrics.slo import Slo
 from sim.records.table import to_pandas
@@ -29,7 +29,7 @@ from sim.settings.errors import ConfigError
 from sim.settings.scenario import run
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source
-from sim.workload.scaled import faster
+from sim.workload.modified import faster
 
 
 class Measured(NamedTuple):

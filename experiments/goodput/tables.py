@@ -13,9 +13,9 @@ from experiments.goodput.answer import Outcome
 from experiments.goodput.results import Highest
 from experiments.study.notes import expected_error_lines, merged_notes
 from experiments.study.verdicts import LEVEL
+from sim.metrics.confidence import Interval
+from sim.metrics.confidence import Outcome as Verdict
 from sim.metrics.definitions import plain_json
-from sim.metrics.paired import Interval
-from sim.metrics.paired import Outcome as Verdict
 from sim.report.numbers import MISSING, bounds_text, mean_text, number, supported, with_interval
 from sim.report.wording import LATENCIES
 

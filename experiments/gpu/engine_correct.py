@@ -19,8 +19,7 @@ import torch
 
 from experiments.gpu.engine_models import KINDS, Request, model_of, random_requests, served
 from experiments.gpu.measurement import Measurement, Run, UnavailableError
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.draft_lengths import Adaptive, ByBatchSize
 from realengine.model.architecture import Architecture
 
 Tokens = list[tuple[int, ...]]

@@ -15,10 +15,9 @@ from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
-from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.run import check, measure
 from experiments.calibrate.engine.settings import MeasureSettings

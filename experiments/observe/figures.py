@@ -13,14 +13,12 @@ import pandas as pd
 from experiments.observe.load import Load
 from experiments.observe.reply import Reply
 from sim.metrics import definitions
-from sim.metrics.conservation import check_conservation
-from sim.metrics.definitions import plain_json
-from sim.metrics.goodput import goodput
-from sim.metrics.measured import measure
+from sim.metrics.definitions import Window, plain_json
+from sim.metrics.measured import goodput, measure
+from sim.metrics.output import check_conservation
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_figures
-from sim.metrics.window import Window
 from sim.records.requests import Status
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas

@@ -13,18 +13,15 @@ from omegaconf import OmegaConf
 from experiments.app.run_folder import write_study
 from experiments.observe.load import Load
 from experiments.observe.tables import capture_table, chunks_table
+from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
-from sim.records.event_table import events_table
-from sim.records.run import RunRecords
+from sim.records.run import RunRecords, events_table
 from sim.records.table import to_pandas
-from sim.report.attainment import slo_attainment
-from sim.report.files import write_table
-from sim.report.latency import latency_cdfs, ttft_by_prompt_length
+from sim.report.files import write_table, write_whole
 from sim.report.plain_page import drawn, write_page
-from sim.report.whole_file import write_whole
+from sim.report.plots import latency_cdfs, slo_attainment, ttft_by_prompt_length
 
 
 def write_observation(

@@ -12,7 +12,7 @@ from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
 from policies.core.request import Prompt, Request
 from sim.settings.errors import ConfigError
-from sim.workload.conversation import Conversation
+from sim.workload.sessions import Conversation
 
 NUM_TOKENS = 4
 FEW, MANY = 16, 64

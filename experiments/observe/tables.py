@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from experiments.observe.reply import Reply
 from policies.caching.content import Places
-from sim.records.iteration_tables import expanded
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
-from sim.records.run import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import PoolRecord, RunRecords, expanded, replicas_throughout
 
 BLOCK_TOKENS = 16
 """Tokens per block whose contents requests.csv names."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape, ends_of_decodes
-from hwmodels.levels.rooflines import Calibrated, Replica
+from hwmodels.iterations import IterationModel, IterationShape, ends_of_decodes
+from hwmodels.levels import Calibrated, Replica
 
 LARGE_BATCH = 95
 """Smallest number of sequences with the coefficients of large batches."""

@@ -8,6 +8,8 @@ A row is priced as one pass in the middle of the answers of a fixed batch:
 
 `python -m experiments.papers.speculation --simulate` simulates one row of every kind of proposer,
 with the tokens per pass as its acceptance, and prints the speed-up of the mean TPOT beside that of the price.
+
+Prices in units of a pass use a latency level in which every pass of the target takes a second.
 """
 
 from __future__ import annotations
@@ -15,24 +17,61 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, repeat
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.papers.constant_passes import ConstantPasses
 from experiments.papers.published_speedups import Comparison, Row
 from experiments.papers.speculation_rows import COMPARISONS
 from experiments.study.workers import whole
-from hwmodels.iterations.iteration import IterationShape
-from hwmodels.levels.rooflines import LatencyLevel
-from hwmodels.speculation.model import decodes_with_drafts
+from hwmodels.exact import Num
+from hwmodels.iterations import IterationModel, IterationShape
+from hwmodels.levels import Calibrated, LatencyLevel, Replica
+from hwmodels.speculation import decodes_with_drafts
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.deployment import Deployment
 from sim.setup.scenario import Scenario
 from sim.speculation.acceptance.lengths import rate_of_chain, rate_of_tree
+
+PASS_S = 1.0
+
+
+class ConstantModel:
+    """An `IterationModel` of passes of one second; all other quantities come from the roofline."""
+
+    def __init__(self, base: IterationModel) -> None:
+        self._base = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def seconds(self, shape: IterationShape) -> Num:
+        """Returns a second, for each of several iterations too."""
+        return PASS_S + 0.0 * shape.decode_context_tokens
+
+    def decode_ends(
+        self, start_s: float, num_seqs: int, num_context_tokens: int, num_iterations: int
+    ) -> list[float]:
+        """Returns the end times of consecutive iterations; see `IterationModel`."""
+        return list(accumulate(repeat(PASS_S, num_iterations), initial=start_s))[1:]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantPasses:
+    """A latency level whose passes last a second each, and whose drafts have the prices of `calibrated`."""
+
+    def iteration_model(self, replica: Replica) -> IterationModel:
+        """Returns the iteration model."""
+        return ConstantModel(Calibrated().iteration_model(replica))
+
+    def basis(self, replica: Replica) -> str:
+        return "Iteration times: a second for every pass."
+
 
 WIDTH = 100
 SEQUENTIAL_REQUESTS = 8

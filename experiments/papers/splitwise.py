@@ -31,8 +31,8 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.papers.phase_layouts import largest_rate
 from experiments.papers.splitwise_prices import AS_SIMULATED, AS_TIMED, Timed
+from sim.metrics.confidence import mean_interval
 from sim.metrics.measured import request_metrics
-from sim.metrics.paired import mean_interval
 from sim.records.table import to_pandas
 from sim.report.numbers import with_interval
 from sim.settings.errors import ConfigError

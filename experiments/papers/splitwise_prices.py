@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.levels.rooflines import Calibrated, Replica
+from hwmodels.iterations import IterationModel, IterationShape
+from hwmodels.levels import Calibrated, Replica
 
 MIXED = 1.1
 """Time of an iteration with decodes beside prompts, relative to prompts alone, in SplitwiseSim."""

@@ -13,7 +13,7 @@ from experiments.app.terminal import terminal_console
 from experiments.place.problem import Placed, place
 from experiments.place.settings import read_settings
 from experiments.place.tables import as_json, print_plan
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from policies.placement import Hosting
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 from sim.setup.deployment import Deployment
 
 EXAMPLE = "outputs/capacity/DATE/TIME/summary.json"

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.place.measured import Replica, measured_rates, with_measured
 from experiments.place.settings import GpuSettings, PlaceSettings, with_limits
-from hwmodels.devices.time_slicing import TimeSlicing
+from hwmodels.device import TimeSlicing
 from policies.placement import Demand, Hosting, Plan, Pool, Problem
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.setup.deployment import Deployment
-from sim.setup.placement_prices import hostings_of, pool_of, refusals, weights_only
+from sim.setup.estimates import hostings_of, pool_of, refusals, weights_only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

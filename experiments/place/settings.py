@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from experiments.app.run_folder import check_output_file
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from fieldlimits import Checked, NonNegative, NonNegativeInt, Positive, Unit, check
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from policies.batching import Batching
 from policies.caching.pool import Caching
 from policies.parallelism import Load
@@ -19,7 +19,7 @@ from policies.scheduling import Scheduling
 from sim.settings.build import build_as
 from sim.settings.engine_limits import complete
 from sim.setup.engine_profile import EngineProfile
-from sim.setup.placement_prices import ReplicaNeeds
+from sim.setup.estimates import ReplicaNeeds
 
 ANY_GPU = {"name": "a GPU", "memory_bytes": 80 * 2**30}
 """Device for whose limits the settings are checked before those of each kind of GPU are known."""

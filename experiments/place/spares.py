@@ -19,9 +19,8 @@ from sim.cluster.availability import (
     simulated_at_least_up,
     simulated_kv_copies_left,
 )
-from sim.cluster.failures import Failures, Random
-from sim.cluster.recovery import Recovery
-from sim.metrics.paired import Interval
+from sim.cluster.failures import Failures, Random, Recovery
+from sim.metrics.confidence import Interval
 from sim.report.numbers import bounds_text, mean_text, supported
 from sim.report.wording import plural
 from sim.settings.build import build_as

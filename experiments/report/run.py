@@ -11,21 +11,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.app.run_folder import scenario_part
 from experiments.app.settings.bounded_yaml import read_yaml
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.report.run_files import TABLES_AGAIN, check_run_folder, read_summary, read_table
 from experiments.study.export import export
 from experiments.sweep.settings import ReportSettings
-from hwmodels.bounded_files import UnreadableFileError, read_bytes
-from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.unknown import UnknownMachine
+from hwmodels.checks import UnreadableFileError, read_bytes
+from hwmodels.iterations import IterationModel, UnknownMachine
+from sim.metrics.definitions import Window
 from sim.metrics.plots import Plots, plots_of
-from sim.metrics.window import Window
-from sim.report.files import PLOTS
 from sim.report.page import Section, report_sections, write_sections
-from sim.report.saved import GAPS, RECORDS, read_records, read_records_without_rows
+from sim.report.run_files import GAPS, PLOTS, RECORDS, read_records, read_records_without_rows
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
-from sim.settings.recorded import check_recorded
+from sim.settings.recorded import check_recorded, read_json_object
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
 from sim.shards.accumulators import read_accumulator

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.checks import UnreadableFileError
 from hwmodels.levels.table_files import read_parquet
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 STREAM_ALL = {"iterations.parquet", "gaps.parquet", "itl.parquet"}
 """Files that a run with output.tables=stream_all has, and one with output.tables=stream lacks."""

@@ -37,17 +37,17 @@ from experiments.reproduce.command import chosen
 from experiments.reproduce.findings import FILE, LEAST_MOVE, Finding, known
 from experiments.reproduce.rows import Row
 from experiments.reproduce.tasks import VALUE, planned, result_of
-from hwmodels.devices.device import Device
-from hwmodels.devices.host import HostShare
+from hwmodels.costs import Tariff
+from hwmodels.device import Device
+from hwmodels.host import HostShare
 from hwmodels.model.attention import GroupedQueryAttention, LatentAttention
+from hwmodels.operators import Calibration
 from hwmodels.operators.attention import HeadLayout
-from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.mla import MlaHeads
-from hwmodels.tariff import Tariff
 from sim.settings import build as building
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance import rates
-from sim.speculation.acceptance.draws import uniforms
+from sim.speculation.acceptance.rates import uniforms
 
 WORSE, BETTER = 1.1, 1 / 1.1
 SEEDS = (0, 1, 2)

@@ -13,7 +13,7 @@ from experiments.reproduce.rows import Row
 from experiments.reproduce.table import count_line, notes, source_text
 from experiments.reproduce.verdicts import Judged, State, Verdict
 from experiments.study.verdicts import LEVEL
-from sim.report.look import GREEN, GREY, ORANGE, RED, log_axis, styled
+from sim.report.chart import GREEN, GREY, ORANGE, RED, log_axis, styled
 from sim.report.plain_page import drawn, table, write_page
 
 COLOURS = {State.HOLDS: GREEN, State.DIFFERS: ORANGE, State.FELL_OUT: RED, State.MISSING: GREY}

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.app.run_folder import file_errors_reported
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.compare.arms import points
 from experiments.compare.settings import CompareSettings, Experiment, build_settings
 from experiments.reproduce.rows import Compared, Direct, Row, Sampled, Searched
@@ -24,10 +23,10 @@ from experiments.study.figures import as_text, figures
 from experiments.study.runs import Point
 from experiments.study.workers import Report, in_turn, simulate_config
 from sim.engine.interpreter import ctrl_c_noted
-from sim.metrics.paired import Interval, compare_paired, mean_interval
-from sim.report.whole_file import write_whole
+from sim.metrics.confidence import Interval, compare_paired, mean_interval
+from sim.report.files import write_whole
 from sim.settings.errors import ConfigError, suggest
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 OWN_CODE = ("reproduce", "papers")
 """Folders of `experiments` that the functions of rows and their arguments are in."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from experiments.reproduce.rows import CLOSE, Compared, Family, Row, Sampled, figure
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.report.numbers import MISSING, number, supported
 
 

@@ -21,9 +21,8 @@ from experiments.score.silicon import GIVEN_SHARE, closed_loop, model_of
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario, load_generator
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import LatencyLevel
-from policies.batching.decode_only import DecodeOnly
-from policies.batching.prefill_only import PrefillOnly
+from hwmodels.levels import LatencyLevel
+from policies.batching.disaggregated import DecodeOnly, PrefillOnly
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings

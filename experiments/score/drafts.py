@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from hwmodels.levels.speculative import Speculative
 
 TOKENS_PER_PASS = {"deepseek-r1": {1: 1.79, 2: 2.27, 3: 2.49}, "qwen3.5-397b-a17b": {3: 3.39}}

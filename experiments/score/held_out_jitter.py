@@ -21,8 +21,8 @@ import pandas as pd
 from experiments.score import runs
 from experiments.score.predictions import predict_row
 from experiments.score.table import read_table
-from hwmodels.iterations.jitter import Jitter
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.iterations import Jitter
+from hwmodels.levels import Calibrated
 from sim.settings.errors import ConfigError
 
 WITHOUT = "none"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.score import kv_memory, lora, mlperf, modes, per_request, public, runs, silicon
 from experiments.study import measured_requests
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.setup.scenario import Scenario
 
 

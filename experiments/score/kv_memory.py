@@ -2,7 +2,7 @@
 
 The tokens are those of all layers, which is how vLLM counts them for a model with windows too: "GPU KV cache
 size" of its log. The logs of half of the models served to set the constants of
-`hwmodels.iterations.memory_profile`; the errors of the others ("kept") are those to expect.
+`hwmodels.iterations.memory`; the errors of the others ("kept") are those to expect.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pandas as pd
 
 from experiments.study.measured_rows import whole
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.iterations.memory_profile import GIB
-from hwmodels.levels.rooflines import LatencyLevel
-from policies.caching.kv_groups import KvLayerKind, kv_groups
+from hwmodels.iterations.memory import GIB
+from hwmodels.levels import LatencyLevel
+from policies.caching.block_tables import KvLayerKind, kv_groups
 from sim.setup.scenario import Scenario
 
 COLUMNS = ("id", "engine", "version", "model", "gpu", "tp", "memory_fraction", "kv_tokens")

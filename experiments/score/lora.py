@@ -23,13 +23,12 @@ import pandas as pd
 
 from experiments.study.measured_rows import simulated, whole
 from experiments.study.presets import base_scenario
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce
-from sim.workload.distributions import Distribution, Fixed, Lognormal
-from sim.workload.lengths import Lengths
-from sim.workload.marked import WithAdapters
+from sim.workload.distributions import Distribution, Fixed, Lengths, Lognormal
+from sim.workload.modified import WithAdapters
 from sim.workload.synthetic import Synthetic
 
 METRIC = "kept_share"

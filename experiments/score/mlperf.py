@@ -25,10 +25,10 @@ from experiments.score.length_shapes import capped_lognormal
 from experiments.study.bisection import bisected, bracketed
 from experiments.study.measured_rows import simulated, whole
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce, ArrivalProcess, Poisson
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Lengths
 from sim.workload.synthetic import Synthetic
 
 COLUMNS = ("id", "model", "scenario", "gpu", "gpus", "weights", "ttft_p99_limit_ms", "tpot_p99_limit_ms")

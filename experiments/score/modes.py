@@ -7,7 +7,7 @@ from typing import Any
 from experiments.score import disaggregated, silicon
 from experiments.study.measured_rows import simulated
 from experiments.study.presets import NotSimulatedError
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.setup.scenario import Scenario
 
 METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "output_tokens_per_s_per_gpu")

@@ -17,7 +17,7 @@ from experiments.score.engine_versions import engine_of
 from experiments.study.measured_requests import scenario_of
 from experiments.study.measured_rows import simulated
 from experiments.study.vllm_runs import unused
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from hwmodels.levels.table_files import read_table_file
 from sim.settings.errors import ConfigError
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from experiments.study.presets import NotSimulatedError
-from hwmodels.model.matrices import Role
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
+from hwmodels.model.weights import Role
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario

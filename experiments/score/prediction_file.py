@@ -19,10 +19,10 @@ from typing import IO, Any
 
 import pandas as pd
 
-from hwmodels.bounded_files import read_text
-from sim.report.whole_file import write_whole
+from hwmodels.checks import read_text
+from sim.report.files import write_whole
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 
 @dataclass(kw_only=True, slots=True)

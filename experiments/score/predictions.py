@@ -10,7 +10,7 @@ from experiments.score.kinds import KINDS
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
 from experiments.study.presets import NotSimulatedError
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from sim.engine.interpreter import Interrupt
 
 

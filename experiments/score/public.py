@@ -30,13 +30,12 @@ from experiments.score.length_shapes import capped_lognormal
 from experiments.score.silicon import OWN_FORMATS, checkpoint_format
 from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_model, base_scenario, preset
-from hwmodels.levels.rooflines import LatencyLevel
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.levels import LatencyLevel
+from hwmodels.model import ModelSpec
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import AllAtOnce, ArrivalProcess, ClosedLoop, Constant, Poisson
-from sim.workload.distributions import Distribution, Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Lengths, Uniform
 from sim.workload.synthetic import Synthetic
 
 SIZES = ("tp_size", "pp_size", "attention_dp_size")

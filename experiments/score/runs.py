@@ -19,11 +19,11 @@ from experiments.score.engine_versions import engine_of
 from experiments.study.measured_rows import check_context, simulated, whole
 from experiments.study.presets import NotSimulatedError, base_model
 from experiments.study.vllm_runs import vllm_scenario
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from policies.caching.paged import Paged
 from policies.core.request import Segment
 from sim.metrics.definitions import describe
-from sim.metrics.pressure import held_back
+from sim.metrics.kv_use import held_back
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes
 from sim.workload.chunks import TableSource

@@ -18,13 +18,12 @@ from experiments.score.layouts import layout_of
 from experiments.score.recipes import SGLANG_MODELS, Recipe, recipe_of
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.presets import NotSimulatedError, base_scenario, load_generator
-from hwmodels.levels.rooflines import LatencyLevel
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.levels import LatencyLevel
+from hwmodels.model import ModelSpec
 from policies.batching import Batching
 from sim.setup.scenario import Scenario
 from sim.workload.arrivals import ClosedLoop
-from sim.workload.distributions import Distribution, Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Lengths, Uniform
 from sim.workload.synthetic import Synthetic
 
 COLUMNS = (

@@ -23,9 +23,9 @@ import pandas as pd
 from experiments.score import runs
 from experiments.score.table import chosen_rows, read_table
 from experiments.study.measured_rows import simulated
-from hwmodels.levels.rooflines import Calibrated
-from sim.metrics.paired import Interval
-from sim.metrics.pressure import held_back
+from hwmodels.levels import Calibrated
+from sim.metrics.confidence import Interval
+from sim.metrics.kv_use import held_back
 from sim.report.numbers import bounds_text, mean_text
 from sim.settings.errors import ConfigError
 

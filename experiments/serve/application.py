@@ -18,13 +18,12 @@ from experiments.serve.metrics.route import add_metrics_route
 from experiments.serve.served_names import with_names
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.answers import Answers
-from experiments.serve.simulated.fleet import SimulatedFleet
+from experiments.serve.simulated.fleet import SimulatedFleet, WaitingLimit
 from experiments.serve.simulated.fleet_metrics import FleetMetrics
 from experiments.serve.simulated.lengths import OutputLengths
 from experiments.serve.simulated.remote_kv import RemoteKvLayer
 from experiments.serve.simulated.single_replica import PinnedRequests, SingleReplica
 from experiments.serve.simulated.sleep import SleepyFleet
-from experiments.serve.simulated.waiting_limit import WaitingLimit
 from experiments.serve.stop import Stop, refusal_while_draining
 from experiments.serve.without_remote_kv import WithoutRemoteKv
 from sim.settings.errors import ConfigError

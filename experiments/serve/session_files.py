@@ -15,9 +15,10 @@ from experiments.app.run_folder import print_folder
 from experiments.app.terminal import print_summary
 from experiments.serve.settings import OutputSettings
 from sim.metrics.result import RunResult
-from sim.report.files import write_result, write_table
+from sim.report.files import write_table
+from sim.report.run_files import write_result
 from sim.settings.errors import ConfigError
-from sim.workload.traffic_log import FILE as TRAFFIC
+from sim.workload.recording import FILE as TRAFFIC
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.study.code import code_version
 from sim.engine.replica_pool import ReplicaPool
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.sketches import SKETCHED
 from sim.records.timed_rows import interval_s
 from sim.settings.build import policy_errors
 from sim.settings.errors import ConfigError

@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.site.built import fetched_from_outside
-from experiments.site.pages import ROOT, stage
+from experiments.site.pages import ROOT, fetched_from_outside, stage
 from experiments.site.reference import generated_pages
 
 CONFIG = ROOT / "mkdocs.yml"

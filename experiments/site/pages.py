@@ -1,15 +1,22 @@
-"""Pages of the site: where each Markdown file of the repository goes, and how its links are rewritten.
+"""Pages of the site: where each Markdown file of the repository goes, and what the built HTML fetches.
+
+Links of the Markdown files are rewritten.
 
 README.md is the home page, `docs/` keeps its names, and every other Markdown file that a page links to is a
 page in `project/`; links to notebooks lead to their pages in `notebooks/`. Links to files that are not pages,
 such as sources, become plain text: the site needs no repository. A link whose text is the name of a file
 shows the title of the page instead, as the site has no such file.
+
+The built HTML is searched for addresses of other hosts from which a reader's browser would fetch files. The
+theme's script can load libraries from a public host, but only for elements of the classes `LOADS_CODE` and
+for the statistics of a repository, so pages with these count as well. Links are not fetched.
 """
 
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,3 +137,45 @@ def _relative(place: str, page: str) -> str:
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+
+
+FETCHED = {
+    "audio": "src", "embed": "src", "iframe": "src", "img": "src", "input": "src", "link": "href",
+    "object": "data", "script": "src", "source": "src", "video": "src",
+}  # fmt: skip
+NOT_FETCHED = {"author", "canonical", "next", "prev"}
+"""Relations of `link` elements that no browser loads."""
+LOADS_CODE = {"mermaid", "glightbox", "pyodide"}
+_IN_STYLE = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        loads = LOADS_CODE & set(values.get("class", "").split())
+        self.outside += [f"class {name} loads a script" for name in sorted(loads)]
+        if values.get("data-md-component") == "source":
+            self.outside.append("the statistics of a repository")
+        address = values.get(FETCHED.get(tag, ""), "")
+        relations = set(values.get("rel", "").split())
+        if re.match(r"(https?:)?//", address) and not (tag == "link" and relations & NOT_FETCHED):
+            self.outside.append(address)
+        self.outside += _IN_STYLE.findall(values.get("style", ""))
+
+
+def fetched_from_outside(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields (file, address) of all that the pages and style sheets of a folder fetch from other hosts."""
+    for file in sorted(folder.rglob("*.html")):
+        text = file.read_text(encoding="utf-8")
+        page = _Page()
+        page.feed(text)
+        styles = re.findall(r"<style[^>]*>(.*?)</style>", text, flags=re.DOTALL)
+        addresses = [*page.outside, *(found for style in styles for found in _IN_STYLE.findall(style))]
+        yield from ((file.relative_to(folder).as_posix(), address) for address in addresses)
+    for file in sorted(folder.rglob("*.css")):
+        found = _IN_STYLE.findall(file.read_text(encoding="utf-8"))
+        yield from ((file.relative_to(folder).as_posix(), address) for address in found)

@@ -15,9 +15,8 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, Choice, find_groups, key_comments
 from experiments.site.docstrings import definition, docstring, fields_of
 from fieldlimits import limits_of
-from sim.report.config_text import yaml_text
-from sim.settings.build import locate
-from sim.settings.convert import shown
+from sim.report.files import yaml_text
+from sim.settings.build import locate, shown
 from sim.setup.combinations import FEATURES, RULES
 from sim.setup.scenario import Scenario
 

@@ -10,9 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from experiments.app.api import override_text, texts_and_objects
-from experiments.app.application import Application
+from experiments.app.application import Application, prepared_run
 from experiments.app.cli import COMMANDS
-from experiments.app.runner import prepared_run
 from experiments.app.settings.config_groups import config_dirs, find_groups
 from experiments.app.settings.hydra_errors import USER_ERRORS, explained
 from experiments.app.settings.override import Override, check_chosen_once

@@ -11,7 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.settings.errors import ConfigError
 
 WIDTH_PX = 1100

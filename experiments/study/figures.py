@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.metrics.paired import Better
+from sim.metrics.confidence import Better
 from sim.report.wording import LATENCIES
 from sim.settings.errors import ConfigError, suggest
 from sim.setup.scenario import Scenario

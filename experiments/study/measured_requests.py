@@ -13,7 +13,7 @@ import pandas as pd
 
 from experiments.study.measured_rows import check_context, whole
 from experiments.study.vllm_runs import given, vllm_scenario
-from hwmodels.levels.rooflines import LatencyLevel
+from hwmodels.levels import LatencyLevel
 from policies.core.request import Segment
 from sim.setup.scenario import Scenario
 from sim.workload.base import Source, WorkloadNotes

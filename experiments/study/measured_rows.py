@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.study.presets import NotSimulatedError
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.metrics.measured import request_metrics
 from sim.records.run import RunRecords
 from sim.records.table import to_pandas

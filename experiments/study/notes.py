@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sim.setup.expected_errors import PREFIX
+from sim.setup.notes import PREFIX
 
 
 def merged_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:

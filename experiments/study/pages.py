@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.report.look import GREY, RED, SERIES
+from sim.report.chart import GREY, RED, SERIES
 
 COLOURS = (*SERIES, RED, GREY)
 DASHES = ("solid", "dash", "dot")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.renamed import NamedModel, model_named
-from experiments.app.settings.resolve import resolved
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 from sim.settings.scenario import build_scenario
-from sim.setup.client import Client
+from sim.setup.engine_profile import Client
 from sim.setup.scenario import Scenario
 
 ALIASES = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.study.figures import as_text, figures, leaves
 from experiments.study.seeds import distinct_seeds
 from experiments.study.trace_runs import TraceRun

@@ -7,7 +7,7 @@ shows a steady state if
 - the traffic lasts `ANSWERS` times the p90 of E2E; of sessions only the part counts in which about as many
   end as begin: before it, those that have begun have not sent all of their requests, and the load is lower;
 - it has enough requests for the target of the SLO (`MISSES`);
-- latencies have settled (MSER-5, `sim.metrics.one_run`), or at least do not grow: the slope of the means of
+- latencies have settled (MSER-5, `sim.metrics.steady`), or at least do not grow: the slope of the means of
   `PARTS` equal parts is not significantly above 0 (t-test, 95 %).
 """
 
@@ -21,8 +21,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.study.run_length import ANSWERS, MISSES
-from sim.metrics.one_run import SERIES, find_warm_up
-from sim.metrics.quantiles import student_t
+from sim.metrics.confidence import student_t
+from sim.metrics.steady import SERIES, find_warm_up
 
 PARTS = 8
 LEAST_REQUESTS = 100

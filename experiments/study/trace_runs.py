@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from sim.metrics.blocks import MIN_BLOCKS, Statistic, blocks_of, figure_of
-from sim.metrics.paired import Interval, Paired
+from sim.metrics.confidence import Interval, Paired
+from sim.metrics.definitions import Window
 from sim.metrics.result import RunResult
 from sim.metrics.steady import MEAN, Figure, Values
-from sim.metrics.window import Window
 from sim.records.table import to_pandas
 
 GOODPUT = ("goodput.share", "goodput.requests_per_s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from experiments.study.figures import Metric, unit_of
-from sim.metrics.paired import CONFIDENCE, Interval, Paired
+from sim.metrics.confidence import CONFIDENCE, Interval, Paired
 from sim.report.numbers import MISSING, Supported, number, supported
 
 LEVEL = f"{100 * CONFIDENCE:g} % interval"

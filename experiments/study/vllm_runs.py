@@ -15,9 +15,9 @@ import pandas as pd
 
 from experiments.study.measured_rows import whole
 from experiments.study.presets import NotSimulatedError, base_model, base_scenario
-from hwmodels.hf.asked import ENGINE_NAMES
-from hwmodels.levels.rooflines import LatencyLevel
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.hf.quantization import ENGINE_NAMES
+from hwmodels.levels import LatencyLevel
+from hwmodels.model import ModelSpec
 from sim.setup.scenario import Scenario
 
 Row = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import R, T
 from sim.engine.interpreter import Interrupt

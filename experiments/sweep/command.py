@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.app.application import Application, parser_of, print_help
-from experiments.app.claim import overwrite_of
+from experiments.app.run_folder import overwrite_of
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.hydra_errors import explained
 from experiments.app.settings.renamed import with_new_names

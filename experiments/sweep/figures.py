@@ -15,8 +15,8 @@ from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.pages import line_style
 from experiments.study.pareto import pareto
 from experiments.sweep.grid import MAX_PANELS, PARETO, Grid, GridAxis, panel_title
-from sim.metrics.paired import Interval
-from sim.report.look import GREY, log_axis, styled
+from sim.metrics.confidence import Interval
+from sim.report.chart import GREY, log_axis, styled
 from sim.report.plain_page import line_with_band
 
 COLUMNS = 3

@@ -19,17 +19,16 @@ from typing import IO, Any
 
 import pandas as pd
 
-from experiments.app.claim import lock_folder
 from experiments.app.job import CannotWriteError
+from experiments.app.run_folder import lock_folder
 from experiments.study.figures import figures
 from experiments.sweep.plan import Plan, Point
 from experiments.sweep.run_task import FinishedRun
 from hwmodels.levels.table_files import read_parquet
-from sim.report.files import table_bytes
-from sim.report.whole_file import write_whole
-from sim.settings.convert import shown
+from sim.report.files import table_bytes, write_whole
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 SWEEP, RUNS, SUMMARY, ERROR = "sweep.json", "runs.parquet", "summary.json", "error.txt"
 OWN = "run.json"

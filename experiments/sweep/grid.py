@@ -18,8 +18,8 @@ import pandas as pd
 
 from experiments.study.figures import Metric
 from experiments.sweep.settings import ReportSettings
-from sim.metrics.paired import Interval, mean_interval
-from sim.settings.convert import shown
+from sim.metrics.confidence import Interval, mean_interval
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError, suggest
 
 SEED = "seed"

@@ -15,7 +15,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import find_groups
 from experiments.app.settings.hydra_errors import COMPOSE_ERRORS, explain
 from experiments.app.settings.override import Override, about, not_about
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 
 MAX_RUNS = 100_000

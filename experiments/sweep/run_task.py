@@ -14,16 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import with_choice
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.study.figures import figures
 from experiments.sweep.plan import OF_THE_SWEEP, Point
-from policies.user_code.failure import quote_of
-from sim.report.files import run_files
-from sim.settings.build import PolicyFailedError
-from sim.settings.convert import shown
+from policies.user_code import quote_of
+from sim.report.run_files import run_files
+from sim.settings.build import PolicyFailedError, shown
 from sim.settings.recorded import check_recorded
 from sim.settings.scenario import build_run, run
 from sim.setup.scenario import Scenario

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.claim import claim
-from experiments.app.run_folder import file_errors_reported
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.run_folder import claim, file_errors_reported
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import config_dirs
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override, not_about
-from experiments.app.settings.resolve import resolved
 from experiments.study.code import code_version
 from experiments.study.launchers.outcome import Launcher
 from experiments.sweep.folder import SweepFolder
@@ -26,8 +24,7 @@ from experiments.sweep.grid import check_roles
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of
 from experiments.sweep.run_task import tasks_of
 from experiments.sweep.settings import ReportSettings, SweepSettings, Unbuildable, build_report_settings
-from sim.settings.build import build, build_as
-from sim.settings.convert import shown
+from sim.settings.build import build, build_as, shown
 from sim.settings.errors import ConfigError
 from sim.settings.recorded import check_recorded
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from hwmodels.bounded_files import read_text
+from hwmodels.checks import read_text
 
 TOPICS = (
     "rivers", "bread", "the Roman Empire", "bicycles", "photosynthesis", "chess", "earthquakes", "bees",

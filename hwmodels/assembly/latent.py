@@ -17,12 +17,10 @@ from typing import Any
 
 from hwmodels.assembly.site import Site
 from hwmodels.exact import Lines, larger, smaller
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch, decode_keys, decode_pairs, within_window
 from hwmodels.iterations.ops import DecodeSeconds, Operator, Per, Quantity, zero
-from hwmodels.iterations.windows import decode_keys, decode_pairs, within_window
 from hwmodels.model.attention import CompressedAttention, LatentAttention
-from hwmodels.model.matrices import Role, share_of
-from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
+from hwmodels.model.weights import KV_BYTES, KV_SCALE_BYTES, Role, share_of
 from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaDecode, MlaHeads, MlaPrefill
 

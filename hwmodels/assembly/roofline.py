@@ -22,24 +22,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from hwmodels.assembly import Inputs, iteration_operators
-from hwmodels.assembly.adapters import AddedByAdapters
-from hwmodels.assembly.site import Kernels, Site
-from hwmodels.assembly.weight_places import offloaded, over_chips
-from hwmodels.by_count import CountedTimes
-from hwmodels.devices.device import Device
-from hwmodels.devices.host import CudaGraphs, HostOverhead, HostShare
+from hwmodels.assembly import Inputs, iteration_operators, offloaded, over_chips
+from hwmodels.assembly.site import AddedByAdapters, Kernels, Site
+from hwmodels.device import Device
 from hwmodels.exact import Num, larger, whole
+from hwmodels.host import CudaGraphs, HostOverhead, HostShare, Offload
+from hwmodels.iterations import COMPONENTS, DraftWork, Explained, IterationShape
 from hwmodels.iterations.decodes import ByContext, DecodeBatch, Decodes, OneByOne, Prices, ends_of, seconds_of
-from hwmodels.iterations.iteration import COMPONENTS, DraftWork, Explained, IterationShape
-from hwmodels.iterations.layout import InFlight, ParallelLayout, RankBatch
-from hwmodels.iterations.offload import Offload
-from hwmodels.iterations.ops import Operator, Part, Per, bound_of, rows_each, total_seconds
-from hwmodels.iterations.stages import MicroBatch, Pass, Stages
-from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Role
-from hwmodels.model.model_spec import ModelSpec
-from hwmodels.operators.calibration import Calibration
+from hwmodels.iterations.layout import InFlight, MicroBatch, ParallelLayout, Part, Pass, RankBatch, Stages
+from hwmodels.iterations.ops import CountedTimes, Operator, Per, bound_of, rows_each, total_seconds
+from hwmodels.model import ModelSpec
+from hwmodels.model.weights import Lora, Role
+from hwmodels.operators import Calibration
 
 FEW_ITERATIONS = 16
 """Largest number of iterations of shared batches priced one by one: an array takes as long as 20 numbers."""

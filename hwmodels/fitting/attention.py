@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.operators.attention import (
     AttentionCurve,

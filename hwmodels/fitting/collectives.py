@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Num
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
 from hwmodels.operators.collectives import CollectiveCurve, collective_seconds

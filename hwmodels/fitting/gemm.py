@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 
 Rows = Mapping[str, Any]

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.devices.device import DTYPE_BYTES, Device
+from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.fitting import gemm, moe
 from hwmodels.fitting.attention import decode_context, windows
 from hwmodels.fitting.robust import Floats
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.mla import MlaHeads
 
 Rows = Mapping[str, Any]

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
-from hwmodels.model.quantization import KV_BYTES, WeightFormat, weight_format
-from hwmodels.operators.gemm import GemmCurve, gemm_seconds
+from hwmodels.model.weights import KV_BYTES, WeightFormat, weight_format
+from hwmodels.operators.gemm import GemmCurve, StreamCurve, gemm_seconds, stream_seconds
 from hwmodels.operators.mla import (
     FAMILIES,
     MlaCurve,
@@ -31,7 +31,6 @@ from hwmodels.operators.mla import (
     MlaHeads,
     MlaPrefill,
 )
-from hwmodels.operators.stream import StreamCurve, stream_seconds
 
 Rows = Mapping[str, Any]
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.robust import Fitted, Floats, fit_curve
-from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
+from hwmodels.model.weights import WEIGHT_FORMATS, WeightFormat
 from hwmodels.operators.moe import MoeCurve, MoeWork, kernel_family, moe_work, work_seconds
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 

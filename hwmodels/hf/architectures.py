@@ -38,9 +38,8 @@ from hwmodels.hf.usual import (
     with_names,
     with_usual_names,
 )
+from hwmodels.model import Mlp, OtherWeights
 from hwmodels.model.attention import Attention
-from hwmodels.model.mlp import Mlp
-from hwmodels.model.model_spec import OtherWeights
 
 REQUIRED = (
     "num_hidden_layers",

@@ -14,6 +14,7 @@ from typing import Any
 from hwmodels.hf.fields import Fields, wrong
 from hwmodels.hf.layers import delta_net, grouped_layers, latent_attention, latent_layers, windows
 from hwmodels.hf.usual import reach, usual_attention, usual_experts, usual_mlp
+from hwmodels.model import DenseMlp, MixtureOfExperts, Mlp, NoMlp, OtherWeights
 from hwmodels.model.attention import (
     Attention,
     CompressedAttention,
@@ -21,8 +22,6 @@ from hwmodels.model.attention import (
     LatentAttention,
     NoAttention,
 )
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp, NoMlp
-from hwmodels.model.model_spec import OtherWeights
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

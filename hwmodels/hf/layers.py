@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from hwmodels.hf.fields import Fields, wrong
+from hwmodels.model import DenseMlp, MixtureOfExperts, Mlp
 from hwmodels.model.attention import Attention, GroupedQueryAttention, LatentAttention
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
 from hwmodels.model.recurrent import LinearAttention
 
 

@@ -1,23 +1,36 @@
-"""The storage format of each matrix of a checkpoint, by its quantiser's description.
+"""Storage formats of weights: how a checkpoint describes them, and what a user asks for on top.
 
-The description is the quantization_config of the config.json or, without one, a file beside it.
+The description is the quantization_config of the config.json or, without one, a file beside it. Readers of
+the descriptions are in `quantizers.py`.
+
+Checkpoints name what they leave unquantised, or store in another format, by modules of transformers
+(`model.layers.3.self_attn.q_proj`), by parts of such names, by wildcards and by regular expressions. Names
+differ between families; a matrix of ours has all of them.
+
+A format of weights (`WEIGHT_FORMATS`) is taken as it is, except where the checkpoint is already stored in it:
+then its own one counts, with the modules that it leaves in 16 bits. An engine's name (`ENGINE_NAMES`) means
+what the engine would do with the checkpoint; what it would refuse is refused.
+
+Names of engines for quantised weights (vLLM's --quantization): an engine loads a checkpoint that is quantised
+in the way that the name says, or quantises one of 16 bits while it loads it ("online"), or refuses. The names
+are those of vLLM 0.32, SGLang 0.5 and TensorRT-LLM, and those of earlier versions that posted commands still
+have.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwmodels.hf.fields import wrong
-from hwmodels.hf.json_files import load_json_object
-from hwmodels.hf.modules import HEAD, Names, names_in
-from hwmodels.hf.quantizers import NOT_PRICED, READERS, Description, Plan, kv_cache, method_of
-from hwmodels.model.matrices import Role
-from hwmodels.model.model_spec import Block
-from hwmodels.model.quantization import weight_format
+from hwmodels.checks import is_whole
+from hwmodels.hf.fields import load_json_object, shown, wrong
+from hwmodels.model import ModelSpec
+from hwmodels.model.weights import WEIGHT_FORMATS, Role, kind_of, weight_format
 
 WHERE = "quantization_config"
 KEYS = (WHERE, "compression_config")
@@ -54,6 +67,88 @@ class StoredWeights(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+LEFT_OUT = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "exclude_layers",
+    "llm_int8_skip_modules",
+    "linear_weights_not_to_quantize",
+    "skip_modules",
+)
+"""Keys in use for modules that stay unquantised."""
+
+
+class Rule(NamedTuple):
+    """Modules and the format of their weights; None: they are not quantised."""
+
+    modules: Modules
+    stored: str | None
+
+
+class Plan(NamedTuple):
+    """Formats of a checkpoint: those of the first rule that names a module, else `others`."""
+
+    others: str | None
+    rules: tuple[Rule, ...] = ()
+    kv_cache_dtype: str = "auto"
+    """dtype of keys and values; auto: that in which the model computes."""
+    notes: tuple[str, ...] = ()
+
+
+class Description(NamedTuple):
+    """A quantiser's fields, and where they are, for error messages."""
+
+    where: str
+    fields: Mapping[str, Any]
+    experts_dtype: str | None = None
+    """`expert_dtype` of the config.json: fp4 experts beside fp8 (DeepSeek-V4)."""
+
+    def at(self, key: str) -> str:
+        """Returns the name of a key for messages: quantization_config.bits, or quant_config.json: w_bit."""
+        return f"{self.where}{': ' if self.where.endswith('.json') else '.'}{key}"
+
+    def wrong(self, key: str, rule: str) -> ValueError:
+        return wrong(self.at(key), self.fields.get(key), rule)
+
+    def first(self, *keys: str, default: Any = None) -> Any:
+        """Returns the value of the first of these keys that has one."""
+        return next((self.fields[key] for key in keys if self.fields.get(key) is not None), default)
+
+    def inside(self, *keys: str) -> Mapping[str, Any]:
+        """Returns the object of the first of these keys that is set, else an empty one. Raises ValueError."""
+        for key in keys:
+            value = self.fields.get(key)
+            if value is not None:
+                if not isinstance(value, Mapping):
+                    raise self.wrong(key, "must be an object")
+                return value
+        return {}
+
+    def group_size(self, *keys: str, default: int | None = None) -> int | None:
+        """Returns the weights of a group; None: a scale per row (-1, 0 or null). Raises ValueError."""
+        for key in keys or ("group_size",):
+            given = self.fields.get(key)
+            if given is not None:
+                if not is_whole(given) or not (-1 <= given <= 1 << 16):
+                    raise self.wrong(key, "must be a whole number of weights, or -1 for a scale per row")
+                return int(given) if given > 0 else None
+        return default
+
+    def left_out(self) -> Rule:
+        """Returns the rule of the modules that stay unquantised, under any of the keys in use."""
+        names = [name for key in LEFT_OUT for name in listed(self.at(key), self.fields.get(key))]
+        return Rule(modules(self.at(LEFT_OUT[0]), names), None)
+
+    def of(self, key: str, fields: Any) -> Description:
+        """Returns the description inside of this one. Raises ValueError if it is no object."""
+        if not isinstance(fields, Mapping):
+            raise wrong(self.at(key), fields, "must be an object")
+        return Description(self.at(key), fields)
+
+
 def description_of(config: Mapping[str, Any], folder: Path | None = None) -> Description | None:
     """Returns what the checkpoint says of its formats; None if it says nothing. Raises ValueError.
 
@@ -83,128 +178,467 @@ def with_layers(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
     return {**fields, "quantization": {"quantized_layers": more["quantized_layers"], **inside}}
 
 
-def stored_weights(
-    description: Description | None,
-    layers: Sequence[Block],
-    *,
-    dtype: str,
-    folder: Path | None = None,
-    asked: Mapping[str, str] | None = None,
-    experts_beside_mlp: bool = False,
-) -> StoredWeights:
-    """Returns the formats of all matrices by the description; None means that they are not quantised.
+def method_of(fields: Mapping[str, Any]) -> str | None:
+    """Returns quant_method, or the one that the other fields tell; None if nothing does.
 
-    layers: one block for each layer. dtype: that of matrices which are not quantised. asked: formats that the
-    user sets; with `weights` and `kv_cache_dtype` among them nothing has to be understood.
-    experts_beside_mlp: see `modules.names_in`. Raises ValueError for what names a format and is not known.
+    ModelOpt's descriptions say producer or quant_algo, AutoAWQ's file w_bit, AutoGPTQ's file desc_act.
     """
-    if description is None:
-        return StoredWeights()
-    asked = asked or {}
-    notes = list[str]()
-    is_file = description.where in FILES
-    try:
-        plan = plan_of(description)
-        names = names_in(json.dumps(dict(description.fields)), experts_beside_mlp=experts_beside_mlp)
-        stored = of_layers(plan, layers, names, dtype, description.where)
-        notes += plan.notes
-    except ValueError as error:
-        if "weights" not in asked:
-            raise
-        notes.append(f"weights are stored as model.weights says; the checkpoint's are not known: {error}")
-        stored = StoredWeights()
-    if "kv_cache_dtype" not in asked:
-        kv, kv_notes = keys_and_values(description, folder)
-        stored, notes = stored._replace(kv_cache_dtype=kv), [*notes, *kv_notes]
-    if is_file:
-        notes.append(f"number formats are those of {description.where.removesuffix(': ')}")
-    return stored._replace(notes=tuple(notes))
-
-
-def plan_of(description: Description) -> Plan:
-    """Returns the formats by module. Raises ValueError for a quantiser that is not known."""
-    method = method_of(description.fields)
-    if method is not None and method in NOT_PRICED:
-        raise description.wrong(
-            "quant_method",
-            f"cannot be priced, since {NOT_PRICED[method]}; set model.weights to price another format",
-        )
-    if method is None or method not in READERS:
-        raise description.wrong("quant_method", f"cannot be priced; known: {', '.join(READERS)}")
-    return READERS[method](description)
-
-
-def keys_and_values(description: Description, folder: Path | None) -> tuple[str, tuple[str, ...]]:
-    """Returns kv_cache_dtype; where the config.json does not name it, hf_quant_config.json may."""
-    kv = kv_cache(description)
-    if kv != "auto" or description.where not in KEYS or folder is None:
-        return kv, ()
-    file = folder / MODELOPT_FILE
-    if not file.exists() or {"kv_cache_quant_algo", "kv_cache_scheme"} & description.fields.keys():
-        return kv, ()
-    kv = kv_cache(Description(MODELOPT_FILE, load_json_object(file)))
-    if kv == "auto":
-        return kv, ()
-    return kv, (
-        f"keys and values in {kv} as {MODELOPT_FILE} says, which TensorRT-LLM reads; vLLM reads config.json "
-        "alone: kv_cache_dtype=auto keeps them in the model's dtype there",
+    method = fields.get("quant_method")
+    if isinstance(method, str) and method:
+        return method.lower().replace("compressed_tensors", "compressed-tensors")
+    producer, inside = fields.get("producer"), fields.get("quantization")
+    if (
+        (isinstance(producer, Mapping) and producer.get("name") == "modelopt")
+        or "quant_algo" in fields
+        or (isinstance(inside, Mapping) and "quant_algo" in inside)
+    ):
+        return "modelopt"
+    signs = (
+        (("config_groups",), "compressed-tensors"),
+        (("global_quant_config",), "quark"),
+        (("w_bit",), "awq"),
+        (("q_group_size",), "awq"),
+        (("bits", "desc_act"), "gptq"),
+        (("bits", "group_size", "sym"), "gptq"),
+        (("bits", "group_size", "zero_point"), "awq"),
+        (("load_in_4bit",), "bitsandbytes"),
+        (("load_in_8bit",), "bitsandbytes"),
+        (("weight_block_size",), "fp8"),
     )
+    return next((name for keys, name in signs if all(key in fields for key in keys)), None)
 
 
-def of_layers(plan: Plan, layers: Sequence[Block], names: Names, dtype: str, where: str) -> StoredWeights:
-    """Returns the formats of the layers' matrices: the commonest of each role, and what differs from it."""
-    found = [dict(formats_of(plan, layer, number, names)) for number, layer in enumerate(layers)]
-    sizes: dict[Role, Counter[str | None]] = {Role.dense: Counter(), Role.routed: Counter()}
-    for layer, own in zip(layers, found, strict=True):
-        for matrix in layer.layer_matrices(1 << 10):
-            if matrix.role is not Role.plain:
-                sizes[matrix.role][own[matrix.name]] += matrix.elements
-    head = head_format(plan)
-    quantised = head is not None or any(name for own in found for name in own.values())
-    if not quantised and (plan.others is not None or any(rule.stored is not None for rule in plan.rules)):
+# Modules of a layer under the names of checkpoints, and patterns that name some of them.
+
+PREFIXES = (
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.decoder.",
+    "transformer.",
+    "backbone.",
+    "",
+)
+"""What names of a language model's layers begin with, the usual one first."""
+
+ATTENTION = ("self_attn", "linear_attn", "attn", "attention", "mixer")
+DENSE = ("mlp", "ffn", "feed_forward", "mixer", "block_sparse_moe")
+EXPERTS = tuple(
+    f"{inside}experts"
+    for inside in ("mlp.", "ffn.", "feed_forward.", "block_sparse_moe.", "mixer.", "moe.", "")
+)
+SHARED = tuple(
+    f"{inside}{name}"
+    for inside in ("mlp.", "ffn.", "feed_forward.", "block_sparse_moe.", "mixer.", "moe.", "")
+    for name in ("shared_experts", "shared_expert", "share_expert", "shared_mlp")
+)
+
+UP, GATE, DOWN = ("up_proj", "gate_up_proj", "w3"), ("gate_proj", "gate_up_proj", "w1"), ("down_proj", "w2")
+OF_ATTENTION = {
+    "qkv_proj": (("q_proj", "qkv_proj", "wq"), ("k_proj", "qkv_proj", "wk"), ("v_proj", "qkv_proj", "wv")),
+    "o_proj": (("o_proj", "out_proj", "wo"),),
+    "qkv_a_proj": (("q_a_proj", "wq_a"), ("kv_a_proj_with_mqa", "wkv_a", "wkv")),
+    "kv_a_proj": (("kv_a_proj_with_mqa", "wkv_a", "wkv"),),
+    "q_b_proj": (("q_b_proj", "wq_b"),),
+    "kv_b_proj": (("kv_b_proj", "wkv_b"),),
+    "index_q_proj": (("indexer.wq_b",),),
+    "index_k_proj": (("indexer.wk",),),
+    "index_qk_proj": (("index_q_proj",), ("index_k_proj",)),
+    "compressor_proj": (("compressor.wkv",), ("compressor.wgate",)),
+    "o_a_proj": (("o_a_proj", "wo_a"),),
+    "o_b_proj": (("o_b_proj", "wo_b"),),
+    "in_proj_qkv": (("q_proj",), ("k_proj",), ("v_proj",)),
+    "latent_down_proj": (("fc1_latent_proj", "routed_expert_down_proj"),),
+    "latent_up_proj": (("fc2_latent_proj", "routed_expert_up_proj"),),
+    "in_proj_qkvz": (("in_proj_qkv", "in_proj_qkvz"), ("in_proj_z", "in_proj_qkvz")),
+}
+"""Matrix of ours -> for each of the matrices that it joins: its names in checkpoints."""
+
+OF_MLP = {"gate_up_proj": (GATE, UP), "up_proj": (UP,), "down_proj": (DOWN,)}
+
+HEAD = ("lm_head", "language_model.lm_head", "model.lm_head", "head")
+
+MOST_REGEXES = 2_000
+MOST_REPETITIONS = 6
+"""Unbounded repetitions in one regular expression; more could take forever on a name that does not match."""
+
+_STRIPPED = re.compile("|".join(re.escape(prefix) for prefix in sorted(PREFIXES, key=len, reverse=True)))
+_REGEX = re.compile(r"^\.\*|[\\^$(|+]")
+"""Finds what only regular expressions have; model.layers.1.* is a wildcard of layer 1, not of layer 10."""
+_NESTED = re.compile(r"\([^()]*[*+{][^()]*\)\s*[*+{]")
+
+
+class Names(NamedTuple):
+    """Names of the modules in layers: the containers in which attention, MLPs and experts may lie."""
+
+    attention: tuple[str, ...]
+    dense: tuple[str, ...]
+    experts: tuple[str, ...]
+    shared: tuple[str, ...]
+
+    def parts(self, layer: int, matrix: str) -> list[list[str]]:
+        """Returns the full names of each of the matrices that a matrix of ours joins."""
+        places = list[tuple[tuple[str, ...], tuple[str, ...]]]()
+        for start, containers in (("expert_", self.experts), ("shared_", self.shared), ("", self.dense)):
+            of_mlp = OF_MLP.get(matrix.removeprefix(start)) if matrix.startswith(start) else None
+            if of_mlp is not None:
+                numbered = start == "expert_"
+                places = [
+                    (containers, (*(f"0.{leaf}" for leaf in leaves if numbered), *leaves))
+                    for leaves in of_mlp
+                ]
+                break
+        else:
+            places = [(self.attention, leaves) for leaves in OF_ATTENTION.get(matrix, ((matrix,),))]
+        return [
+            [f"layers.{layer}.{inside}.{leaf}" for inside in containers for leaf in leaves]
+            for containers, leaves in places
+        ]
+
+
+def names_in(text: str, *, experts_beside_mlp: bool = False) -> Names:
+    """Returns the names that a checkpoint's patterns can tell apart: usual containers, and those in text.
+
+    text: all patterns. experts_beside_mlp: the experts are beside a dense `mlp` instead of in it (Gemma 4).
+    """
+
+    def used(containers: Sequence[str]) -> tuple[str, ...]:
+        return tuple(
+            name
+            for place, name in enumerate(containers)
+            if place == 0 or all(word in text for word in name.split("."))
+        )
+
+    experts = ("experts",) if experts_beside_mlp else used(EXPERTS)
+    return Names(used(ATTENTION), used(DENSE), experts, used(SHARED))
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Patterns of modules' names: a name or a part of one, wildcards (*), or a regular expression (re:)."""
+
+    plain: frozenset[str] = frozenset()
+    globs: re.Pattern[str] | None = None
+    regexes: tuple[re.Pattern[str], ...] = ()
+    prefixes: tuple[str, ...] = field(default=PREFIXES[:1])
+
+    def match(self, names: Iterable[str]) -> bool:
+        """Returns whether a pattern names one of these modules or a module that holds it."""
+        return any(self._matches(name) for name in names)
+
+    def _matches(self, name: str) -> bool:
+        if self.plain:
+            words = name.split(".")
+            for start in range(len(words)):
+                for end in range(start + 1, len(words) + 1):
+                    if ".".join(words[start:end]) in self.plain:
+                        return True
+        for prefix in self.prefixes if self.globs or self.regexes else ():
+            full = f"{prefix}{name}"
+            if self.globs is not None and self.globs.match(full):
+                return True
+            if any(regex.match(full) for regex in self.regexes):
+                return True
+        return False
+
+
+def modules(where: str, patterns: Iterable[str]) -> Modules:
+    """Returns the modules that the patterns name. Raises ValueError that names the field `where`."""
+    plain, globs, regexes, used = set[str](), list[str](), list[re.Pattern[str]](), {PREFIXES[0]}
+    for pattern in patterns:
+        used |= {prefix for prefix in PREFIXES if prefix and prefix in pattern}
+        if pattern.startswith("re:"):
+            regexes.append(regular_expression(where, pattern[3:]))
+        elif "*" in pattern or "?" in pattern:
+            if _REGEX.search(pattern):
+                regexes += readable_as_regex(pattern)
+            translated = fnmatch.translate(pattern).removesuffix(r"\Z")
+            globs.append(rf"{translated}(?:\..*)?\Z")
+        else:
+            name = pattern.removesuffix(".weight").strip(".")
+            plain.add(_STRIPPED.sub("", name, count=1) if _STRIPPED.match(name) else name)
+    if len(regexes) > MOST_REGEXES:
         raise ValueError(
-            f"{where}: the formats that it names are of no matrix of this model, or of none that is not left "
-            "out; set model.weights"
+            f"{where}: holds {len(regexes):,} regular expressions; at most {MOST_REGEXES:,} are read"
         )
-    commonest = {role: max(of, key=lambda name: of[name], default=None) for role, of in sizes.items()}
-    dense, routed = commonest[Role.dense], commonest[Role.routed]
-    if not sizes[Role.routed] or routed == dense:
-        routed = None
-    elif routed is None:
-        routed = dtype
-    of_role = {Role.dense: dense or dtype, Role.routed: routed or dense or dtype}
-    formats = tuple(
-        tuple(
-            (matrix.name, own[matrix.name] or dtype)
-            for matrix in layer.layer_matrices(1 << 10)
-            if matrix.role is not Role.plain and (own[matrix.name] or dtype) != of_role[matrix.role]
+    joined = re.compile("|".join(f"(?:{one})" for one in dict.fromkeys(globs))) if globs else None
+    # Names that no prefix of a language model starts may begin a pattern, as in layers.0.ffn.experts.
+    prefixes = tuple(prefix for prefix in PREFIXES if prefix in used or not prefix)
+    return Modules(frozenset(plain - {""}), joined, tuple(regexes), prefixes)
+
+
+def regular_expression(where: str, text: str) -> re.Pattern[str]:
+    """Compiles an expression of a checkpoint. Raises ValueError if it is none, or could take too long."""
+    if (
+        _NESTED.search(text)
+        or len(re.findall(r"(?<!\\)[*+]|\{\d*,\}", text)) > MOST_REPETITIONS
+        or len(text) > 2_000
+    ):
+        raise wrong(
+            where, f"re:{text}", f"must have at most {MOST_REPETITIONS} repetitions (* or +), and none nested"
         )
-        for layer, own in zip(layers, found, strict=True)
+    try:
+        return re.compile(re.sub(r"(?:\.\*){2,}", ".*", text))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise wrong(where, f"re:{text}", f"is no regular expression: {error}") from None
+
+
+def readable_as_regex(pattern: str) -> list[re.Pattern[str]]:
+    """Returns the expression that a pattern with wildcards may be instead; none if it is none."""
+    try:
+        return [regular_expression("", pattern)]
+    except ValueError:
+        return []
+
+
+def listed(where: str, given: Any) -> list[str]:
+    """Returns the patterns of a field: a list of texts, or one text. Raises ValueError."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return [given]
+    if not (isinstance(given, list) and all(isinstance(one, str) for one in given)):
+        raise ValueError(f"{where}={shown(given)}: must be a list of names of modules")
+    return given
+
+
+# The formats that a user asks for.
+
+MODELOPT = {
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8_block",
+    "FP8_PB_REAL": "fp8_block",
+    "FP8_BLOCK_SCALES": "fp8_block",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "NVFP4_AWQ_LITE": "nvfp4",
+    "W4A16_NVFP4": "nvfp4_wo",
+    "W4A8_NVFP4_FP8": "nvfp4_fp8",
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4_mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4_mxfp8",
+    "W4A8_MXFP4_MXFP8": "mxfp4_mxfp8",
+    "W4A16_MXFP4": "mxfp4",
+    "W4A16_AWQ": "int4_wo",
+    "W4A16_GPTQ": "int4_wo",
+    "W4A16": "int4_wo",
+    "INT4_AWQ": "int4_wo",
+    "W4A8_AWQ": "int4_fp8",
+    "W8A16": "int8_wo",
+    "W8A16_GPTQ": "int8_wo",
+    "INT8": "int8",
+    "INT8_SQ": "int8",
+    "W8A8_SQ_PER_CHANNEL": "int8",
+}
+"""quant_algo of Model Optimizer and TensorRT-LLM -> weight format."""
+
+IS_QUANTISED = "the checkpoint is quantised already"
+"""Part of the message on a format that an engine would have to make from another one."""
+
+
+def as_asked(model: ModelSpec, asked: Mapping[str, str], method: str | None, *, is_given: bool) -> ModelSpec:
+    """Returns the model in the formats that the user asks for. Raises ValueError for what cannot be served.
+
+    model: with the checkpoint's own formats. asked: setting -> format. method: the checkpoint's quantiser;
+    None: it is not quantised. is_given: the checkpoint is the user's own; else it is a published model, of
+    which checkpoints in other formats may exist.
+    """
+    if "weights" in asked:
+        model = _with_weights(model, asked["weights"], method, is_given=is_given)
+    if "moe_weights" in asked:
+        blocks = tuple(block.without_formats(Role.routed) for block in model.blocks)
+        model = replace(model, blocks=blocks, moe_weights=asked["moe_weights"])
+    return replace(
+        model,
+        dtype=asked.get("dtype", model.dtype),
+        kv_cache_dtype=asked.get("kv_cache_dtype", model.kv_cache_dtype),
     )
-    return StoredWeights(dense, routed, head, formats=formats if any(formats) else ())
 
 
-def formats_of(plan: Plan, layer: Block, number: int, names: Names) -> Iterator[tuple[str, str | None]]:
-    """Yields each matrix of a layer and its format; of matrices that are joined, the widest format counts."""
-    for matrix in layer.layer_matrices(1 << 10):
-        if matrix.role is not Role.plain:
-            formats = [format_of(plan, part) for part in names.parts(number, matrix.name)]
-            yield matrix.name, max(formats, key=bits_of)
+def _with_weights(model: ModelSpec, name: str, method: str | None, *, is_given: bool) -> ModelSpec:
+    meaning, is_format = meaning_of(name), _is_format(name)
+    own = {
+        _base(stored) for stored in (model.weights, model.moe_weights) if stored not in (None, model.dtype)
+    }
+    if is_format:
+        if _base(name) in own:
+            return model
+        if is_given and own and meaning is not None and meaning.is_online:
+            raise ValueError(_mismatch(name, method, own))
+        blocks = tuple(block.without_formats(Role.dense) for block in model.blocks)
+        return replace(model, blocks=blocks, weights=name)
+    if meaning is None:
+        try:
+            weight_format(name)
+        except ValueError as error:
+            raise ValueError(f"{error}{nearest_to(name)}") from None
+        return model
+    stored = meaning.weights or meaning.moe_weights
+    if method in meaning.methods or (stored is not None and _base(stored) in own):
+        return model
+    return _as_an_engine_would(model, name, meaning, method, own, is_given=is_given)
 
 
-def bits_of(name: str | None) -> float:
-    """Returns the bytes per weight of a format; those of matrices that are not quantised are the largest."""
-    return float("inf") if name is None else weight_format(name).bytes_per_weight
+def _as_an_engine_would(
+    model: ModelSpec, name: str, meaning: Meaning, method: str | None, own: set[str], *, is_given: bool
+) -> ModelSpec:
+    """Returns the model whose checkpoint is quantised online, or replaced by one that is quantised so."""
+    if method is not None and is_given:
+        raise ValueError(_mismatch(name, method, own))
+    stored = meaning.weights or meaning.moe_weights
+    if stored is None:
+        raise ValueError(
+            f"weights={name}: does not say the format, which a checkpoint does; give the folder of one "
+            f"(model=hf model.path=FOLDER), or a format: {', '.join(DESCRIBED)}"
+        )
+    if method is None and not meaning.is_online and is_given:
+        raise ValueError(
+            f"weights={name}: the checkpoint is not quantised, and engines load {name} from one that is; "
+            f"set weights={stored} to price such a checkpoint, or fp8, which engines make of 16 bits"
+        )
+    if meaning.weights is None and not model.has_experts:
+        raise ValueError(f"weights={name}: quantises experts alone, and {model.name} has none; nearest: fp8")
+    replaced = model.with_weights(meaning.weights, meaning.moe_weights if model.has_experts else None)
+    if meaning.is_online and method is None:
+        return replaced
+    note = f"weights in {stored}: those of a checkpoint of {model.name} that is quantised for {name}"
+    return replace(replaced, notes=(*replaced.notes, note))
 
 
-def format_of(plan: Plan, module: Sequence[str]) -> str | None:
-    """Returns the format of a module under all its names; None: it is not quantised."""
-    for rule in plan.rules:
-        if rule.modules.match(module):
-            return rule.stored
-    return plan.others
+def _mismatch(name: str, method: str | None, own: set[str]) -> str:
+    stored = f" in {' and '.join(sorted(own))}" if own else ""
+    return (
+        f"weights={name}: {IS_QUANTISED}, by {method}{stored}, and engines do not quantise it again; "
+        "leave it out (null), or read the checkpoint of 16 bits"
+    )
 
 
-def head_format(plan: Plan) -> str | None:
-    """Returns the format of the LM head: only what names it quantises it."""
-    return next((rule.stored for rule in plan.rules if rule.modules.match(HEAD)), None)
+def _is_format(name: str) -> bool:
+    try:
+        weight_format(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _base(name: str | None) -> str:
+    """Returns the kind of a format, whatever its groups and blocks: int4_wo_g32 is int4_wo."""
+    kind = kind_of(name or "")
+    return "fp8" if kind == "fp8_block" else kind
+
+
+class Meaning(NamedTuple):
+    """Meaning of an engine's name."""
+
+    weights: str | None = None
+    """Format of all weights; None: the name does not say, the checkpoint does."""
+    moe_weights: str | None = None
+    """Format of routed experts; None: as `weights`."""
+    methods: tuple[str, ...] = ()
+    """quant_method of the checkpoints that have it."""
+    is_online: bool = False
+    """Whether the engine quantises a checkpoint of 16 bits in this way while it loads it."""
+
+
+AWQ, GPTQ = ("awq", "auto_awq", "awq_marlin"), ("gptq", "auto_gptq", "gptq_marlin", "gptqmodel")
+FP8 = ("fp8", "finegrained_fp8", "fbgemm_fp8", "deepseek_v4_fp8")
+OF_MODELOPT = ("modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "petit_nvfp4")
+MXFP4 = ("mxfp4", "gpt_oss_mxfp4")
+AUTO_ROUND = ("auto-round", "intel/auto-round", "inc")
+
+ENGINE_NAMES: dict[str, Meaning] = {
+    # vLLM 0.32: QUANTIZATION_METHODS.
+    "awq": Meaning("int4_wo", methods=AWQ),
+    "auto_awq": Meaning("int4_wo", methods=AWQ),
+    "fp8": Meaning("fp8", methods=FP8, is_online=True),
+    "fbgemm_fp8": Meaning("fp8", methods=FP8),
+    "fp_quant": Meaning(methods=("fp_quant",)),
+    "modelopt": Meaning("fp8", methods=OF_MODELOPT),
+    "modelopt_fp4": Meaning("nvfp4", methods=OF_MODELOPT),
+    "modelopt_mxfp8": Meaning("mxfp8", methods=OF_MODELOPT),
+    "modelopt_mixed": Meaning(methods=OF_MODELOPT),
+    "auto_gptq": Meaning("int4_wo", methods=GPTQ),
+    "gptq": Meaning("int4_wo", methods=GPTQ),
+    "gptq_marlin": Meaning("int4_wo", methods=GPTQ),
+    "awq_marlin": Meaning("int4_wo", methods=AWQ),
+    "humming": Meaning(methods=(*AWQ, *GPTQ, *FP8, *OF_MODELOPT, *MXFP4, "compressed-tensors")),
+    "compressed-tensors": Meaning(methods=("compressed-tensors",)),
+    "experts_int8": Meaning(moe_weights="int8_wo", methods=("experts_int8",), is_online=True),
+    "quark": Meaning(methods=("quark",)),
+    "moe_wna16": Meaning("int4_wo", methods=(*AWQ, *GPTQ)),
+    "torchao": Meaning(methods=("torchao",)),
+    "inc": Meaning(methods=AUTO_ROUND),
+    "mxfp4": Meaning("mxfp4", methods=MXFP4, is_online=True),
+    "gpt_oss_mxfp4": Meaning(moe_weights="mxfp4", methods=MXFP4),
+    "deepseek_v4_fp8": Meaning("fp8_block", "mxfp4_mxfp8", methods=FP8),
+    "online": Meaning(),
+    "fp8_per_tensor": Meaning("fp8", methods=FP8, is_online=True),
+    "fp8_per_block": Meaning("fp8_block", methods=FP8, is_online=True),
+    "fp8_per_channel": Meaning("fp8", methods=FP8, is_online=True),
+    "int8_per_channel_weight_only": Meaning(moe_weights="int8_wo", is_online=True),
+    "nvfp4_per_token": Meaning(moe_weights="nvfp4", is_online=True),
+    "mxfp8": Meaning("mxfp8", methods=("mxfp8", *OF_MODELOPT), is_online=True),
+    # Earlier versions of vLLM.
+    "bitsandbytes": Meaning("nf4", methods=("bitsandbytes",), is_online=True),
+    "auto-round": Meaning("int4_wo", methods=AUTO_ROUND),
+    "hqq": Meaning(methods=("hqq",)),
+    "aqlm": Meaning("int2_wo", methods=("aqlm",)),
+    "ptpc_fp8": Meaning("fp8", is_online=True),
+    "tpu_int8": Meaning("int8_wo", is_online=True),
+    "qqq": Meaning("int4_int8", methods=("qqq",)),
+    "bitblas": Meaning("int4_wo", methods=(*AWQ, *GPTQ)),
+    "gptq_bitblas": Meaning("int4_wo", methods=GPTQ),
+    # SGLang 0.5.
+    "modelopt_fp8": Meaning("fp8", methods=OF_MODELOPT),
+    "nvfp4_online": Meaning("nvfp4", is_online=True),
+    "blockwise_int8": Meaning("int8", methods=("blockwise_int8",)),
+    "w8a8_int8": Meaning("int8", methods=("w8a8_int8",)),
+    "w8a8_fp8": Meaning("fp8", methods=("w8a8_fp8",), is_online=True),
+    "w4afp8": Meaning("fp8", "int4_fp8", methods=("w4afp8",)),
+    "petit_nvfp4": Meaning("nvfp4_wo", methods=OF_MODELOPT),
+    "quark_mxfp4": Meaning("mxfp4_mxfp4", is_online=True),
+    "quark_int4fp8_moe": Meaning(moe_weights="int4_fp8", is_online=True),
+    "auto-round-int8": Meaning("int8", methods=AUTO_ROUND),
+    # TensorRT-LLM: quant_algo.
+    **{name.lower(): Meaning(stored) for name, stored in MODELOPT.items() if name != "FP8"},
+}
+"""Engine's name -> its meaning. Those that are also formats of ours are taken as formats (`hf.asked`)."""
+
+REFUSED = {
+    "squeezellm": ("engines no longer serve it", "gptq"),
+    "marlin": ("engines no longer serve it", "gptq_marlin"),
+    "gptq_marlin_24": ("engines no longer serve 2:4 sparse weights in 4 bits", "gptq_marlin"),
+    "deepspeedfp": ("engines no longer serve it", "fp8"),
+    "neuron_quant": ("it is for chips that are not priced", "int8_wo"),
+    "ipex": ("it is for CPUs", "awq"),
+    "cpu_awq": ("it is for CPUs", "awq"),
+    "gguf": ("the file says the format of each tensor", "int4_wo"),
+    "modelslim": ("it is for chips that are not priced", "w8a8_int8"),
+    "mxfp_w4a8": ("it is for chips that are not priced", "mxfp4_mxfp8"),
+    "qoq": ("engines no longer serve it", "int4_int8"),
+}
+"""Names of engines that have no price: the reason, and the nearest name that has one."""
+
+DESCRIBED = ("fp8", "int8", "int4_wo", "nvfp4")
+"""Formats to choose from where a name leaves the format to the checkpoint."""
+
+
+def meaning_of(name: str) -> Meaning | None:
+    """Returns the meaning of an engine's name; None for a format of ours that is no engine's name.
+
+    Raises ValueError for a name that has no price, and for one that is neither, with the nearest.
+    """
+    if name in REFUSED:
+        reason, nearest = REFUSED[name]
+        raise ValueError(f"weights={name}: cannot be priced, since {reason}; nearest: {nearest}")
+    return ENGINE_NAMES.get(name)
+
+
+def nearest_to(name: str) -> str:
+    """Returns "; nearest: NAME" for a name that is not known, or nothing if none is like it."""
+    found = difflib.get_close_matches(
+        name.lower().replace("-", "_"), [*ENGINE_NAMES, *WEIGHT_FORMATS], 1, 0.5
+    )
+    return f"; nearest: {found[0]}" if found else ""

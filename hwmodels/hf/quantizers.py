@@ -8,95 +8,33 @@ The module is long because each quantiser has its own reader, and they are read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from hwmodels.checks import is_whole
-from hwmodels.hf.fields import shown, wrong
-from hwmodels.hf.modules import Modules, listed, modules
-from hwmodels.model.quantization import in_groups
-
-LEFT_OUT = (
-    "modules_to_not_convert",
-    "ignore",
-    "ignored_layers",
-    "exclude_modules",
-    "exclude",
-    "exclude_layers",
-    "llm_int8_skip_modules",
-    "linear_weights_not_to_quantize",
-    "skip_modules",
+from hwmodels.hf.fields import load_json_object, shown, wrong
+from hwmodels.hf.quantization import (
+    FILES,
+    HEAD,
+    KEYS,
+    MODELOPT,
+    MODELOPT_FILE,
+    Description,
+    Modules,
+    Names,
+    Plan,
+    Rule,
+    StoredWeights,
+    listed,
+    method_of,
+    modules,
+    names_in,
 )
-"""Keys in use for modules that stay unquantised."""
-
-
-class Rule(NamedTuple):
-    """Modules and the format of their weights; None: they are not quantised."""
-
-    modules: Modules
-    stored: str | None
-
-
-class Plan(NamedTuple):
-    """Formats of a checkpoint: those of the first rule that names a module, else `others`."""
-
-    others: str | None
-    rules: tuple[Rule, ...] = ()
-    kv_cache_dtype: str = "auto"
-    """dtype of keys and values; auto: that in which the model computes."""
-    notes: tuple[str, ...] = ()
-
-
-class Description(NamedTuple):
-    """A quantiser's fields, and where they are, for error messages."""
-
-    where: str
-    fields: Mapping[str, Any]
-    experts_dtype: str | None = None
-    """`expert_dtype` of the config.json: fp4 experts beside fp8 (DeepSeek-V4)."""
-
-    def at(self, key: str) -> str:
-        """Returns the name of a key for messages: quantization_config.bits, or quant_config.json: w_bit."""
-        return f"{self.where}{': ' if self.where.endswith('.json') else '.'}{key}"
-
-    def wrong(self, key: str, rule: str) -> ValueError:
-        return wrong(self.at(key), self.fields.get(key), rule)
-
-    def first(self, *keys: str, default: Any = None) -> Any:
-        """Returns the value of the first of these keys that has one."""
-        return next((self.fields[key] for key in keys if self.fields.get(key) is not None), default)
-
-    def inside(self, *keys: str) -> Mapping[str, Any]:
-        """Returns the object of the first of these keys that is set, else an empty one. Raises ValueError."""
-        for key in keys:
-            value = self.fields.get(key)
-            if value is not None:
-                if not isinstance(value, Mapping):
-                    raise self.wrong(key, "must be an object")
-                return value
-        return {}
-
-    def group_size(self, *keys: str, default: int | None = None) -> int | None:
-        """Returns the weights of a group; None: a scale per row (-1, 0 or null). Raises ValueError."""
-        for key in keys or ("group_size",):
-            given = self.fields.get(key)
-            if given is not None:
-                if not is_whole(given) or not (-1 <= given <= 1 << 16):
-                    raise self.wrong(key, "must be a whole number of weights, or -1 for a scale per row")
-                return int(given) if given > 0 else None
-        return default
-
-    def left_out(self) -> Rule:
-        """Returns the rule of the modules that stay unquantised, under any of the keys in use."""
-        names = [name for key in LEFT_OUT for name in listed(self.at(key), self.fields.get(key))]
-        return Rule(modules(self.at(LEFT_OUT[0]), names), None)
-
-    def of(self, key: str, fields: Any) -> Description:
-        """Returns the description inside of this one. Raises ValueError if it is no object."""
-        if not isinstance(fields, Mapping):
-            raise wrong(self.at(key), fields, "must be an object")
-        return Description(self.at(key), fields)
-
+from hwmodels.model import Block
+from hwmodels.model.weights import Role, in_groups, weight_format
 
 # Weights of whole numbers of bits: AWQ, GPTQ, AutoRound, HQQ, AQLM.
 
@@ -342,35 +280,6 @@ def higgs(description: Description) -> Plan:
 
 
 # NVIDIA Model Optimizer.
-
-MODELOPT = {
-    "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
-    "FP8_PB_WO": "fp8_block",
-    "FP8_PB_REAL": "fp8_block",
-    "FP8_BLOCK_SCALES": "fp8_block",
-    "NVFP4": "nvfp4",
-    "NVFP4_AWQ": "nvfp4",
-    "NVFP4_AWQ_LITE": "nvfp4",
-    "W4A16_NVFP4": "nvfp4_wo",
-    "W4A8_NVFP4_FP8": "nvfp4_fp8",
-    "MXFP8": "mxfp8",
-    "MXFP4": "mxfp4_mxfp4",
-    "W4A8_MXFP4_FP8": "mxfp4_mxfp8",
-    "W4A8_MXFP4_MXFP8": "mxfp4_mxfp8",
-    "W4A16_MXFP4": "mxfp4",
-    "W4A16_AWQ": "int4_wo",
-    "W4A16_GPTQ": "int4_wo",
-    "W4A16": "int4_wo",
-    "INT4_AWQ": "int4_wo",
-    "W4A8_AWQ": "int4_fp8",
-    "W8A16": "int8_wo",
-    "W8A16_GPTQ": "int8_wo",
-    "INT8": "int8",
-    "INT8_SQ": "int8",
-    "W8A8_SQ_PER_CHANNEL": "int8",
-}
-"""quant_algo of Model Optimizer and TensorRT-LLM -> weight format."""
 
 MIXED = "MIXED_PRECISION"
 
@@ -664,37 +573,6 @@ NOT_PRICED = {
 }
 """quant_method -> why it is refused."""
 
-
-def method_of(fields: Mapping[str, Any]) -> str | None:
-    """Returns quant_method, or the one that the other fields tell; None if nothing does.
-
-    ModelOpt's descriptions say producer or quant_algo, AutoAWQ's file w_bit, AutoGPTQ's file desc_act.
-    """
-    method = fields.get("quant_method")
-    if isinstance(method, str) and method:
-        return method.lower().replace("compressed_tensors", "compressed-tensors")
-    producer, inside = fields.get("producer"), fields.get("quantization")
-    if (
-        (isinstance(producer, Mapping) and producer.get("name") == "modelopt")
-        or "quant_algo" in fields
-        or (isinstance(inside, Mapping) and "quant_algo" in inside)
-    ):
-        return "modelopt"
-    signs = (
-        (("config_groups",), "compressed-tensors"),
-        (("global_quant_config",), "quark"),
-        (("w_bit",), "awq"),
-        (("q_group_size",), "awq"),
-        (("bits", "desc_act"), "gptq"),
-        (("bits", "group_size", "sym"), "gptq"),
-        (("bits", "group_size", "zero_point"), "awq"),
-        (("load_in_4bit",), "bitsandbytes"),
-        (("load_in_8bit",), "bitsandbytes"),
-        (("weight_block_size",), "fp8"),
-    )
-    return next((name for keys, name in signs if all(key in fields for key in keys)), None)
-
-
 # Keys and values.
 
 KV_ALGORITHMS = {
@@ -762,3 +640,131 @@ def kv_scheme(description: Description, key: str, given: Any) -> str:
     if found is None:
         raise wrong(description.at(key), given, "is not known; set kv_cache_dtype")
     return found
+
+
+# Formats of all matrices of a checkpoint.
+
+
+def stored_weights(
+    description: Description,
+    layers: Sequence[Block],
+    *,
+    dtype: str,
+    folder: Path | None = None,
+    asked: Mapping[str, str] | None = None,
+    experts_beside_mlp: bool = False,
+) -> StoredWeights:
+    """Returns the formats of all matrices by the description.
+
+    layers: one block for each layer. dtype: that of matrices which are not quantised. asked: formats that the
+    user sets; with `weights` and `kv_cache_dtype` among them nothing has to be understood.
+    experts_beside_mlp: see `names_in`. Raises ValueError for what names a format and is not known.
+    """
+    asked = asked or {}
+    notes = list[str]()
+    is_file = description.where in FILES
+    try:
+        plan = plan_of(description)
+        names = names_in(json.dumps(dict(description.fields)), experts_beside_mlp=experts_beside_mlp)
+        stored = of_layers(plan, layers, names, dtype, description.where)
+        notes += plan.notes
+    except ValueError as error:
+        if "weights" not in asked:
+            raise
+        notes.append(f"weights are stored as model.weights says; the checkpoint's are not known: {error}")
+        stored = StoredWeights()
+    if "kv_cache_dtype" not in asked:
+        kv, kv_notes = keys_and_values(description, folder)
+        stored, notes = stored._replace(kv_cache_dtype=kv), [*notes, *kv_notes]
+    if is_file:
+        notes.append(f"number formats are those of {description.where.removesuffix(': ')}")
+    return stored._replace(notes=tuple(notes))
+
+
+def plan_of(description: Description) -> Plan:
+    """Returns the formats by module. Raises ValueError for a quantiser that is not known."""
+    method = method_of(description.fields)
+    if method is not None and method in NOT_PRICED:
+        raise description.wrong(
+            "quant_method",
+            f"cannot be priced, since {NOT_PRICED[method]}; set model.weights to price another format",
+        )
+    if method is None or method not in READERS:
+        raise description.wrong("quant_method", f"cannot be priced; known: {', '.join(READERS)}")
+    return READERS[method](description)
+
+
+def keys_and_values(description: Description, folder: Path | None) -> tuple[str, tuple[str, ...]]:
+    """Returns kv_cache_dtype; where the config.json does not name it, hf_quant_config.json may."""
+    kv = kv_cache(description)
+    if kv != "auto" or description.where not in KEYS or folder is None:
+        return kv, ()
+    file = folder / MODELOPT_FILE
+    if not file.exists() or {"kv_cache_quant_algo", "kv_cache_scheme"} & description.fields.keys():
+        return kv, ()
+    kv = kv_cache(Description(MODELOPT_FILE, load_json_object(file)))
+    if kv == "auto":
+        return kv, ()
+    return kv, (
+        f"keys and values in {kv} as {MODELOPT_FILE} says, which TensorRT-LLM reads; vLLM reads config.json "
+        "alone: kv_cache_dtype=auto keeps them in the model's dtype there",
+    )
+
+
+def of_layers(plan: Plan, layers: Sequence[Block], names: Names, dtype: str, where: str) -> StoredWeights:
+    """Returns the formats of the layers' matrices: the commonest of each role, and what differs from it."""
+    found = [dict(formats_of(plan, layer, number, names)) for number, layer in enumerate(layers)]
+    sizes: dict[Role, Counter[str | None]] = {Role.dense: Counter(), Role.routed: Counter()}
+    for layer, own in zip(layers, found, strict=True):
+        for matrix in layer.layer_matrices(1 << 10):
+            if matrix.role is not Role.plain:
+                sizes[matrix.role][own[matrix.name]] += matrix.elements
+    head = head_format(plan)
+    quantised = head is not None or any(name for own in found for name in own.values())
+    if not quantised and (plan.others is not None or any(rule.stored is not None for rule in plan.rules)):
+        raise ValueError(
+            f"{where}: the formats that it names are of no matrix of this model, or of none that is not left "
+            "out; set model.weights"
+        )
+    commonest = {role: max(of, key=lambda name: of[name], default=None) for role, of in sizes.items()}
+    dense, routed = commonest[Role.dense], commonest[Role.routed]
+    if not sizes[Role.routed] or routed == dense:
+        routed = None
+    elif routed is None:
+        routed = dtype
+    of_role = {Role.dense: dense or dtype, Role.routed: routed or dense or dtype}
+    formats = tuple(
+        tuple(
+            (matrix.name, own[matrix.name] or dtype)
+            for matrix in layer.layer_matrices(1 << 10)
+            if matrix.role is not Role.plain and (own[matrix.name] or dtype) != of_role[matrix.role]
+        )
+        for layer, own in zip(layers, found, strict=True)
+    )
+    return StoredWeights(dense, routed, head, formats=formats if any(formats) else ())
+
+
+def formats_of(plan: Plan, layer: Block, number: int, names: Names) -> Iterator[tuple[str, str | None]]:
+    """Yields each matrix of a layer and its format; of matrices that are joined, the widest format counts."""
+    for matrix in layer.layer_matrices(1 << 10):
+        if matrix.role is not Role.plain:
+            formats = [format_of(plan, part) for part in names.parts(number, matrix.name)]
+            yield matrix.name, max(formats, key=bits_of)
+
+
+def bits_of(name: str | None) -> float:
+    """Returns the bytes per weight of a format; those of matrices that are not quantised are the largest."""
+    return float("inf") if name is None else weight_format(name).bytes_per_weight
+
+
+def format_of(plan: Plan, module: Sequence[str]) -> str | None:
+    """Returns the format of a module under all its names; None: it is not quantised."""
+    for rule in plan.rules:
+        if rule.modules.match(module):
+            return rule.stored
+    return plan.others
+
+
+def head_format(plan: Plan) -> str | None:
+    """Returns the format of the LM head: only what names it quantises it."""
+    return next((rule.stored for rule in plan.rules if rule.modules.match(HEAD)), None)

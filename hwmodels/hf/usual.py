@@ -14,9 +14,8 @@ from typing import Any
 
 from hwmodels.hf.fields import Fields, wrong
 from hwmodels.hf.layers import grouped_layers, latent_attention
+from hwmodels.model import DenseMlp, MixtureOfExperts, Mlp, OtherWeights
 from hwmodels.model.attention import Attention
-from hwmodels.model.mlp import DenseMlp, MixtureOfExperts, Mlp
-from hwmodels.model.model_spec import OtherWeights
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),

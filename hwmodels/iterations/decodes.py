@@ -18,9 +18,8 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from hwmodels.exact import Lines, highest, larger
-from hwmodels.iterations.layout import RankBatch
+from hwmodels.iterations.layout import RankBatch, seen
 from hwmodels.iterations.ops import DecodeSeconds, Operator, rows_each, total_seconds
-from hwmodels.iterations.windows import seen
 
 BEYOND_ROUNDING = 1 + 1e-9
 """A line that is above another one by this factor is also above it in rounded arithmetic."""

@@ -31,18 +31,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fieldlimits import Checked, PositiveInt, PositiveShare
-from hwmodels.assembly.mlp import mlp_operators
+from hwmodels.assembly import mlp_operators
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import HostShare
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Link
 from hwmodels.exact import larger
-from hwmodels.iterations.iteration import IterationModel, IterationShape, counted
-from hwmodels.iterations.jitter import Jitter
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.ops import Part, total_seconds
-from hwmodels.levels.in_proportions import InProportions
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
-from hwmodels.model.mlp import MixtureOfExperts
+from hwmodels.host import HostShare
+from hwmodels.iterations import IterationModel, IterationShape, Jitter, counted
+from hwmodels.iterations.layout import ParallelLayout, Part
+from hwmodels.iterations.ops import total_seconds
+from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
+from hwmodels.model import MixtureOfExperts
 
 ON_ATTENTION_DEVICES = ("router",)
 """Operators of an MLP that attention devices run, as messages go to the experts that it names."""

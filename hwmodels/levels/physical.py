@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.fitting.limits import TOO_SLOW, slowness
-from hwmodels.levels.grid import Floats
-from hwmodels.levels.profile import ATTENTION_SIZES, Rows
-from hwmodels.model.matrices import Ranks, share_of
-from hwmodels.model.model_spec import ModelSpec
-from hwmodels.model.quantization import weight_format
+from hwmodels.levels.profile import ATTENTION_SIZES, Floats, Rows
+from hwmodels.model import ModelSpec
+from hwmodels.model.weights import Ranks, share_of, weight_format
 
 PHYSICAL_SHARE = 0.8
 """Rows faster than this share of the data sheet's limit are refused; boost clocks shorten limits slightly."""

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import (
+from hwmodels.iterations import (
     COUNTED,
     IterationModel,
     IterationShape,
     UnknownIterationError,
     counted,
 )
-from hwmodels.levels.in_proportions import InProportions
+from hwmodels.levels import InProportions
 from hwmodels.levels.physical import PHYSICAL_SHARE
 from hwmodels.levels.profile import check_columns
 

@@ -7,7 +7,7 @@ each, so decodes take
 
     (one pass of num_draft_tokens + 1 rows per sequence + drafting) / accepted_tokens
 
-and prompt chunks take what they add to a pass. Passes are those of `hwmodels.speculation.model`. Throughput
+and prompt chunks take what they add to a pass. Passes are those of `hwmodels.speculation`. Throughput
 and mean times between tokens are those of the passes; that tokens come in groups is not modelled.
 """
 
@@ -22,12 +22,10 @@ from numpy import ndarray
 
 from fieldlimits import Checked, PositiveInt, check
 from hwmodels.exact import Num, larger
-from hwmodels.iterations.iteration import IterationModel, IterationShape
-from hwmodels.iterations.jitter import Jitter
-from hwmodels.levels.in_proportions import InProportions
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel, Replica, jitter_of
+from hwmodels.iterations import IterationModel, IterationShape, Jitter
+from hwmodels.levels import Calibrated, InProportions, LatencyLevel, Replica, jitter_of
+from hwmodels.speculation import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.draft import LayerDraft
-from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

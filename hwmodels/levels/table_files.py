@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from hwmodels.bounded_files import UnreadableFileError, check_table
+from hwmodels.checks import UnreadableFileError, check_table
 
 MAX_BYTES = 1 << 29
 """Largest decompressed CSV file."""

@@ -25,8 +25,7 @@ from typing import Self
 
 from fieldlimits import Checked, NonNegativeInt, PositiveInt, check
 from hwmodels.checks import check_whole
-from hwmodels.model.matrices import Matrix, Role, share_of
-from hwmodels.model.quantization import KV_BYTES, KV_SCALE_BYTES
+from hwmodels.model.weights import KV_BYTES, KV_SCALE_BYTES, Matrix, Role, share_of
 
 
 class Attention(Checked, ABC):

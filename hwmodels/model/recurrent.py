@@ -24,8 +24,7 @@ from typing import Annotated, ClassVar, Self
 
 from fieldlimits import OneOf, PositiveInt, check
 from hwmodels.model.attention import Attention, GroupedQueryAttention, kept_heads
-from hwmodels.model.matrices import Matrix, Role, share_of
-from hwmodels.model.quantization import KV_BYTES
+from hwmodels.model.weights import KV_BYTES, Matrix, Role, share_of
 
 SCAN_CHUNK = 64
 """Tokens that the chunked form of a recurrence processes at once (Yang et al., 2024)."""

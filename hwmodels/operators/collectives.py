@@ -59,8 +59,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hwmodels.checks import check_curve, check_whole
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link, Torus
+from hwmodels.device import Device, Link, Torus
 from hwmodels.exact import Num
 
 OWN_PART = 0.4

@@ -1,5 +1,7 @@
 """Dense matrix multiplication: seconds of out[m, n] = x[m, k] w[k, n] on one device.
 
+Elementwise operators over the activations, such as norms, are here as well (`stream_seconds`).
+
 The output is cut into tiles. Each SM computes one at a time, so they run in waves over the SMs; meanwhile
 weights and activations are loaded from memory. The longer of the two hides most of the shorter:
 
@@ -14,8 +16,8 @@ weights and activations are loaded from memory. The longer of the two hides most
     input   quantising x, if the tensor cores take the weights' type: separate kernels
 
 Figures of a device are in `GemmCurve`. Differences between families of kernels (tiles, splits of k, kernels
-that run before them) are in `GemmKernels`: one set of values for all chips of a kind, from A100,
-H100, H200, B200 and RTX PRO 6000 (NVIDIA aiconfigurator, commit 095f58a).
+that run before them) are in `GemmKernels`: one set of values for all chips of a kind, from A100, H100, H200,
+B200 and RTX PRO 6000 (NVIDIA aiconfigurator, commit 095f58a).
 
 H100, defaults, bf16, m = 16, n = 7168, k = 4096: 112 tiles of 64 x 64, less than one wave. step: 256 bytes at
 150e9 bytes/s, 1.71 ns; store 0.05 us; tiles 7.04 us. 58.95e6 bytes at 0.82 x 3.35e12 bytes/s: stream 21.9 us.
@@ -31,8 +33,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_curve
-from hwmodels.devices.device import DTYPE_BYTES, Device
-from hwmodels.model.quantization import WeightFormat
+from hwmodels.device import DTYPE_BYTES, Device
+from hwmodels.exact import Num
+from hwmodels.model.weights import WeightFormat
 
 Floats = NDArray[np.float64]
 
@@ -348,3 +351,24 @@ def input_seconds(
         return np.full(m.shape, family.before_s)
     row_s = family.quantise_row_s + k * (elements.out + elements.x) / family.quantise_bytes_per_sm_s
     return family.before_s + m * row_s / device.num_sms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamCurve:
+    """Performance of kernels without data reuse."""
+
+    bandwidth_share: float = 0.80
+    """Share of the data sheet's memory bandwidth that is reached for tensors of many megabytes."""
+    start_s: float = 2.0e-6
+    """Seconds of start and drain of one kernel in a stream; small norms take 2 us."""
+
+    def __post_init__(self) -> None:
+        check_curve(self)
+
+
+def stream_seconds(num_bytes: Num, device: Device, curve: StreamCurve, *, kernels: float = 1) -> Num:
+    """Returns seconds of elementwise kernels: kernels start_s + bytes / (B share), bytes read and written.
+
+    H100, 4 MiB, share 0.8: 2.0 us + 4,194,304 / (0.8 x 3.35e12) = 3.57 us.
+    """
+    return kernels * curve.start_s + num_bytes / (device.memory_bandwidth_bytes_per_s * curve.bandwidth_share)

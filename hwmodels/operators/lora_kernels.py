@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hwmodels.checks import check_finite, check_whole
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import larger, smaller
-from hwmodels.operators.stream import StreamCurve
+from hwmodels.operators.gemm import StreamCurve
 
 OPERAND_BYTES_PER_SM_S = 11.6e9
 """Operand bytes/s of the tiles on one SM. vLLM 0.8.5 on an H100: 0.33 ms per adapter of rank 8 in a step of

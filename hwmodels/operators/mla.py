@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwmodels.checks import check_curve, check_finite, check_whole
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.exact import Lines, highest, larger, smaller
 
 TILE = 128

@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hwmodels.checks import check_curve
-from hwmodels.devices.device import DTYPE_BYTES, Device
+from hwmodels.device import DTYPE_BYTES, Device
 from hwmodels.exact import smaller
-from hwmodels.model.quantization import WeightFormat
+from hwmodels.model.weights import WeightFormat
 from hwmodels.operators.moe_routing import (
     ExpertLayer,
     RankLoads,

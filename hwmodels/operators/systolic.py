@@ -1,6 +1,6 @@
 """Operators on systolic arrays: matrix products, attention and experts, from data-sheet figures.
 
-Arrays compute padded products (`hwmodels.devices.systolic`) while weights, keys and values stream from
+Arrays compute padded products (`hwmodels.device`) while weights, keys and values stream from
 memory; compilers buffer both twice, so the longer hides the shorter:
 
     t = start + max(padded FLOPs / (peak share), 0.4 us + bytes / (bandwidth share))
@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.systolic import SystolicArray
+from hwmodels.device import Device, SystolicArray
 from hwmodels.exact import Lines, highest, larger, smaller
-from hwmodels.model.quantization import WeightFormat
+from hwmodels.model.weights import WeightFormat
 from hwmodels.operators.attention import AttentionCurve, HeadLayout
 from hwmodels.operators.gemm import (
     MEMORY_START_S,

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
 from fieldlimits import Checked, NonNegativeInt, OneOf, PositiveInt, Unit
-from policies.adapters.registry import Registry
-from policies.adapters.residents import Residents
+from policies.adapters.serving import Registry, Residents
 from policies.caching.pool import BlockPool
-from policies.user_code.decisions import returned
+from policies.user_code import returned
 
 EVICTIONS = ("lru", "lfu")
 
@@ -52,6 +51,6 @@ def residents_of(serving: AdapterServing, registry: Registry, pool: BlockPool) -
     """Returns the `Residents` of an engine. Raises WrongDecisionError if a policy makes something else."""
     residents: object = serving.residents(registry, pool)
     if not isinstance(residents, Residents):
-        rule = "must return a policies.adapters.residents.Residents"
+        rule = "must return a policies.adapters.serving.Residents"
         raise returned(serving, "residents", residents, rule)
     return residents

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from fieldlimits import Positive, Unit
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
-from policies.adapters.registry import Registry
+from policies.adapters.serving import Registry
 from policies.caching.pool import BlockPool
 from policies.core.sequence import SequenceView
 from policies.core.step import StepBuilder

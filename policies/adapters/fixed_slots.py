@@ -17,8 +17,7 @@ from typing import Annotated, Any, Self
 
 from fieldlimits import OneOf, PositiveInt, Unit
 from policies.adapters import AdapterServing
-from policies.adapters.registry import Registry
-from policies.adapters.residents import Residents
+from policies.adapters.serving import Registry, Residents
 from policies.caching.pool import BlockPool
 
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

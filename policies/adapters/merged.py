@@ -19,8 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 from fieldlimits import Positive, Unit
 from policies.adapters import AdapterServing
-from policies.adapters.registry import Registry
-from policies.adapters.residents import Residents
+from policies.adapters.serving import Registry, Residents
 from policies.caching.pool import BlockPool
 from policies.core.plan import AdapterUse, Chunk
 from policies.core.sequence import Sequence, SequenceView

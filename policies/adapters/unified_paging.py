@@ -14,8 +14,7 @@ from math import ceil
 from typing import Any, ClassVar
 
 from policies.adapters import AdapterServing
-from policies.adapters.registry import Adapter, Registry
-from policies.adapters.residents import Residents
+from policies.adapters.serving import Adapter, Registry, Residents
 from policies.caching.pool import BlockPool
 from policies.core.sequence import SequenceView
 from policies.core.view import StepView

@@ -1,4 +1,4 @@
-"""Admission policies: they admit or refuse a request before a replica is chosen. One policy per file."""
+"""Admission policies: they admit or refuse a request before a replica is chosen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Admission(Protocol):
 
     A policy that reads signals or caches of replicas declares this as a router does: reads_signals,
     reads_caches (`policies.routing.ReplicaView`). A fleet may have hundreds of replicas: for sums over all of
-    them a policy keeps counts of its own (`policies.admission.outstanding`).
+    them a policy keeps counts of its own (`policies.admission.queue_bound.Outstanding`).
     """
 
     def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
@@ -47,3 +47,12 @@ class AdmissionTraits:
     reads_caches: bool = False
     on_first_token: Callable[[Request, float], None] | None = None
     on_end: Callable[[Request, float], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmitAll:
+    """Admits every request; reads nothing."""
+
+    def refusal(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> Refusal | None:
+        """Returns None: every request is admitted."""
+        return None

@@ -2,8 +2,8 @@
 
     estimated TTFT = (queued prompt tokens / replicas + this prompt's) / rate of a replica, times safety
 
-The rate is measured as in `policies.routing.ttft_estimates`, but for the fleet as a whole: it assumes that
-the router spreads the queue evenly. Mooncake (2024) calls this early rejection.
+The rate is measured as in `policies.routing.slo_aware.TtftEstimates`, but for the fleet as a whole: it
+assumes that the router spreads the queue evenly. Mooncake (2024) calls this early rejection.
 While no request waits for its first token, every request is admitted whatever its estimate: otherwise a rate
 that was measured under another load could never be corrected.
 """
@@ -17,11 +17,11 @@ from typing import Annotated
 
 from fieldlimits import Checked, NonNegative, Positive, Unit, check
 from policies.admission import Refusal
-from policies.admission.outstanding import Outstanding
+from policies.admission.queue_bound import Outstanding
 from policies.core.request import Request
 from policies.routing import ReplicaView
-from policies.routing.ttft_estimates import TtftEstimates
-from policies.scheduling.edf import TimesByPriority, by_priority
+from policies.routing.slo_aware import TtftEstimates
+from policies.scheduling.deadlines import TimesByPriority, by_priority
 
 FLEET = 0
 """The only index of the estimates, as there is one rate for all replicas."""

@@ -1,4 +1,4 @@
-"""Batching policies: they decide which sequences share an iteration, with how many tokens. One per file."""
+"""Batching policies: they decide which sequences share an iteration, with how many tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 
 
 class Batching(Protocol):

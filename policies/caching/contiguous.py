@@ -29,9 +29,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import OneOf
-from policies.caching.buddy import Buddy
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.caching.regions import FirstFit, Region, RegionAllocator
+from policies.caching.regions import Buddy, FirstFit, Region, RegionAllocator
 from policies.core.growth import Growth
 from policies.core.sequence import Sequence
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from fieldlimits import Checked, PositiveInt, Unit
+from policies.caching.block_tables import KvGroup
 from policies.caching.content import ContentListener, FutureUses
-from policies.caching.kv_groups import KvGroup
 from policies.caching.pins import PinnedTime
 from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.user_code.decisions import returned
+from policies.user_code import returned
 
 
 class BlockPool:
@@ -412,7 +412,7 @@ class Caching(Checked):
     changes_outputs: ClassVar[bool] = False
     """Whether the model's outputs change, because attention does not see KV that was dropped."""
     has_groups: ClassVar[bool] = False
-    """Whether a block has the KV of one group of layers, not of all; see `policies.caching.kv_groups`."""
+    """Whether a block has the KV of one group of layers, not of all; see `policies.caching.block_tables`."""
     holds_states: ClassVar[bool] = False
     """Whether a sequence may take blocks for its states of linear attention (`KvMemory.state_blocks`)."""
     finds_prefixes: ClassVar[bool] = False

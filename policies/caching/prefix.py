@@ -8,7 +8,7 @@ and are evicted in the order in which they became free (LRU), the last block of 
 without content are taken before. The same content may be stored twice if two sequences compute it at the same
 time. Prefixes that clients pay for (`Prompt.num_pinned`: prompt caching of APIs) are kept for pin_s seconds
 after each use, within a reserved share of the memory. Output tokens with a content id are offered as soon as
-they fill a block, too (policies/caching/answers.py), so that a sequence that was preempted has a hit on what
+they fill a block, too (policies/caching/content.py), so that a sequence that was preempted has a hit on what
 another one with the same answer has generated since; others when their sequence has ended or was preempted.
 
 Memory pressure: sequences take free blocks, with content or without; no sequence is preempted to keep
@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Gt, Lt, Unit
-from policies.caching.answers import Answers
-from policies.caching.content import ENDLESS, ContentListener, Places, of_rank
+from policies.caching.content import ENDLESS, Answers, ContentListener, Places, of_rank
 from policies.caching.pins import PinnedTime, Pins
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.runs import Holding, ReportingRuns, Run, Runs

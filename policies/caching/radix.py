@@ -18,14 +18,9 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, OneOf, Unit
 from policies.caching.content import ContentListener, all_segments, of_rank, prompt_segments
-from policies.caching.eviction import Eviction
-from policies.caching.eviction.orders import Belady, Fifo, Lfu, Lru, Priority
-from policies.caching.eviction.s3_fifo import S3Fifo
-from policies.caching.eviction.size_aware import SizeAware
-from policies.caching.eviction.two_q import TwoQ
+from policies.caching.eviction import Belady, Eviction, Fifo, Lfu, Lru, Priority, S3Fifo, SizeAware, TwoQ
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.caching.radix_node import Node, Segments
-from policies.caching.radix_tree import Lookup, RadixTree
+from policies.caching.radix_tree import Lookup, Node, RadixTree, Segments
 from policies.core.request import Request
 from policies.core.sequence import WAITING, Sequence
 

@@ -14,7 +14,7 @@ dropped.
     H2O      |. h .. h ... h h .....|--- recent ---|new    h: heavy hitters; sums updated in every step
     SnapKV   |. v .. v ....|window|--- the whole output ---    v: chosen by the window, once
 
-The numbers of tokens determine memory and the time of attention; `hwmodels.assembly.attention_weights` prices
+The numbers of tokens determine memory and the time of attention; `hwmodels.assembly.attention` prices
 the weights. Which tokens are kept, by head and layer, is not simulated, nor are copies of kept KV and the
 memory of H2O's sums, 4 bytes per token and KV head (0.8 % of bf16 KV at head dimension 128). Outputs differ
 from the model's. Assumes, as streaming, that a prompt fits as a whole while it is computed; a preempted

@@ -23,8 +23,7 @@ from policies.caching.content import ContentListener, Places
 from policies.caching.pool import Caching, KvMemory
 from policies.caching.prefix import PrefixPool
 from policies.caching.runs import Holding, Run, Runs
-from policies.caching.tier import Piece, ReportingTier, Tier
-from policies.caching.tier_ledger import TierLedger
+from policies.caching.tier import Piece, ReportingTier, Tier, TierLedger
 from policies.core.plan import Content, Transfer
 from policies.core.sequence import Sequence
 

@@ -2,9 +2,9 @@
 
 A request with several outputs (`Request.branching`) is one sequence. Its prompt is computed once. The
 sequence then continues as branches, which are not part of the decode set, share KV blocks by reference and
-copy them on write (policies/caching/branches.py). It takes one slot per branch and is preempted as a whole.
-If it is recomputed, one prefill computes all the tokens that it had stored. While it decodes, the pool counts
-the full blocks of its prompt as blocks of the sequence. All other blocks belong to its branches;
+copy them on write (policies/caching/block_tables.py). It takes one slot per branch and is preempted as a
+whole. If it is recomputed, one prefill computes all the tokens that it had stored. While it decodes, the pool
+counts the full blocks of its prompt as blocks of the sequence. All other blocks belong to its branches;
 `Sequence.num_extra_blocks` counts them.
 """
 
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple
 
-from policies.caching.branches import Branches
+from policies.caching.block_tables import Branches
 from policies.caching.pool import BlockPool
 from policies.core.growth import PAGED
 from policies.core.limits import StopAfter

@@ -25,8 +25,7 @@ from copy import deepcopy
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
-from policies.adapters.residents import Residents
-from policies.adapters.serving import AdapterState
+from policies.adapters.state import AdapterState, Residents
 from policies.batching import Batching, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
@@ -56,8 +55,7 @@ from policies.core.view import StepView
 from policies.core.waiting_queue import WaitingQueue
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling, overrides
-from policies.user_code.decisions import WrongDecisionError, checked_prediction, checked_rank
-from policies.user_code.traits import name_of
+from policies.user_code import WrongDecisionError, checked_prediction, checked_rank, name_of
 
 if TYPE_CHECKING:
     from policies.speculation.engine.drafting import Drafting

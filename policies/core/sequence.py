@@ -12,7 +12,7 @@ from policies.core.growth import PAGED
 from policies.core.request import Request
 
 if TYPE_CHECKING:
-    from policies.caching.branches import Branches
+    from policies.caching.block_tables import Branches
 
 
 class SequenceState(Enum):

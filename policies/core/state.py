@@ -6,7 +6,7 @@
 
 `EngineCore` decides when a sequence moves, the step builder moves it for policies, and `StepView` shows the
 state to them. Other users of the KV memory, such as LoRA adapters, attach as a subclass
-(policies/adapters/serving.py).
+(policies/adapters/state.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from math import inf
 from operator import index
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
-from policies.caching.branches import Branches
+from policies.caching.block_tables import Branches
 from policies.core.growth import PAGED
 from policies.core.horizon import cut_horizon
 from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan

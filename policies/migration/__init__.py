@@ -1,12 +1,13 @@
-"""Migration policies: they decide which running requests continue on another replica. One policy per file."""
+"""Migration policies: they decide which running requests continue on another replica."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
-from policies.user_code.decisions import WrongDecisionError, returned, shown
+from policies.user_code import WrongDecisionError, returned, shown
 
 
 class MovableRequest(NamedTuple):
@@ -150,3 +151,27 @@ def checked_moves(
             raise returned(policy, "moves", move, "must name one of the `movable` requests of its source")
         taken |= {source.index, target.index}
     return moves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stay:
+    """Never moves a request: it stays on its replica until it ends."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two calls; None, as `moves` is never called."""
+        return None
+
+    @property
+    def last_stage_tokens(self) -> int:
+        """Maximum number of tokens of a last stage; there is none."""
+        return 0
+
+    @property
+    def max_stages(self) -> int:
+        """Maximum number of stages; there are none."""
+        return 0
+
+    def moves(self, replicas: Sequence[ReplicaLoad], now: float) -> Sequence[Move]:
+        """Returns an empty sequence: running requests stay where they are."""
+        return ()

@@ -1,4 +1,4 @@
-"""Layout policies: they choose the parallel sizes with which a model is split over GPUs. One per file."""
+"""Layout policies: they choose the parallel sizes with which a model is split over GPUs."""
 
 from __future__ import annotations
 
@@ -100,3 +100,12 @@ class LayoutPolicy(Protocol):
     def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
         """Returns the layout. Raises ValueError with the reasons if no layout is possible."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsSet:
+    """Uses the sizes of the run's settings: tensor_parallel_size=2 and the like, as engines do."""
+
+    def choose(self, facts: Facts, estimate: Estimate) -> LayoutChoice:
+        """Returns the sizes of the run's settings."""
+        return LayoutChoice(facts.given)

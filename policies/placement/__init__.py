@@ -1,4 +1,4 @@
-"""Placement policies: they place replicas of several models on the GPUs of a fleet. One policy per file."""
+"""Placement policies: they place replicas of several models on the GPUs of a fleet. One idea per file."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Length predictors: they predict the number of output tokens of a request. One predictor per file."""
+"""Length predictors: they predict the number of output tokens of a request."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import ClassVar, Protocol
 
 from policies.core.request import Request
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 
 
 class LengthPredictor(Protocol):
@@ -42,3 +43,12 @@ def require_truth(predictor: LengthPredictor, true_num_tokens: int | None) -> in
             "simulator knows; use a predictor that learns, such as prediction=histogram"
         )
     return true_num_tokens
+
+
+_BITS = 52  # one less than the 53 of a float, so that adding 0.5 is exact
+
+
+def uniform(seed: int, stream: str, request_id: int) -> float:
+    """Returns a number > 0 and < 1 that depends only on the arguments, equal on every machine."""
+    digest = blake2b(f"{seed}/{stream}/{request_id}".encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "little") >> (64 - _BITS)) + 0.5) / (1 << _BITS)

@@ -1,9 +1,13 @@
-"""Role policies: they decide which replicas prefill and which decode, if disaggregated. One per file."""
+"""Role policies: they decide which replicas prefill and which decode, if disaggregated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, NamedTuple, Protocol
+
+from fieldlimits import Checked, NonNegative, OneOf, Unit, check
 
 ROLES = ("prefill", "decode")
 
@@ -37,3 +41,62 @@ class Roles(Protocol):
     def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
         """Returns the replica to change now, or None. At least one replica of each role must remain."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """Never changes a role: every replica keeps that of its pool, as in DistServe (OSDI 2024)."""
+
+    @property
+    def interval_s(self) -> float | None:
+        """Seconds between two calls; None, as `switch` is never called."""
+        return None
+
+    def switch(self, loads: Sequence[ReplicaLoad], now: float) -> Switch | None:
+        """Returns None: no replica changes its role."""
+        return None
+
+
+LEVELS = (None, 1, 2)
+DEFAULT_TURN_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns(Checked):
+    """Settings of turns, and the decision about the next one.
+
+    Models that take turns on the same GPUs: one is awake, the weights of the others are elsewhere.
+
+    vLLM's sleep mode: level 1 copies the weights to host memory and drops the KV cache, level 2 drops both;
+    the process, its compiled code and its CUDA graphs remain. A model sleeps after its last request has
+    ended. Its turn ends when another model has requests and this one has none, or when it has lasted for
+    min_turn_s; then it gets no new requests. The next turn is that of the model with the request that has
+    waited longest.
+    """
+
+    sleep_level: Annotated[int | None, OneOf(LEVELS)] = None
+    """vLLM's level: 1, weights in host memory; 2, weights on disk. None: every model has GPUs of its own."""
+    min_turn_s: Annotated[NonNegative, Unit("s")] = DEFAULT_TURN_S
+    """Seconds after which a turn ends although the model has requests, if another one has some, too."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.sleep_level is None and self.min_turn_s != DEFAULT_TURN_S:
+            raise ValueError(
+                f"min_turn_s={self.min_turn_s:g}, sleep_level=null: no model takes turns; set "
+                f"sleep_level to 1 or 2, or min_turn_s={DEFAULT_TURN_S:g}"
+            )
+
+    def ends_s(self, waiting_since_s: Mapping[int, float], is_busy: bool, began_s: float) -> float:
+        """Returns the time from which on the present turn may end, in seconds; inf: no other model waits.
+
+        waiting_since_s: arrival of the first request of each model that waits, by number of the model.
+        is_busy: whether the model that is awake has requests. began_s: beginning of its turn.
+        """
+        if not waiting_since_s:
+            return inf
+        return began_s + self.min_turn_s if is_busy else began_s
+
+    def next_model(self, waiting_since_s: Mapping[int, float]) -> int:
+        """Returns the number of the model of which a request has waited longest."""
+        return min(waiting_since_s, key=lambda number: (waiting_since_s[number], number))

@@ -1,13 +1,16 @@
-"""Routing policies: they choose the replica for each request. One policy per file."""
+"""Routing policies: they choose the replica for each request. One idea per file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from policies.core.request import Request
-from policies.user_code.decisions import is_whole, returned
+from policies.user_code import WrongDecisionError, is_whole, returned, traits_of
 
 
 class ReplicaView(Protocol):
@@ -21,7 +24,7 @@ class ReplicaView(Protocol):
         num_outstanding, num_outstanding_tokens, num_queued_tokens
 
     A policy that compares the first or the second of all replicas calls
-    `policies.routing.least_outstanding.counts_of`, which reads hundreds of replicas at once.
+    `policies.routing.load_balancing.counts_of`, which reads hundreds of replicas at once.
 
     The other values are reported by the engine once per iteration and are as old as the service's signals
     (`signal_age_s`). The router also knows how many requests it has sent that these values do not include:
@@ -37,7 +40,7 @@ class ReplicaView(Protocol):
 
     A policy that reads no replica, except `index` and the number of replicas, declares
     reads_replicas: ClassVar[bool] = False. A run can then be divided into shards that are simulated apart
-    (`policies.routing.static`).
+    (`policies.routing`).
 
     A policy that sends requests with the same prefix, session or adapter to the same replicas declares
     keeps_together: ClassVar[str] = "prefix", "session" or "adapter", for fleets of which a part is simulated
@@ -165,3 +168,46 @@ def check_by_replica(name: str, values: Sequence[float], num_replicas: int) -> N
             f"{name}={list(values)}: must have {num_replicas} values, one per replica, found {len(values)}; "
             "[] gives all replicas equal values"
         )
+
+
+STATE = frozenset(n for n in (*ReplicaView.__annotations__, *vars(ReplicaView)) if n[0] != "_") - {"index"}
+"""What a router may read of a replica if it does not declare that it reads none."""
+
+
+def reads_replicas(routing: object) -> bool:
+    """Returns whether a policy may read the state of replicas; a policy without a declaration may."""
+    return bool(traits_of(routing, RoutingTraits).reads_replicas)
+
+
+@runtime_checkable
+class ChoosesMany(Protocol):
+    """A static policy that reads no request either, so that it can choose for many at once."""
+
+    def choose_many(self, count: int, replicas: Sequence[ReplicaView]) -> NDArray[np.int64]:
+        """Returns what the next `count` calls of `choose` would return, [count]."""
+        ...
+
+
+class IndexOnly:
+    """A view of a replica with its index only; reading anything else raises WrongDecisionError."""
+
+    __slots__ = ("_routing", "index")
+
+    def __init__(self, index: int, routing: object) -> None:
+        self.index = index
+        self._routing = routing
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in STATE:
+            raise AttributeError(name)
+        raise WrongDecisionError(
+            self._routing,
+            "choose",
+            f"has read {name} of a replica, although reads_replicas is false",
+            "it may read only index; leave out the declaration, or do not read it",
+        )
+
+
+def index_views(indices: Iterable[int], routing: Routing) -> list[ReplicaView]:
+    """Returns a view for each index, for a policy that reads no replica."""
+    return [cast(ReplicaView, IndexOnly(index, routing)) for index in indices]

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Checked, PositiveInt, Unit
 from policies.core.request import Request
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from policies.routing import ReplicaView
 
 

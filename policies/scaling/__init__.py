@@ -1,11 +1,11 @@
-"""Autoscaling policies: they decide the number of replicas of a pool. One policy per file."""
+"""Autoscaling policies: they decide the number of replicas of a pool. One idea per file."""
 
 from __future__ import annotations
 
 from math import inf
 from typing import Protocol
 
-from policies.user_code.decisions import WrongDecisionError, is_whole, returned, shown
+from policies.user_code import WrongDecisionError, is_whole, returned, shown
 
 
 class PoolView(Protocol):

@@ -1,12 +1,9 @@
-"""First come, first served; the last one is preempted first (vLLM's `--scheduling-policy fcfs`, default).
-
-Memory pressure: the sequence that was admitted last is preempted. It is the last arrival, but where a request
-was skipped that waited for its adapter or for a larger budget. Horizon: the order never changes by itself.
-"""
+"""First come, first served, and the numbers of the entries into a queue."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.core.sequence import SequenceView
@@ -15,7 +12,12 @@ from policies.scheduling import Scheduling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fcfs(Scheduling):
-    """Order of arrival. A preempted request keeps its position before all later arrivals."""
+    """Order of arrival. A preempted request keeps its position before all later arrivals.
+
+    Memory pressure: the sequence that was admitted last is preempted. It is the last arrival, but where a
+    request was skipped that waited for its adapter or for a larger budget. Horizon: the order never changes
+    by itself.
+    """
 
     preempts_newest: ClassVar[bool] = True
     starvation_bound: ClassVar[int | None] = 0
@@ -23,3 +25,54 @@ class Fcfs(Scheduling):
     def rank(self, seq: SequenceView) -> tuple[float, ...]:
         """Returns the sort key: (arrival,)."""
         return (seq.request.arrival_s,)
+
+
+class Entries:
+    """A number per sequence: its place in the order of entry, unless `sort` gives it another one."""
+
+    def __init__(self) -> None:
+        self._num_entries = 0
+        self._entries: dict[int, tuple[int, int]] = {}  # by request id: preemptions before it, its number
+
+    def of(self, seq: SequenceView) -> int:
+        """Returns the number of a sequence; one that has entered since the last call gets the next one."""
+        entry = self._entries.get(seq.request_id)
+        if entry is None or entry[0] != seq.num_preemptions:
+            entry = self._entries[seq.request_id] = seq.num_preemptions, self._num_entries
+            self._num_entries += 1
+        return entry[1]
+
+    def sort(self, queue: SequenceOf[SequenceView]) -> set[int]:
+        """Exchanges the numbers of sequences so that they rise in this order; returns the ids that moved."""
+        moved = set()
+        for seq, number in zip(queue, sorted(map(self.of, queue)), strict=True):
+            if self._entries[seq.request_id][1] != number:
+                self._entries[seq.request_id] = seq.num_preemptions, number
+                moved.add(seq.request_id)
+        return moved
+
+    def forget(self, seq: SequenceView) -> None:
+        """Removes a sequence that has ended."""
+        self._entries.pop(seq.request_id, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueOrder(Scheduling):
+    """First come, first served, where a preempted request comes again.
+
+    Order of entry into the queue: a preempted request waits behind all others (SGLang's `fcfs`).
+
+    Memory pressure: the sequence that entered last is preempted, unless the batching policy chooses. Horizon:
+    the order never changes by itself.
+    """
+
+    starvation_bound: ClassVar[int | None] = 0
+    _entries: Entries = field(init=False, default_factory=Entries, repr=False, compare=False)
+
+    def rank(self, seq: SequenceView) -> tuple[float, ...]:
+        """Returns the sort key: (number of its last entry into the queue,)."""
+        return (self._entries.of(seq),)
+
+    def on_end(self, seq: SequenceView) -> None:
+        """Removes a sequence that has ended."""
+        self._entries.forget(seq)

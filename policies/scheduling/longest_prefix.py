@@ -29,9 +29,8 @@ from policies.core.request import Segment
 from policies.core.sequence import SequenceState, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
-from policies.scheduling import Scheduling
-from policies.scheduling.entries import Entries
-from policies.scheduling.overdue import Overdue
+from policies.scheduling import Overdue, Scheduling
+from policies.scheduling.fcfs import Entries
 
 NUM_TOKENS = 32
 """A hit of at most so many tokens counts as none, and a shared prefix counts from so many tokens on."""

@@ -34,9 +34,7 @@ from policies.core.sequence import SequenceState, SequenceView
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.core.waiting_queue import WaitingQueue
-from policies.scheduling import Scheduling
-from policies.scheduling.displacement import displace
-from policies.scheduling.overdue import Alarms
+from policies.scheduling import Alarms, Scheduling, displace
 
 _UNSERVED = (SequenceState.waiting, SequenceState.paused)
 _MOVABLE = (SequenceState.decoding, SequenceState.paused)

@@ -27,7 +27,7 @@ from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.core.waiting_queue import WaitingQueue
 from policies.scheduling import Scheduling
-from policies.scheduling.expectation import expected_output_tokens
+from policies.scheduling.shortest_job import expected_output_tokens
 
 
 @dataclass(slots=True)

@@ -1,15 +1,252 @@
-"""Speculative decoding: proposers draft tokens, draft-length policies decide how many. One per file."""
+"""Speculative decoding: proposers draft tokens, draft-length policies decide how many."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.speculation.tree import TokenTree
-from policies.speculation.view import DraftView
+from policies.core.sequence import SequenceView
+
+MAX_CANDIDATES = 20_000
+"""Most nodes that a beam proposes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """The draft tokens of one pass as nodes of a tree.
+
+    parents: for each node, the number of the node that it continues; -1: the newest token of the sequence.
+    Nodes are listed by depth, and the children of a node by their probability, the largest first.
+    """
+
+    parents: tuple[int, ...]
+    depths: tuple[int, ...] = field(init=False)
+    """Depth of each node, from 1: its place in the pass."""
+    ranks: tuple[int, ...] = field(init=False)
+    """Rank of each node among the children of its parent, from 0."""
+
+    def __post_init__(self) -> None:
+        if not self.parents:
+            raise ValueError("tree=[]: must have at least one node")
+        depths: list[int] = []
+        ranks: list[int] = []
+        num_children = [0] * (len(self.parents) + 1)
+        for node, parent in enumerate(self.parents):
+            if not isinstance(parent, int) or not -1 <= parent < node:
+                raise ValueError(
+                    f"node {node} continues node {parent}, so it is no tree; "
+                    "the parent of a node must be -1 (the newest token) or a node before it"
+                )
+            depth = 1 if parent < 0 else depths[parent] + 1
+            if depths and depth < depths[-1]:
+                raise ValueError(
+                    f"node {node} has depth {depth} and follows a node of depth {depths[-1]}; "
+                    "list the nodes by depth"
+                )
+            depths.append(depth)
+            ranks.append(num_children[parent + 1])
+            num_children[parent + 1] += 1
+        object.__setattr__(self, "depths", tuple(depths))
+        object.__setattr__(self, "ranks", tuple(ranks))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of draft tokens."""
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Maximum number of draft tokens that a pass can accept."""
+        return self.depths[-1]
+
+    def num_nodes_to(self, depth: int) -> int:
+        """Counts the nodes of the first `depth` levels."""
+        return sum(each <= depth for each in self.depths)
+
+    def children(self, node: int) -> list[int]:
+        """Returns the nodes that continue a node, by rank; -1: those that continue the newest token."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    @classmethod
+    def of_paths(cls, paths: list[list[int]]) -> TokenTree:
+        """Returns the tree of Medusa's choices, each of them a path of ranks such as [0, 2, 1]."""
+        ordered = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
+        numbers = {path: number for number, path in enumerate(ordered)}
+        parents = []
+        for path in ordered:
+            wrong = next((rank for rank in path if not isinstance(rank, int) or rank < 0), None)
+            if wrong is not None:
+                raise ValueError(f"path {list(path)} has rank {wrong}; ranks are whole numbers >= 0")
+            if not path:
+                raise ValueError("an empty path names no node; a path has at least one rank")
+            if path[:-1] and path[:-1] not in numbers:
+                raise ValueError(f"path {list(path)} continues {list(path[:-1])}, which is no path")
+            sibling = (*path[:-1], path[-1] - 1)
+            if path[-1] and sibling not in numbers:
+                raise ValueError(f"path {list(path)} has rank {path[-1]}, and {list(sibling)} is no path")
+            parents.append(numbers[path[:-1]] if path[:-1] else -1)
+        return cls(tuple(parents))
+
+    @classmethod
+    def of_widths(cls, widths: list[int]) -> TokenTree:
+        """Returns the tree in which every node of a level has widths[level] children."""
+        parents: list[int] = []
+        level = [-1]
+        for width in widths:
+            if width < 1:
+                raise ValueError(f"widths={widths}: must be >= 1")
+            first = len(parents)
+            parents += [node for node in level for _ in range(width)]
+            level = list(range(first, len(parents)))
+        return cls(tuple(parents))
+
+    @classmethod
+    def of_beam(
+        cls, width: int, depth: int, num_nodes: int, rate: float = 0.75, rank_decay: float = 0.32
+    ) -> TokenTree:
+        """Returns the tree of EAGLE-2 (Li et al., EMNLP 2024) and SGLang, for a draft of mean confidence.
+
+        The draft proposes `width` children of the newest token, then at each of the further levels `width`
+        children of the `width` most likely nodes of the level before. The num_nodes most likely ones of all
+        are verified. The likelihood of a node is the product of the rates of its path: `rate` for a first
+        child and, where those before it have missed, rank_decay times as much for every further one. The real
+        draft chooses by its confidence, so its tree is another one in every pass.
+        """
+        for name, value in (("width", width), ("depth", depth), ("num_nodes", num_nodes)):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be >= 1")
+        for name, share in (("rate", rate), ("rank_decay", rank_decay)):
+            if not 0 < share <= 1:
+                raise ValueError(f"{name}={share}: must be > 0 and <= 1")
+        candidates = width + (depth - 1) * width**2
+        if candidates > MAX_CANDIDATES:
+            raise ValueError(
+                f"width={width}, depth={depth}: propose {candidates:,} nodes; must be at most "
+                f"{MAX_CANDIDATES:,}: width + (depth - 1) x width x width"
+            )
+        by_rank, missed = [], 1.0
+        for rank in range(width):
+            share = rate * rank_decay if rank else rate
+            by_rank.append(missed * share)
+            missed *= 1 - share
+        level = [(share, [rank]) for rank, share in enumerate(by_rank)]
+        nodes = level
+        for _ in range(1, depth):
+            level = [
+                (likelihood * share, [*path, rank])
+                for likelihood, path in _likeliest(level, width)
+                for rank, share in enumerate(by_rank)
+            ]
+            nodes = nodes + level
+        return cls.of_paths([path for _, path in _likeliest(nodes, num_nodes)])
+
+
+def _likeliest(nodes: list[tuple[float, list[int]]], num: int) -> list[tuple[float, list[int]]]:
+    """Returns the num most likely nodes; of equally likely ones the first of a shorter path first."""
+    return sorted(nodes, key=lambda node: (-node[0], len(node[1]), node[1]))[:num]
+
+
+Ints = NDArray[np.int64]
+"""One whole number for each sequence."""
+
+PassSeconds = Callable[[int, int, int], float]
+"""Estimates the seconds of a pass of (sequences, KV tokens of all of them, draft tokens of each)."""
+
+
+@dataclass(slots=True)
+class AcceptanceCounts:
+    """Draft tokens so far by place in their pass (index 0: the first draft token of a pass).
+
+    Only passes of which the tokens have been read count: with asynchronous scheduling, those of the last step
+    do not.
+    """
+
+    drafted: NDArray[np.int64]
+    """Passes that verified a draft token at a place; with a tree, passes with nodes at a depth."""
+    accepted: NDArray[np.int64]
+    """Passes that accepted a draft token at a place; then all places before it were accepted, too."""
+    num_passes: int = 0
+    """Number of passes with at least one draft token."""
+
+    @classmethod
+    def zero(cls, max_draft_tokens: int) -> AcceptanceCounts:
+        """Returns counts of nothing."""
+        return cls(np.zeros(max_draft_tokens, np.int64), np.zeros(max_draft_tokens, np.int64))
+
+    def reached(self) -> NDArray[np.float64]:
+        """Estimates in how many passes all places before a place were accepted and a token was drafted there.
+
+        It is exact if all passes drafted the same number of tokens, and unbiased if the number does not
+        depend on the sequence.
+        """
+        drafted_too = self.drafted[1:] / np.maximum(self.drafted[:-1], 1)
+        return np.concatenate((self.drafted[:1], self.accepted[:-1] * drafted_too))
+
+    def rates(self, prior: float, weight: float = 1.0) -> NDArray[np.float64]:
+        """Computes the probability by place that a draft token is accepted if those before it are.
+
+        prior, weight: a rate that is assumed before the first draft, and the number of drafts that it counts
+        as.
+        """
+        return np.minimum((self.accepted + prior * weight) / (self.reached() + weight), 1.0)
+
+
+@dataclass(slots=True)
+class DraftView:
+    """Shows a policy the engine when it decides on the next pass of the sequences of this step."""
+
+    max_draft_tokens: int
+    """Maximum number of draft tokens of a sequence; the depth of the tree, if the proposer has one."""
+    acceptance: AcceptanceCounts
+    """Acceptance of all sequences of the engine."""
+    num_blocks: int
+    """Total number of KV blocks."""
+    estimate: PassSeconds | None = None
+    """The estimate of `pass_seconds`; None: there is none."""
+    tpot_s: float | None = None
+    """Time per output token that the SLO allows, s; None: no SLO."""
+    now: float = 0.0
+    """Time at which the step is planned, s."""
+    num_iterations: int = 0
+    """Iterations that the engine has computed."""
+    num_requests: int = 0
+    """Sequences with tokens in this step, prompt chunks included."""
+    num_waiting: int = 0
+    """Sequences in the waiting queue."""
+    num_free_blocks: int = 0
+    """Free KV blocks after the reservations of this step."""
+    tokens_left: int = 0
+    """Tokens of the step's budget that are not used; 2**62 if the batching policy has set no budget."""
+    num_context_tokens: int = 0
+    """KV tokens of the sequences in `sequences`, summed."""
+    sequences: SequenceOf[SequenceView] = ()
+    """Sequences that get a token in this step: decodes in the order of admission, then completed prompts."""
+    num_passes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per sequence: passes with draft tokens so far."""
+    num_drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per sequence: draft tokens so far."""
+    num_accepted: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per sequence: accepted draft tokens so far."""
+    num_misses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per sequence: its last passes with draft tokens of which none was accepted, in a row."""
+    num_output_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Per sequence: output tokens that have been read."""
+    first_token_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
+    """Per sequence: time of its first output token, s; NaN: it has none."""
+
+    def pass_seconds(self, num_draft_tokens: int) -> float:
+        """Estimates the seconds of the next step if every sequence has so many draft tokens.
+
+        Raises ValueError if the engine has no estimate, which a policy declares to need by `needs_cost`.
+        """
+        if self.estimate is None:
+            raise ValueError("pass_seconds: the policy must declare needs_cost = True to get an estimate")
+        return self.estimate(len(self.sequences), self.num_context_tokens, num_draft_tokens)
 
 
 class SlotRules(NamedTuple):

@@ -9,7 +9,7 @@ from policies.batching.splitfuse import SplitFuse
 from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, KvMemory, pool_of
 from policies.speculation import DraftLength, DraftLengthTraits, Proposer, num_places
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 
 KEY = "speculation"
 BUDGETS = ("max_num_scheduled_tokens", "max_prefill_tokens", "max_batch_prefill_tokens", "n_batch")

@@ -1,15 +1,9 @@
-"""Drafts by matching token ids: prompt lookup, what followed the latest tokens when they occurred before.
-
-As vLLM's ngram method: of the n-grams with min_ngram to max_ngram tokens at the end of the context, the
-longest that occurs earlier in the context is taken, and of its occurrences the earliest. An occurrence may
-overlap the end of the context. The tokens after it are the draft, as far as the context reaches.
-
-    max_ngram = 2    context  5 6 7 8 5 6 9 5 6    draft of 3: 7 8 5
-                              ---         ---      the 2-gram (5 6) occurs first at the beginning
-"""
+"""Drafts by matching token ids: prompt lookup (vLLM's ngram), and suffix decoding."""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +13,17 @@ Tokens = NDArray[np.integer]
 
 
 def ngram_draft(context: Tokens, min_ngram: int, max_ngram: int, num_tokens: int) -> Tokens:
-    """Returns the draft of at most num_tokens tokens after a context; empty if no n-gram occurs earlier."""
+    """Returns the draft of at most num_tokens tokens after a context; empty if no n-gram occurs earlier.
+
+    Drafts by matching token ids: prompt lookup, what followed the latest tokens when they occurred before.
+
+    As vLLM's ngram method: of the n-grams with min_ngram to max_ngram tokens at the end of the context, the
+    longest that occurs earlier in the context is taken, and of its occurrences the earliest. An occurrence
+    may overlap the end of the context. The tokens after it are the draft, as far as the context reaches.
+
+        max_ngram = 2    context  5 6 7 8 5 6 9 5 6    draft of 3: 7 8 5
+                                  ---         ---      the 2-gram (5 6) occurs first at the beginning
+    """
     empty = context[:0]
     if not len(context):
         return empty
@@ -74,3 +78,149 @@ def ngram_matches(tokens: Tokens, first: int, min_ngram: int, max_ngram: int) ->
         repeats = found < last[known]
         starts[known[repeats]] = found[repeats] + length
     return NgramMatches(starts, np.where(starts, ends - starts, 0))
+
+
+SEPARATOR = -1
+"""Stands between two sequences of a text: no token has this id, so that no match extends over it."""
+
+_ROUNDING = 1e-6  # of max_spec_factor * m, as in Arctic Inference
+
+
+class SuffixRules(NamedTuple):
+    """The settings of suffix decoding, named as in vLLM."""
+
+    max_tree_depth: int = 24
+    """Tokens of match and draft together, at most."""
+    max_spec_factor: float = 1.0
+    """Draft tokens per matched token, at most."""
+    min_token_prob: float = 0.1
+    """Least probability of a draft token."""
+
+
+class SuffixDraft(NamedTuple):
+    """A draft and the sum of the probabilities of its tokens.
+
+    Drafts by suffix decoding: the most frequent continuation of the latest tokens in a text.
+
+    Oliaro et al., "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
+    with the rules of Arctic Inference, which vLLM uses. For every number m of latest tokens that the text
+    contains, the draft goes on with the most frequent next token, then with the most frequent one after that,
+    and so on. A token has the probability count(match and draft up to it) / count(match). A draft ends before
+    a probability below min_token_prob, at max_spec_factor * m tokens, and where match and draft have
+    max_tree_depth tokens. Of these drafts the one with the largest sum of probabilities is taken, of equal
+    ones that of the longest match.
+
+    A suffix tree has these counts ready. Here they are counted in the list of a token's positions, because a
+    tree of Python objects would need a hundred times the memory.
+    """
+
+    tokens: list[int]
+    score: float
+
+
+class Text:
+    """Token ids of one or several sequences in a row, with the positions of every token."""
+
+    def __init__(self) -> None:
+        self._tokens = array("q")
+        self._ends: dict[int, array[int]] = {}  # token -> the indices after its occurrences, ascending
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: list[int]) -> None:
+        """Appends tokens; SEPARATOR ends a sequence."""
+        for end, token in enumerate(tokens, len(self._tokens) + 1):
+            if token not in self._ends:
+                self._ends[token] = array("q")
+            self._ends[token].append(end)
+        self._tokens.extend(tokens)
+
+    def draft(
+        self, context: list[int], num_tokens: int, rules: SuffixRules, begin: int = 0, end: int | None = None
+    ) -> SuffixDraft:
+        """Returns the draft of at most num_tokens tokens after a context, from the text [begin, end).
+
+        The context counts as an occurrence of its own if the text ends with it.
+        """
+        context = context[-rules.max_tree_depth :]
+        tokens = np.frombuffer(self._tokens, np.int64)[:end]
+
+        def limit_of(length: int) -> int:
+            limit = min(num_tokens, int(length * rules.max_spec_factor + _ROUNDING))
+            return min(limit, rules.max_tree_depth - length)
+
+        ends_of = dict(enumerate(self._matches(context, begin, len(tokens)), 1))
+        best, best_length = SuffixDraft([], 0.0), 0
+        for limit, length in sorted(((limit_of(length), length) for length in ends_of), reverse=True):
+            if limit < best.score:
+                break  # neither this nor those behind it can have as large a sum
+            if limit == best.score and length < best_length:
+                continue
+            draft = _continuation(tokens, ends_of[length], limit, rules.min_token_prob)
+            if (draft.score, length) > (best.score, best_length):
+                best, best_length = draft, length
+        return best
+
+    def _matches(self, context: list[int], begin: int, end: int) -> Iterator[NDArray[np.int64]]:
+        """Yields the ends of all occurrences in [begin, end) of the last 1, 2, ... tokens of a context.
+
+        It stops where nothing follows them: the only one left is the end of the text, as of all longer ones.
+        """
+        occurrences = self._ends.get(context[-1]) if context else None
+        if occurrences is None:
+            return
+        tokens = np.frombuffer(self._tokens, np.int64)
+        ends = np.frombuffer(occurrences, np.int64)
+        ends = ends[np.searchsorted(ends, begin, side="right") : np.searchsorted(ends, end, side="right")]
+        for length in range(1, len(context)):
+            if length > 1:
+                ends = ends[ends >= begin + length]
+                ends = ends[tokens[ends - length] == context[-length]]
+            if not len(ends) or ends[0] == end:
+                return
+            yield ends
+
+
+def _continuation(
+    tokens: NDArray[np.int64], ends: NDArray[np.int64], limit: int, min_token_prob: float
+) -> SuffixDraft:
+    """Returns the most frequent tokens after matches that end before each of the indices `ends`."""
+    found: list[int] = []
+    probability, score = 1.0, 0.0
+    while len(found) < limit:
+        count = len(ends)
+        ends = ends[ends < len(tokens)]
+        after = tokens[ends]
+        if (after == SEPARATOR).any():
+            ends = ends[after != SEPARATOR]
+            after = tokens[ends]
+        if not len(after):
+            break
+        token, num_equal = _most_frequent(after)
+        probability *= num_equal / count
+        if probability < min_token_prob:
+            break
+        found.append(token)
+        score += probability
+        ends = ends[after == token] + 1
+    return SuffixDraft(found, score)
+
+
+def _most_frequent(tokens: NDArray[np.int64]) -> tuple[int, int]:
+    """Returns the most frequent of the tokens, which are in order of time, and its count.
+
+    Of equally frequent ones the token that has reached its count last; the first if each occurs once. That is
+    the order in which Arctic Inference keeps the children of a node.
+    """
+    if len(tokens) == 1 or (tokens == tokens[0]).all():
+        return int(tokens[0]), len(tokens)
+    values, counts = np.unique(tokens, return_counts=True)
+    most = int(counts.max())
+    if most == 1:
+        return int(tokens[0]), 1
+    frequent = values[counts == most]
+    if len(frequent) == 1:
+        return int(frequent[0]), most
+    last = np.flatnonzero(np.isin(tokens, frequent))[-1]
+    return int(tokens[last]), most

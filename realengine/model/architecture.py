@@ -22,7 +22,7 @@ from realengine.model.config_json import FAMILIES, fields_of_hf
 from realengine.model.gguf_metadata import fields_of_gguf
 from realengine.model.variants import GREEDY, ExpertRouting, GemmaParts, GptOssParts, LatentSizes
 from realengine.weights.gguf import GgufFile
-from realengine.weights.packed_format import PackedFormat
+from realengine.weights.quantized_formats import PackedFormat
 
 MODEL_TYPES = tuple(FAMILIES)
 

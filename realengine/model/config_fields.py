@@ -9,7 +9,7 @@ import torch
 
 from hwmodels.checks import is_finite, is_whole
 from hwmodels.hf.fields import Fields, wrong
-from realengine.weights.fp8_config import is_fp8
+from realengine.weights.quantized_formats import is_fp8
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ROPE_TYPES = ("linear", "llama3", "yarn")

@@ -18,8 +18,18 @@ from realengine.model.config_fields import (
     unknown,
     windows_of,
 )
-from realengine.model.families import baichuan, deepseek, gemma, glm, gpt_oss, phi3
-from realengine.weights.packed_format import PackedFormat
+from realengine.model.families import (
+    DEEPSEEK_NEEDED,
+    GEMMA_NEEDED,
+    GPT_OSS_NEEDED,
+    baichuan_fields,
+    deepseek_fields,
+    gemma_fields,
+    glm_fields,
+    gpt_oss_fields,
+    phi3_fields,
+)
+from realengine.weights.quantized_formats import PackedFormat
 
 REQUIRED = (
     "vocab_size",
@@ -68,7 +78,7 @@ def _plain(model_type: str, **own: Any) -> Callable[[Fields], dict[str, Any]]:
 
 def _deepseek(fields: Fields) -> dict[str, Any]:
     theta, scaling = rope_of(fields)
-    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **deepseek.fields_of(fields)})
+    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **deepseek_fields(fields)})
 
 
 def _mixtral(fields: Fields) -> dict[str, Any]:
@@ -84,23 +94,23 @@ def _mixtral(fields: Fields) -> dict[str, Any]:
 
 def _gpt_oss(fields: Fields) -> dict[str, Any]:
     theta, scaling = rope_of(fields)
-    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **gpt_oss.fields_of(fields)})
+    return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **gpt_oss_fields(fields)})
 
 
 def _phi3(fields: Fields) -> dict[str, Any]:
-    return _common(fields, phi3.fields_of(fields))
+    return _common(fields, phi3_fields(fields))
 
 
 def _baichuan(fields: Fields) -> dict[str, Any]:
-    return _common(fields, baichuan.fields_of(fields))
+    return _common(fields, baichuan_fields(fields))
 
 
 def _glm(fields: Fields) -> dict[str, Any]:
-    return _common(fields, glm.fields_of(fields))
+    return _common(fields, glm_fields(fields))
 
 
 def _gemma(fields: Fields) -> dict[str, Any]:
-    own = gemma.fields_of(fields)
+    own = gemma_fields(fields)
     theta, scaling = (None, None) if "rope_theta" in own else rope_of(fields)
     return _common(fields, {"rope_theta": theta, "rope_scaling": scaling, **own})
 
@@ -112,14 +122,14 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(QWEN3, _plain("qwen3", qk_norm=True)),
     "qwen3_moe": Family((*QWEN3, *EXPERTS), _plain("qwen3_moe", qk_norm=True)),
     "mixtral": Family((*KV_HEADS, "num_local_experts", "num_experts_per_tok"), _mixtral),
-    "deepseek_v2": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
-    "deepseek_v3": Family((*REQUIRED, *deepseek.NEEDED), _deepseek),
-    "gpt_oss": Family((*REQUIRED, *gpt_oss.NEEDED), _gpt_oss),
+    "deepseek_v2": Family((*REQUIRED, *DEEPSEEK_NEEDED), _deepseek),
+    "deepseek_v3": Family((*REQUIRED, *DEEPSEEK_NEEDED), _deepseek),
+    "gpt_oss": Family((*REQUIRED, *GPT_OSS_NEEDED), _gpt_oss),
     "phi3": Family(REQUIRED, _phi3),
     "baichuan": Family(tuple(name for name in REQUIRED if name != "max_position_embeddings"), _baichuan),
     "glm": Family(KV_HEADS, _glm),
-    "gemma2": Family((*REQUIRED, *gemma.NEEDED), _gemma),
-    "gemma3_text": Family((*REQUIRED, *gemma.NEEDED), _gemma),
+    "gemma2": Family((*REQUIRED, *GEMMA_NEEDED), _gemma),
+    "gemma3_text": Family((*REQUIRED, *GEMMA_NEEDED), _gemma),
 }
 
 

@@ -19,14 +19,13 @@ from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank, num_decode_segments
 from realengine.model.quantization import Weights
 from realengine.progress import QUIET, Progress
-from realengine.runner.batch import Batch
+from realengine.runner.batch import Batch, Upload
 from realengine.runner.graphs import Computed, Drawn, Finished, Graphs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptTokens
 from realengine.runner.packing import num_pass_segments, pack_decode, pack_uniform
 from realengine.runner.piecewise import PiecewiseGraphs
 from realengine.runner.sampler import Sampler, logprobs_of, with_prompt_logprobs
-from realengine.runner.upload import Upload
 from realengine.runner.warm_up import eager_passes, warm_up_works
 from realengine.runner.work import (
     NO_TOKEN,

@@ -14,7 +14,7 @@ from realengine.model.architecture import Architecture
 from realengine.model.latent_attention import EXPANDED_BYTES
 from realengine.runner.graph_mode import GraphMode
 from realengine.runner.host_kv import STAGED_BLOCKS
-from realengine.runner.kept_prompt import selection_bytes
+from realengine.runner.kept_tokens import selection_bytes
 from realengine.settings import EngineSettings
 from realengine.speculation.drafter import LoadedDraft
 from realengine.speculation.graph_sizes import captured_levels

@@ -27,9 +27,7 @@ from realengine.runner.executor import Executor
 from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
-from realengine.runner.kept_prompt import KeptPrompt
-from realengine.runner.kept_tokens import KeptTokens
-from realengine.runner.kept_window import KeptWindow
+from realengine.runner.kept_tokens import KeptPrompt, KeptTokens, KeptWindow
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group
 from realengine.serving.model import Model

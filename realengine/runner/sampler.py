@@ -9,9 +9,9 @@ import torch
 
 from kernels.sampling import DraftRows, count_tokens, mark_prompt
 from realengine.model.backend import Backend
+from realengine.runner.batch import Upload
 from realengine.runner.graphs import Drawn, Logprobs
 from realengine.runner.token_masks import AllowedTokens, Biases, SlotBiases
-from realengine.runner.upload import Upload
 from realengine.runner.work import SAMPLING, Draw, PenaltyInit, RowSettings, Work, pack_sampling
 
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hwmodels.bounded_files import open_regular, read_text
+from hwmodels.checks import open_regular, read_text
 from realengine.weights.gguf import GgufFile
 
 # Llama 3's splitting rule; Qwen2's splits digits one by one.

@@ -12,10 +12,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from policies.speculation import Proposer
-from policies.speculation.matching import Tokens, ngram_draft
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
-from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
+from policies.speculation.matching import SEPARATOR, SuffixRules, Text, Tokens, ngram_draft
+from policies.speculation.proposers import Ngram, Suffix
 
 MIN_TEXT = 1 << 16
 """Tokens of dropped answers that are kept at most, before the text of the answers is made anew."""

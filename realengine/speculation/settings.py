@@ -11,22 +11,21 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from policies.batching import Batching
 from policies.caching.pool import Caching
-from policies.speculation import DraftLength, Proposer
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation import DraftLength, PassSeconds, Proposer, TokenTree
 from policies.speculation.checks import check_policies
-from policies.speculation.fixed import Fixed
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.lookahead import Lookahead
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.self_speculative import SelfSpeculative
-from policies.speculation.proposers.specinfer_tree import SpecinferTree
-from policies.speculation.proposers.suffix import Suffix
-from policies.speculation.tree import TokenTree
-from policies.speculation.view import PassSeconds
+from policies.speculation.draft_lengths import ByBatchSize, Fixed
+from policies.speculation.proposers import (
+    DraftModel,
+    Eagle,
+    Eagle3,
+    Lookahead,
+    Medusa,
+    Mtp,
+    Ngram,
+    SelfSpeculative,
+    SpecinferTree,
+    Suffix,
+)
 from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import are_whole, is_number, is_whole
 from realengine.speculation.host import HostDrafter
@@ -197,7 +196,7 @@ def _draft_length(config: Mapping[str, Any]) -> DraftLength:
     if chosen is not None and not isinstance(chosen, DraftLength):
         raise ValueError(
             f"speculative_config: draft_length={chosen!r}: must be a policy, such as "
-            "policies.speculation.fixed.Fixed(num_tokens=2)"
+            "policies.speculation.draft_lengths.Fixed(num_tokens=2)"
         )
     if ranges is None:
         return chosen or Fixed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.prefill_attention import DraftTree
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 
 
 def sees(tree: TokenTree) -> torch.Tensor:

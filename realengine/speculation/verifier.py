@@ -19,8 +19,8 @@ import torch
 
 from kernels.sampling import DraftRows
 from policies.speculation import DraftLength, Proposer
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.drafts import Shapes
-from policies.speculation.fixed import Fixed
 from realengine.model.backend import Backend
 from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache

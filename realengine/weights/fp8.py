@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from kernels.w8a8 import ScaledTensor
-from realengine.weights.fp8_config import BLOCK
+from realengine.weights.quantized_formats import FP8_BLOCK
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.weight import Weight
 
@@ -52,7 +52,7 @@ class Fp8Checkpoint:
         values = self._inner.read_fp8(name, take).float()
         scales = self._scales(name)
         if scales.dim() == 2:
-            rows, columns = (torch.arange(each.start, each.stop) // BLOCK for each in take)
+            rows, columns = (torch.arange(each.start, each.stop) // FP8_BLOCK for each in take)
             return values * scales[rows][:, columns]
         return values * (scales if scales.dim() == 0 else scales[take[0], None])
 
@@ -88,7 +88,7 @@ class Fp8Checkpoint:
             return scales.reshape(())
         if shape in ((num_outputs,), (num_outputs, 1)):
             return scales.flatten()
-        blocks = tuple(-(-size // BLOCK) for size in self.shapes[name])
+        blocks = tuple(-(-size // FP8_BLOCK) for size in self.shapes[name])
         if shape != blocks:
             raise ValueError(
                 f"{self.where(stored)}: {stored} is {list(shape)}, must be one scale, one for each of "

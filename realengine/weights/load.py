@@ -30,7 +30,7 @@ from realengine.weights.fp8 import Fp8Checkpoint
 from realengine.weights.gguf import GgufFile
 from realengine.weights.gpt_oss import read_experts
 from realengine.weights.packed import is_packed, read_packed
-from realengine.weights.packed_format import PackedFormat, stored_as
+from realengine.weights.quantized_formats import PackedFormat, stored_as
 from realengine.weights.safetensors import SafetensorsCheckpoint
 from realengine.weights.table import GGUF, HUGGING_FACE, expected, shard
 from realengine.weights.weight import Part, Weight

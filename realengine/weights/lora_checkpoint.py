@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.checks import check_whole, is_finite, is_whole
-from hwmodels.hf.fields import Fields, wrong
-from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.fields import Fields, load_json_object, wrong
 from kernels.lora import MAX_RANK
 from realengine.model.architecture import Architecture
 from realengine.model.lora_adapter import (

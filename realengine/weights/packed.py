@@ -1,4 +1,4 @@
-"""Reads linear layers that a checkpoint stores in 4 bits (`realengine.weights.packed_format`).
+"""Reads linear layers that a checkpoint stores in 4 bits (`realengine.weights.quantized_formats`).
 
 `kernels.w4a16` converts AWQ's and GPTQ's layouts to one, which is sliced and stacked like a dense weight.
 """
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from kernels.int4_weight import BLOCK, Int4Weight, from_awq, from_gptq
-from realengine.weights.packed_format import PackedFormat, stored_as
+from realengine.weights.quantized_formats import PackedFormat, stored_as
 from realengine.weights.weight import Part, Weight
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hwmodels.hf.json_files import load_json_object
+from hwmodels.hf.fields import load_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

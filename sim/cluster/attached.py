@@ -22,13 +22,13 @@ from simpy import Environment, Event
 
 from policies.batching import BatchingTraits
 from policies.core.request import Prompt, Request
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
-from sim.records.failure import Failure, FailureKind
+from sim.records.run import Failure, FailureKind
 from sim.workload.base import Arrival, Source, is_open_loop
 
 UserProcess = Callable[[Any, Any, Any], Generator[Event, Any, Any]]

@@ -14,7 +14,7 @@ from operator import attrgetter
 from scipy import stats
 
 from sim.cluster.failures import Failures, Pools
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 
 FATAL = (FailureKind.crash, FailureKind.host_out_of_memory, FailureKind.link_down)
 """Failures during which a replica is down."""

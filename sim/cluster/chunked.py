@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 
 from sim.cluster.recording import RecordedRun
 from sim.engine.replica import Replica
-from sim.records.chunk import GROUP_ROWS, RecordChunk
 from sim.records.event_rows import PendingWaits, joined_events
-from sim.records.gaps import Gaps
-from sim.records.iteration_tables import joined_iterations, own_gaps_table
 from sim.records.iterations import IterationLog
 from sim.records.mapped_requests import MappedRequestLog
-from sim.records.run import RunRecords
-from sim.records.table import AnyTable, Table
-from sim.speculation.records import SpeculationRecord, added_acceptance, speculation_record
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords, joined_iterations, own_gaps_table
+from sim.records.table import AnyTable, Gaps, Table
+from sim.speculation.log import SpeculationRecord, added_acceptance, speculation_record
 
 MAX_ITERATIONS: Final = 1 << 18
 """Iterations after which a chunk is due; their table takes about 25 MB, twice that while it is made."""
@@ -30,7 +27,7 @@ class ChunkedRecording:
     """Hands the records of a run to `take`, in chunks, and from there to tables and sums.
 
     A chunk is due when as many requests have ended as a group has, or after `MAX_ITERATIONS` iterations. The
-    last one comes at the end, whose tables have no rows. group_rows: see `sim.records.chunk`; tests have
+    last one comes at the end, whose tables have no rows. group_rows: see `sim.records.run`; tests have
     smaller groups.
     """
 

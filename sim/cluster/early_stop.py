@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from simpy.events import ProcessGenerator
 
 from sim.engine.clock import Clock, Phase
-from sim.metrics.quantiles import student_t
+from sim.metrics.confidence import student_t
 from sim.metrics.slo import Slo
 from sim.records.requests import RequestLog, Status
 from sim.records.run import MissedSlo, Overload

@@ -30,7 +30,7 @@ from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.run import PoolRecord, ReplicaRecord
 from sim.transfer.kv_replication import KvReplication
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Interconnect
 
 
 class State(Enum):
@@ -402,7 +402,7 @@ class Loads:
 
 
 class CountedReplicas(list[Replica]):
-    """A list of replicas with their counts: a `policies.routing.least_outstanding.Counted`."""
+    """A list of replicas with their counts: a `policies.routing.load_balancing.Counted`."""
 
     def __init__(self, replicas: SequenceOf[Replica], loads: Loads) -> None:
         super().__init__(replicas)

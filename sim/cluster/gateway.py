@@ -35,7 +35,7 @@ from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.prediction import LengthPredictor
 from policies.routing import ReplicaView, Routing, RoutingTraits, chosen
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 from sim.cluster.fleet import Fleet
 from sim.engine.attachment import add_handlers
 from sim.engine.clock import Clock

@@ -9,25 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from policies.admission import Admission, AdmissionTraits, Refusal
-from policies.admission.none import AdmitAll
+from policies.admission import Admission, AdmissionTraits, AdmitAll, Refusal
 from policies.core.request import Request
-from policies.user_code.decisions import returned
-from policies.user_code.traits import traits_of
+from policies.user_code import returned, traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens
+from sim.cluster.disaggregation import KeptPrefills, PrefillPools, TransferGateway
+from sim.cluster.failures import Resends
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt, Routers
-from sim.cluster.recovery import Resends
 from sim.cluster.settings import ClusterSettings
-from sim.cluster.transfer_gateway import KeptPrefills, PrefillPools, TransferGateway
 from sim.engine.clock import Clock
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.requests import RequestLog
 from sim.transfer.kv_replication import KvReplication
 from sim.transfer.kv_transfers import KvTransfers
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Interconnect
 
 if TYPE_CHECKING:
     from sim.migration.live_migrations import LiveMigrations

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf, nextafter
 from typing import Any, NamedTuple, Protocol
 
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence as EngineSequence
+from sim.cluster.disaggregation import KeptPrefills
 from sim.cluster.fleet import State
 from sim.cluster.recording import RecordedRun, tables, whole_records
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
-from sim.cluster.transfer_gateway import KeptPrefills
 from sim.engine.attachment import Attachment
 from sim.engine.interpreter import Interrupt
 from sim.engine.iteration_times import RunningStep
@@ -30,7 +30,7 @@ from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog, Status
 from sim.records.run import RunRecords
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.traffic_log import TrafficLog
+from sim.workload.recording import TrafficLog
 
 
 class Ended(NamedTuple):

@@ -9,12 +9,11 @@ from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway
 from sim.engine.clock import Clock
 from sim.records.event_rows import EventRows, logged_events, waits_by_request
-from sim.records.iteration_tables import expanded, own_gaps_table
 from sim.records.iterations import IterationLog
 from sim.records.requests import RequestLog
-from sim.records.run import RunRecords
+from sim.records.run import RunRecords, expanded, own_gaps_table
 from sim.records.table import Table
-from sim.speculation.records import speculation_record
+from sim.speculation.log import speculation_record
 
 
 class RecordedRun(Protocol):

@@ -7,24 +7,19 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, check
-from policies.admission import Admission
-from policies.admission.none import AdmitAll
-from policies.migration import Migration
-from policies.migration.none import Stay
+from policies.admission import Admission, AdmitAll
+from policies.migration import Migration, Stay
 from policies.prediction import LengthPredictor
-from policies.roles import Roles
-from policies.roles.fixed import Fixed
-from policies.roles.turns import Turns
+from policies.roles import Fixed, Roles, Turns
 from policies.routing import Routing
-from policies.routing.least_outstanding import LeastOutstanding
-from sim.cluster.encoders import EncoderSettings
-from sim.cluster.failures import Failures
-from sim.cluster.recovery import Recovery
+from policies.routing.load_balancing import LeastOutstanding
+from sim.cluster.clients import Retries
+from sim.cluster.disaggregation import EncoderSettings
+from sim.cluster.failures import Failures, Recovery
 from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.transfer.topology import NetworkSettings
-from sim.workload.retries import Retries
+from sim.transfer.network import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

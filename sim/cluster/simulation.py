@@ -14,18 +14,16 @@ from policies.admission import AdmissionTraits
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.routing import Routing, RoutingTraits
-from policies.user_code.failure import note_time
-from policies.user_code.traits import traits_of
+from policies.user_code import note_time, traits_of
 from sim.cluster.attached import NumberedSource, UserProcess, begin_processes, check_processes, unhandled
-from sim.cluster.autoscaler import Autoscaler
+from sim.cluster.autoscaler import Autoscaler, ModelTurns, RoleSwitching
+from sim.cluster.disaggregation import Encoders
 from sim.cluster.early_stop import MissedSloStop, OverloadStop
-from sim.cluster.encoders import Encoders
 from sim.cluster.failures import FailureInjector
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway_assembly import GatewayAssembly
 from sim.cluster.recording import Recording, WholeRecording
 from sim.cluster.settings import ClusterSettings, SimSettings
-from sim.cluster.switching import ModelTurns, RoleSwitching
 from sim.engine.adapter_loads import AdapterLoads
 from sim.engine.attachment import PlanListener
 from sim.engine.clock import ARRIVE, Clock, Phase

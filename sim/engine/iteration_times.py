@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import (
+from hwmodels.iterations import (
     AdapterBatch,
     DraftWork,
     Gathered,
@@ -26,7 +26,7 @@ from hwmodels.iterations.iteration import (
     IterationShape,
     causal_pairs,
 )
-from hwmodels.iterations.stages import Pass, Pipeline, Stages
+from hwmodels.iterations.layout import Pass, Pipeline, Stages
 from policies.core.plan import Chunk, RankWork, StepPlan
 
 

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from simpy import Event
 
-from hwmodels.iterations.iteration import IterationShape
-from hwmodels.iterations.jitter import JitterFactors
+from hwmodels.iterations import IterationShape, JitterFactors
 from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fieldlimits import Checked, NonNegativeInt, OneOf
-from hwmodels.devices.device import Device
-from hwmodels.iterations.iteration import IterationModel, UnknownIterationError
-from hwmodels.iterations.jitter import Jitter
+from hwmodels.device import Device
+from hwmodels.iterations import IterationModel, Jitter, UnknownIterationError
 from policies.core.engine import EngineCore
 from policies.core.sequence import Sequence
 from policies.scaling import Scaling
@@ -111,7 +110,7 @@ class ReplicaPool(Checked):
     """Seconds from the start of a replica until it accepts requests."""
 
     sleep_s: float = 0.0
-    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.switching`."""
+    """Seconds until its weights have left the GPUs when its turn ends; see `sim.cluster.autoscaler`."""
     wake_s: float = 0.0
     """Seconds until its weights are on the GPUs again when its turn begins."""
 

@@ -36,8 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.paired import CONFIDENCE, SAME_REL, Interval, Paired
-from sim.metrics.quantiles import student_t
+from sim.metrics.confidence import CONFIDENCE, SAME_REL, Interval, Paired, student_t
 from sim.metrics.steady import MEAN, Figure, Series, Values
 
 NUM_RESAMPLES = 400

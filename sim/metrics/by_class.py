@@ -12,20 +12,18 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import times
+from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import Kept
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
-from sim.metrics.goodput import add_goodput, goodput_figures
+from sim.metrics.measured import add_goodput, goodput_figures
+from sim.metrics.output import COUNTS, add_status_counts
 from sim.metrics.slo import Slo
-from sim.metrics.sums import Totals
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column, joined
 
 MAX_CLASSES = 20
 """Classes that are reported for each kind: those with the most requests. A service may have many tenants."""
 MAX_KEPT = 256
 """Classes of a kind that a run which streams keeps; with more, the figures of this kind are left out."""
-COUNTS = ("arrived", "finished", "rejected", "aborted", "unfinished")
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
 
 
@@ -191,11 +189,3 @@ def largest_classes(kind: str, size: Mapping[Any, int]) -> list[Any]:
     """Returns the classes that are reported, in their order. size: number of requests by class."""
     largest = sorted(size, key=lambda name: (-size[name], name))[:MAX_CLASSES]
     return sorted(largest) if kind == "priority" else largest
-
-
-def add_status_counts(totals: Totals, requests: AnyTable) -> None:
-    """Adds the number of requests and their numbers by status."""
-    status = column(requests, "status")
-    totals.add("arrived", np.ones(len(requests), np.bool_))
-    for name in COUNTS[1:]:
-        totals.add(name, np.asarray(status == name, np.bool_))

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.metrics.definitions import Window
 from sim.metrics.distributions import Kept
 from sim.metrics.token_times import TokenTimes
-from sim.metrics.window import Window
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.workload import WorkloadRecords
 from sim.records.table import AnyTable, Table, column
 
 ROUNDING_S = 1e-9
@@ -158,7 +158,7 @@ class ClientsFigure:
 
 
 class PublishLatencies:
-    """The time to publish of each request: see `sim.metrics.own_latencies.OwnLatency`.
+    """The time to publish of each request: see `sim.metrics.workload.OwnLatency`.
 
     Arguments as for `ClientsFigure`. numbers_matter: see `OwnLatency`.
     """

@@ -1,7 +1,7 @@
 """Distributions and rates of a run as accumulators: all values, or sketches in bounded memory.
 
 `EXACT` keeps all values, by reference to the tables that they come from: percentiles are exact.
-`sim.metrics.sketched.SKETCHED` keeps counts in buckets, so that the figures of any run take the same memory
+`sim.metrics.sketches.SKETCHED` keeps counts in buckets, so that the figures of any run take the same memory
 and do not depend on how its records were divided: percentiles have a known error, sums are exact.
 """
 
@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from sim.metrics.definitions import Counts, Times, describe, per, weighted_percentile
+from sim.metrics.definitions import Counts, Times, Window, describe, per, weighted_percentile
 from sim.metrics.steady import Batched, RunInterval, Series
 from sim.metrics.sums import TableTotals, Totals, weighted_sum
-from sim.metrics.window import Window
 
 SLICES: Final = 320
 """Slices of the measured time; the rates of events in each are the series of which batch means are taken."""

@@ -20,19 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.energy import EnergySettings
-from hwmodels.speculation.model import SpeculativeModel
-from hwmodels.tariff import Tariff
-from sim.metrics.definitions import times
+from hwmodels.costs import EnergySettings, Tariff
+from hwmodels.speculation import SpeculativeModel
+from sim.metrics.definitions import Window, times
 from sim.metrics.distributions import EXACT, Kept
-from sim.metrics.own_latencies import OwnLatency
-from sim.metrics.sections import SectionFigure
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware, of_pools, rented_s
-from sim.metrics.window import Window
-from sim.records.chunk import RecordChunk
-from sim.records.run import PoolRecord, RunRecords
+from sim.metrics.workload import OwnLatency, SectionFigure
+from sim.records.run import PoolRecord, RecordChunk, RunRecords
 from sim.records.table import AnyTable, column, to_pandas
 
 if TYPE_CHECKING:

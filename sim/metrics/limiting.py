@@ -16,11 +16,10 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel, IterationShape, UnknownIterationError
-from sim.metrics.definitions import times
+from hwmodels.iterations import IterationModel, IterationShape, UnknownIterationError
+from sim.metrics.definitions import Window, times
 from sim.metrics.result import RunResult
 from sim.metrics.utilisation import one_shape, seconds_inside
-from sim.metrics.window import Window
 from sim.records.event_rows import WAITS
 from sim.records.run import RunRecords
 from sim.records.table import column

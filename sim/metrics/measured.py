@@ -1,4 +1,4 @@
-"""The measured part of a run, and the latencies of its requests."""
+"""The measured part of a run: the latencies of its requests, its goodput, and confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.metrics import definitions
-from sim.metrics.definitions import longest_tokens, times
+from sim.metrics.definitions import Window, longest_tokens, measured_window, per, times
 from sim.metrics.distributions import Distribution
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
-from sim.metrics.one_run import LATENCIES, FoundWarmUp, find_warm_up
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window, measured_window
+from sim.metrics.steady import LATENCIES, FoundWarmUp, find_warm_up, sections, share_interval
+from sim.metrics.sums import TableTotals, Totals
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, column
 
@@ -170,3 +170,111 @@ def request_metrics(
         **{f"{name}_s": seconds for name, seconds in own_s.items()},
     )
     return table if slo is None else table.assign(slo_met=slo.met(table))
+
+
+class Goodput(Figure):
+    """Goodput and SLO attainment; None without an SLO.
+
+    requests_per_s: good requests that finished in the window, per second. share: good requests among those
+    that arrived in the window, rejected ones included. Without arrivals the shares are NaN and attained is
+    None.
+    """
+
+    name = "goodput"
+
+    def add(self, part: Part) -> None:
+        if part.setting.slo is not None:
+            add_goodput(self.inside, part.requests, part.measured, part.window, part.setting.slo)
+
+    def value(self, run: EndedRun) -> dict[str, Any] | None:
+        return None if run.setting.slo is None else goodput_figures(self.inside, run.window, run.setting.slo)
+
+
+def goodput(table: AnyTable, measured: AnyTable, window: Window, slo: Slo) -> dict[str, Any]:
+    """Computes the figures of `Goodput` of a table.
+
+    table: `request_metrics` with slo_met; measured: its rows that arrived in the window.
+    """
+    totals = TableTotals()
+    add_goodput(totals, table, measured, window, slo)
+    return goodput_figures(totals, window, slo)
+
+
+def add_goodput(totals: Totals, table: AnyTable, measured: AnyTable, window: Window, slo: Slo) -> None:
+    """Adds the counts of `Goodput`."""
+    finished_s = times(table, "finished_s")
+    totals.add("good_inside", column(table, "slo_met") & window.holds(finished_s))
+    totals.add("slo_met", column(measured, "slo_met", np.bool_))
+    totals.add("slo_measured", np.ones(len(measured), np.bool_))
+    for term, met in slo.terms_met(measured).items():
+        totals.add(f"slo_{term}_met", met)
+
+
+def goodput_figures(totals: Totals, window: Window, slo: Slo) -> dict[str, Any]:
+    """Returns the figures of `Goodput` from its counts."""
+    count = totals["slo_measured"]
+    share = per(totals["slo_met"], count)
+    return {
+        "requests_per_s": per(totals["good_inside"], window.duration_s),
+        "share": share,
+        "target": slo.attainment_target,
+        "attained": bool(share >= slo.attainment_target) if count else None,
+        "term_shares": {term: per(totals[f"slo_{term}_met"], count) for term in slo.limits_s},
+        "slo": {"name": slo.name, **{f"{term}_ms": getattr(slo, f"{term}_ms") for term in slo.limits_s}},
+    }
+
+
+class Intervals(Figure):
+    """Intervals by the keys of the figures in the summary.
+
+    Each has low, high and batches, or in `lack` the reason why there is no interval.
+    """
+
+    name = "intervals"
+
+    def __init__(self, setting: FigureSetting) -> None:
+        super().__init__(setting)
+        self._start_s = setting.start_s
+        self.forget_measured()
+
+    def forget_measured(self) -> None:
+        super().forget_measured()
+        self.rates = self.kept.rates(self._start_s)
+        self.met = self.kept.shares()
+
+    def merge(self, other: Intervals) -> None:
+        super().merge(other)
+        self.rates.merge(other.rates)
+        self.met.merge(other.met)
+
+    def add(self, part: Part) -> None:
+        requests, rates = part.requests, self.rates
+        finished_s = times(requests, "finished_s")
+        rates.count("finished", finished_s[(column(requests, "status") == "finished")])
+        samples = column(requests, "samples", np.int64) if "samples" in requests else None
+        rates.count("tokens", times(requests, "first_token_s"), samples)
+        rates.count("tokens", part.gap_end_s, part.gap_count)
+        if "kept_tokens" in part.iterations:
+            rates.count("tokens", part.ends_s, column(part.iterations, "kept_tokens"))
+        if part.setting.slo is not None:
+            measured = part.measured
+            met = times(measured, "slo_met")
+            self.inside.add("met", met > 0)
+            self.met.add_requests(column(measured, "request_id", np.int64), times(measured, "arrival_s"), met)
+            rates.count("met", finished_s[column(requests, "slo_met", np.bool_)])
+
+    def value(self, run: EndedRun) -> dict[str, Any]:
+        latencies: Latencies = run.figures[Latencies.name]
+        series = {name: latency.series() for name, latency in latencies.of_requests.items()}
+        throughput = {
+            "requests_per_s": self.rates.interval("finished", run.window),
+            "output_tokens_per_s": self.rates.interval("tokens", run.window),
+        }
+        if run.setting.slo is None:
+            return sections(series, throughput)
+        share = share_interval(self.met.series(), int(self.inside["met"]))
+        return sections(
+            series,
+            throughput,
+            {"share": share, "requests_per_s": self.rates.interval("met", run.window)},
+        )

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.sections import SectionFigure
-from sim.metrics.window import Window
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.definitions import Window
+from sim.metrics.workload import SectionFigure, WorkloadRecords
 
 if TYPE_CHECKING:
-    from sim.metrics.own_latencies import OwnLatency
+    from sim.metrics.workload import OwnLatency
 
 
 class PartFigures(NamedTuple):
@@ -87,7 +86,7 @@ class PartLatencies(NamedTuple):
 
 
 class MixLatencies:
-    """The latencies of the parts: see `sim.metrics.own_latencies.OwnLatency`.
+    """The latencies of the parts: see `sim.metrics.workload.OwnLatency`.
 
     Requests of parts that do not know a latency have that of `WorkloadRecords.plain_latencies`. terms: names
     of the latencies. rows_of: returns which requests belong to a part.

@@ -1,16 +1,18 @@
-"""Output of a run in its measured time: requests, tokens, and the iterations that they took."""
+"""Requests, tokens and iterations of a run: their numbers and rates, and the check that none is missing."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import per, times
-from sim.metrics.figure import EndedRun, Figure, Part
-from sim.metrics.sums import weighted_sum
+from sim.metrics.definitions import Window, per, times
+from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
+from sim.metrics.sums import Totals, weighted_sum
 from sim.metrics.utilisation import batch_tokens
+from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, column
 
 
@@ -97,3 +99,79 @@ class IterationCounts(Figure):
             "mean_batch_tokens": per(self.inside["tokens"], count),
             "discarded_tokens": run.records.num_discarded_tokens,
         }
+
+
+COUNTS = ("arrived", "finished", "rejected", "aborted", "unfinished")
+STATUSES = ("finished", "rejected", "aborted", "unfinished")
+
+
+class RequestCounts(Figure):
+    """Requests of the whole run, in all and by status.
+
+    `value` raises AssertionError if records are missing: see `check_conservation`.
+    """
+
+    name = "requests"
+
+    def add(self, part: Part) -> None:
+        check_rows(part.requests)
+        add_status_counts(self.whole, part.requests)
+        has_begun = ~np.isnan(times(part.requests, "first_token_s"))
+        self.whole.add("first_tokens", first_tokens(part.requests, has_begun))
+        self.whole.add("tokens", column(part.requests, "output_tokens"))
+        if "lost_tokens" in part.requests:
+            self.whole.add("tokens", column(part.requests, "lost_tokens"))
+        self.whole.add("rows", np.ones(len(part.requests), np.bool_))
+        if "kept_tokens" in part.iterations:
+            self.whole.add("kept_draft_tokens", column(part.iterations, "kept_tokens"))
+        self.whole.add("gap_count", part.gap_count)
+
+    def value(self, run: EndedRun) -> dict[str, int]:
+        return checked_counts(self.whole, run.records.num_lost_first_tokens)
+
+
+def check_conservation(records: RunRecords) -> dict[str, int]:
+    """Counts the requests by status; raises AssertionError if the records are inconsistent.
+
+    Checks that arrived = finished + rejected + aborted + unfinished, that every output token, including those
+    lost in a crash, is the first token of a request (or sample), ends a gap, or is a kept draft token, and
+    that the times of a request are in order.
+    """
+    setting = FigureSetting(pools=(), pool_records=records.pools)
+    whole = Window(0.0, records.end_s)
+    counts = RequestCounts(setting)
+    counts.add(Part.of(setting, whole, RecordChunk.of(records), records.requests))
+    return counts.value(EndedRun(setting=setting, records=records, window=whole))
+
+
+def checked_counts(totals: Totals, num_lost_first_tokens: int) -> dict[str, int]:
+    """Returns the requests by status; raises AssertionError if requests or tokens are missing."""
+    counts = {name: int(totals[name]) for name in COUNTS}
+    num_rows = int(totals["rows"])
+    by_status = {status: counts[status] for status in STATUSES}
+    assert sum(by_status.values()) == num_rows, f"{num_rows} requests arrived, but by status: {by_status}"
+    first = int(totals["first_tokens"]) + num_lost_first_tokens
+    emitted = int(totals["tokens"])
+    seen = first + int(totals["gap_count"]) + int(totals["kept_draft_tokens"])
+    assert emitted == seen, (
+        f"{emitted} output tokens, but {first} first tokens + gaps + kept draft tokens = {seen}"
+    )
+    return counts
+
+
+def add_status_counts(totals: Totals, requests: AnyTable) -> None:
+    """Adds the number of requests and their numbers by status."""
+    status = column(requests, "status")
+    totals.add("arrived", np.ones(len(requests), np.bool_))
+    for name in COUNTS[1:]:
+        totals.add(name, np.asarray(status == name, np.bool_))
+
+
+def check_rows(requests: AnyTable) -> None:
+    """Raises AssertionError if a request has two rows, or its times are not in order."""
+    ids = np.sort(column(requests, "request_id"))
+    assert (ids[1:] != ids[:-1]).all(), "two rows for one request"
+    moments = [f"{name}_s" for name in ("arrival", "scheduled", "first_token", "last_token", "finished")]
+    for earlier, later in pairwise(moments):
+        early = np.flatnonzero(times(requests, earlier) > times(requests, later))
+        assert not len(early), f"row {early[0]}: {later} is before {earlier}"

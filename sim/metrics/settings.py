@@ -14,7 +14,8 @@ class MetricsSettings:
     """Settings of the measurement: the measured part of the run and further definitions of its figures."""
 
     warmup_s: float | Literal["auto"] = 0.0
-    """Simulated seconds at the start that are not measured; auto: determined by MSER-5, see `one_run`."""
+    """Simulated seconds at the start that are not measured; auto: determined by MSER-5, see
+    `sim.metrics.steady`."""
     cooldown_s: float = 0.0
     """Simulated seconds at the end that are not measured."""
     dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"

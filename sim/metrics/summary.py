@@ -8,7 +8,7 @@ The requests and events that a figure covers:
 - the whole run, even if the window is shorter: simulated_s, requests (by status), cache.evicted_blocks (pools
   count evictions without their time), adapters, bill_usd (clients pay for the warm-up, too), failures,
   retries and scaling.
-- speculation: only if a pool speculates, see `sim.metrics.speculation`.
+- speculation: only if a pool speculates, see `sim.metrics.features`.
 - pipeline: only if there is one pool; with several pools, by_pool has the pipeline of each.
 - publish: time to publish, from arrival to the first token that the user sees. It is the TTFT, unless the
   workload knows of hidden tokens or of clients that wait for the complete answer (`sim.workload.clients`).
@@ -16,7 +16,7 @@ The requests and events that a figure covers:
 - per_user: output tokens/s that one user sees after the first token, 1 / TPOT of each finished request.
 - by_priority, by_tenant: the figures of each class, if there is more than one.
 - warmup: how the warm-up was determined (warmup_s=auto). intervals: confidence intervals from this run alone,
-  see `sim.metrics.one_run`.
+  see `sim.metrics.steady`.
 """
 
 from __future__ import annotations
@@ -28,32 +28,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from hwmodels.iterations.energy import EnergySettings
-from hwmodels.tariff import Tariff
-from sim.metrics.adapters import AdapterUse
+from hwmodels.costs import EnergySettings, Tariff
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
-from sim.metrics.conservation import RequestCounts
-from sim.metrics.costs import Bill, Cost, break_even, energy_figures, training_use
-from sim.metrics.definitions import plain_json, times
+from sim.metrics.definitions import Window, measured_window, plain_json, times
+from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
 from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
-from sim.metrics.goodput import Goodput
-from sim.metrics.hardware_use import HardwareUse
-from sim.metrics.intervals import Intervals
-from sim.metrics.kv_use import KvUse
-from sim.metrics.measured import Latencies, Measured, measure, request_metrics, trimmed
-from sim.metrics.migrations import migration_figures
-from sim.metrics.output import IterationCounts, OutputFigure
-from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
-from sim.metrics.sections import Sections
+from sim.metrics.hardware_use import Bill, Cost, HardwareUse, break_even, energy_figures, training_use
+from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
+from sim.metrics.measured import Goodput, Intervals, Latencies, Measured, measure, request_metrics, trimmed
+from sim.metrics.output import IterationCounts, OutputFigure, RequestCounts
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
-from sim.metrics.speculation import SpeculationUse
-from sim.metrics.transfers import KvTransferUse
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window, measured_window
-from sim.records.chunk import RecordChunk
-from sim.records.run import RunRecords
+from sim.metrics.workload import Sections
+from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, column
 
 if TYPE_CHECKING:

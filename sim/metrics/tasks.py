@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import describe, times
-from sim.metrics.window import Window
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.definitions import Window, describe, times
+from sim.metrics.workload import WorkloadRecords
 from sim.records.table import AnyTable, column
 
 NewNumCalls = Callable[[], NDArray[np.int64]]
@@ -80,7 +79,7 @@ class TaskTable:
 
 
 class TasksFigure:
-    """The section `tasks`, of the tasks that began inside the window: see `sim.metrics.sections`.
+    """The section `tasks`, of the tasks that began inside the window: see `sim.metrics.workload`.
 
     new_num_calls: returns the calls that each task needs; it is finished if so many have finished. A task
     that is not finished has no latency and does not meet the SLO. slo_s: latency of a task that counts as
@@ -130,7 +129,7 @@ class TasksFigure:
 
 
 class TaskLatencies:
-    """The latency of the whole task of each call: see `sim.metrics.own_latencies.OwnLatency`.
+    """The latency of the whole task of each call: see `sim.metrics.workload.OwnLatency`.
 
     new_num_calls: returns the calls that each task needs.
     """

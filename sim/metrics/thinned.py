@@ -10,7 +10,7 @@ a percentile q, y_i counts the values up to it, and the interval goes from the q
 q + h (Woodruff, Confidence intervals for medians and other position measures, JASA 47, 1952).
 
 Replicas of one fleet share its load, and differ less from each other than two fleets do. The interval from
-batches of time (`sim.metrics.one_run`) sees that; it is widened by sqrt(1 + 1 / n), because the whole fleet's
+batches of time (`sim.metrics.steady`) sees that; it is widened by sqrt(1 + 1 / n), because the whole fleet's
 figure varies, too. The wider of both bounds is taken on each side, and at least `LEAST_WIDTH`: a smaller
 fleet balances its load a little differently, which neither of the two intervals sees.
 """
@@ -24,11 +24,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.definitions import PERCENTILES, times
+from sim.metrics.confidence import CONFIDENCE, student_t
+from sim.metrics.definitions import PERCENTILES, Window, times
 from sim.metrics.distributions import Kept
-from sim.metrics.paired import CONFIDENCE
-from sim.metrics.quantiles import student_t
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column
 
 LATENCIES = ("ttft", "tpot", "e2e")

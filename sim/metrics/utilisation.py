@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.energy import PowerModel
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
-from hwmodels.speculation.model import SpeculativeModel
-from sim.metrics.definitions import times
-from sim.metrics.window import Window
+from hwmodels.costs import PowerModel
+from hwmodels.iterations import COUNTED, AdapterBatch, DraftWork, IterationModel, IterationShape
+from hwmodels.speculation import SpeculativeModel
+from sim.metrics.definitions import Window, times
 from sim.records.iterations import ADAPTER_COLUMNS
 from sim.records.run import PoolRecord, RunRecords
 from sim.records.table import AnyTable, column

@@ -12,7 +12,7 @@ once, and so on, until a stage is short enough for the sequence to stop. It keep
 source until the last byte has arrived.
 
 A migration ends without effect, and the request stays where it is, for the reasons of
-`sim.records.migrations.Outcome`. Blocks are copied whole or, in the last stage, as far as they are filled. A
+`sim.records.run.Outcome`. Blocks are copied whole or, in the last stage, as far as they are filled. A
 copy does not slow iterations down: Llumnix's authors measured at most 1 %.
 """
 
@@ -39,11 +39,10 @@ from sim.engine.clock import Clock, Moment, Phase
 from sim.engine.replica import Replica
 from sim.migration.load_view import LoadView
 from sim.migration.target_side import TargetSide
-from sim.records.migrations import MigrationRecord, Outcome
 from sim.records.requests import RequestLog
-from sim.transfer.kv_copy import kv_copy
-from sim.transfer.network import Flow
-from sim.transfer.topology import Interconnect
+from sim.records.run import MigrationRecord, Outcome
+from sim.transfer.kv_transfers import kv_copy
+from sim.transfer.network import Flow, Interconnect
 
 BEFORE_COMMITS = -1
 """Phase of the decisions: before all other events of their time, so that every replica is in a step or idle

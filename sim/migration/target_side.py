@@ -9,7 +9,7 @@ from policies.core.limits import StopAfter
 from policies.core.plan import Migrant, StepPlan
 from policies.core.sequence import Sequence
 from sim.engine.replica import Replica
-from sim.transfer.sides import KvSource, ReceivingSide
+from sim.transfer.kv_transfers import KvSource, ReceivingSide
 
 
 class MigrationControl(KvSource, Protocol):

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import COUNTED, AdapterBatch, IterationShape
+from hwmodels.iterations import COUNTED, AdapterBatch, IterationShape
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
-from sim.records.gaps import Gaps
 from sim.records.iteration_rows import (
     CHUNKS,
     CHUNKS_ROW,
@@ -30,6 +29,7 @@ from sim.records.iteration_rows import (
     pack_row,
 )
 from sim.records.mapped_buffers import MappedBuffers
+from sim.records.table import Gaps
 from sim.speculation.log import DRAFT_COLUMNS, DraftLog
 
 NO_USE = AdapterUse(0, 0, 0, 0)

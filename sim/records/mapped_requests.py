@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Request
-from sim.records.chunk import GROUP_ROWS
 from sim.records.requests import EMPTY_ROW, RequestLog
+from sim.records.run import GROUP_ROWS
 from sim.records.table import Table
 
 MAX_ROWS: Final = 1 << 33
@@ -30,7 +30,7 @@ _OPENED_ROWS: Final = 1024
 class MappedRequestLog(RequestLog):
     """A log from which the rows of ended requests are taken, group after group.
 
-    A group is `group_rows` requests with consecutive ids; see `sim.records.chunk`.
+    A group is `group_rows` requests with consecutive ids; see `sim.records.run`.
     """
 
     def __init__(self, group_rows: int = GROUP_ROWS) -> None:

@@ -1,7 +1,7 @@
 """The phases of a request, in order: waiting, loading, prefill, decode, paused, preempted.
 
 Prefill and decode of an attempt that a crash or a timeout has undone are one phase, "in vain". Phases are
-derived from the rows of the request in `sim.records.event_table`. A phase of length 0 is left out, unless it
+derived from the rows of the request in `sim.records.run`. A phase of length 0 is left out, unless it
 is a wait.
 """
 

@@ -1,22 +1,81 @@
-"""The records of a run: requests, iterations, engines, pools and links."""
+"""The records of a run, whole or in chunks: requests, iterations, engines, pools, links, events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from enum import Enum, IntEnum
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.adapters.residents import AdapterCounts
+from policies.adapters.serving import AdapterCounts
 from policies.core.engine import EngineCore
-from sim.records.event_rows import logged_events
-from sim.records.failure import Failure
-from sim.records.iteration_tables import own_gaps_table
-from sim.records.migrations import MigrationRecord
-from sim.records.table import AnyTable, to_pandas
-from sim.speculation.records import SpeculationRecord
+from sim.records.event_rows import TIERS, WAIT_COLUMNS, Event, logged_events
+from sim.records.iterations import IterationLog
+from sim.records.table import AnyTable, Gaps, Table, column, joined, to_pandas
+from sim.speculation.log import SpeculationRecord
+
+
+class FailureKind(Enum):
+    """The kind of a failure of a replica."""
+
+    crash = "crash"
+    """Its process or machine fails, with the loss of all KV; it serves again after duration_s."""
+    straggler = "straggler"
+    """Its iterations take `factor` times as long: a hot or throttled GPU."""
+    link_down = "link_down"
+    """Its link is lost; it continues the requests that it has."""
+    link_slow = "link_slow"
+    """Its transfers take `factor` times as long."""
+    host_out_of_memory = "host_out_of_memory"
+    """Its host runs out of memory: the content of host memory and the process are lost, as in a crash."""
+
+    @property
+    def has_factor(self) -> bool:
+        return self in (FailureKind.straggler, FailureKind.link_slow)
+
+
+class Failure(NamedTuple):
+    """One failure of a replica, from at_s for duration_s, in seconds. Sorted by time, replica, event."""
+
+    at_s: float
+    replica: int
+    event: int  # index of the event in the settings
+    kind: FailureKind
+    duration_s: float
+    factor: float = 1.0  # on durations
+
+
+class Outcome(IntEnum):
+    """The end of a migration; all but the first leave the request where it was."""
+
+    moved = 0
+    no_room = 1  # the other replica had no slot or no blocks
+    preempted = 2  # the request was preempted while its KV was copied
+    ended = 3  # the request ended, or its client aborted it
+    too_long = 4  # after the last allowed stage, more KV was left than may be copied in a last stage
+
+
+class MigrationRecord(NamedTuple):
+    """One migration. Times in seconds; NaN for what did not happen."""
+
+    request_id: int
+    source: int
+    target: int
+    began_s: float
+    """Time of the decision."""
+    stopped_s: float
+    """Time at which the request stopped on the source."""
+    resumed_s: float
+    """Time at which the first iteration with it on the target began."""
+    ended_s: float
+    """Time at which the last byte had arrived, or at which the migration was given up."""
+    num_stages: int
+    num_bytes: float
+    """Bytes of KV that were copied."""
+    outcome: Outcome
 
 
 class Overload(NamedTuple):
@@ -207,3 +266,201 @@ class RunRecords:
     def pool_by_replica(self) -> NDArray[np.int64]:
         """Index of the pool of each replica, with shape [R]."""
         return np.array([replica.pool for replica in self.replicas], np.int64)
+
+
+GROUP_ROWS: Final = 1 << 16
+"""Requests of a group: group k has the ids from k * GROUP_ROWS to (k + 1) * GROUP_ROWS - 1.
+
+The rows of a group are handed on together, when all its requests have ended, so that the parts of the table
+of requests do not depend on the moments at which a run was cut.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordChunk:
+    """The records of a run since the chunk before, or all of them; the chunks together are `RunRecords`.
+
+    The tables and arrays have the columns and dtypes of the same fields of `RunRecords`, and hold every row
+    in exactly one chunk. Which rows a chunk has depends on the moments at which the run was cut, so figures
+    must not depend on it.
+
+    requests: the complete groups (see `GROUP_ROWS`) since the chunk before, by request id; ids ascend from
+      chunk to chunk. The last chunk has the rest, also the requests that have not ended.
+    iterations: by (replica, iteration), of all replicas; the first iteration of a replica follows the last
+      one of the chunks before. The steps that run at the time of the cut are in a later chunk, so an
+      iteration may have ended before until_s and come later.
+    gap_s, gap_count, gap_end_s: the gaps of these iterations and of `own_gaps`, in any order.
+    own_gaps, events, bursts: what was logged since the chunk before. The rows of a request are in the chunk
+      of its row of `requests` or in earlier ones. bursts: None if no replica speculates.
+    unfilled: as `RunRecords.unfilled`. The range of iterations of a row may begin in earlier chunks; its last
+      iteration is in this chunk or an earlier one.
+    unfilled_since: for each replica, the first iteration with which rows of `unfilled` of later chunks may
+      begin, [R]; None: it is not known, or no KV is reserved ahead.
+    pool_by_replica: as `RunRecords.pool_by_replica`, for the replicas that the run has had so far.
+    until_s: the last end of a request before the cut, s; the run does not end before it.
+    later_since_s: earliest time at which a request of a later chunk may have got a token, s; -inf: it is not
+      known.
+    iterations_since_s: earliest time at which an iteration of a later chunk may begin, s; -inf: it is not
+      known.
+    own_s: latencies of `requests` that only the workload knows and the SLO limits, by name, s: see
+      `sim.metrics.workload.OwnLatencies`.
+    end: None, but in the last chunk: the records of the whole run with tables without rows, for all other
+      fields. `end.speculation.acceptance` is that of the whole run.
+    """
+
+    requests: AnyTable
+    iterations: AnyTable
+    gap_s: NDArray[np.float64]
+    gap_count: NDArray[np.int64]
+    gap_end_s: NDArray[np.float64]
+    own_gaps: AnyTable
+    events: AnyTable
+    bursts: AnyTable | None
+    unfilled: NDArray[np.int64] | None
+    pool_by_replica: NDArray[np.int64]
+    until_s: float
+    unfilled_since: NDArray[np.int64] | None = None
+    later_since_s: float = -np.inf
+    iterations_since_s: float = -np.inf
+    own_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    end: RunRecords | None = None
+
+    @classmethod
+    def of(cls, records: RunRecords, *, ends: bool = True) -> RecordChunk:
+        """Returns all records as one chunk. ends: whether the run ends with it; that of a shard does not."""
+        return cls(
+            requests=records.requests,
+            iterations=records.iterations,
+            gap_s=records.gap_s,
+            gap_count=records.gap_count,
+            gap_end_s=records.gap_end_s,
+            own_gaps=records.own_gaps,
+            events=records.events,
+            bursts=records.bursts,
+            unfilled=records.unfilled,
+            pool_by_replica=records.pool_by_replica,
+            until_s=records.end_s,
+            end=records if ends else None,
+        )
+
+
+def without_rows(records: RunRecords) -> RunRecords:
+    """Returns the records with tables without rows."""
+    speculation = records.speculation
+    return replace(
+        records,
+        requests=records.requests[:0],
+        iterations=records.iterations[:0],
+        gap_s=records.gap_s[:0],
+        gap_count=records.gap_count[:0],
+        gap_end_s=records.gap_end_s[:0],
+        own_gaps=records.own_gaps[:0],
+        events=records.events[:0],
+        unfilled=None if records.unfilled is None else records.unfilled[:0],
+        speculation=None if speculation is None else replace(speculation, bursts=speculation.bursts[:0]),
+    )
+
+
+def own_gaps_table(logs: list[IterationLog]) -> Table:
+    """Returns the table of the gaps logged by add_gap, of all replicas: see `RunRecords.own_gaps`."""
+    gaps = [log.own_gaps() for log in logs]
+    request_id, since_s, end_s = np.concatenate(gaps or [np.empty((0, 3))]).T
+    replica = np.repeat([log.replica for log in logs], [len(own) for own in gaps])
+    return Table(
+        {
+            "request_id": request_id.astype(np.int64),
+            "replica": replica.astype(np.int32),
+            "since_s": since_s,
+            "end_s": end_s,
+        }
+    )
+
+
+def expanded(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
+    """Returns columns with one value per iteration, and all gaps between tokens, replica after replica.
+
+    A value that an engine does not have, such as adapters, is 0. The logs are removed from the list.
+    """
+    num_rows, max_gaps = sum(log.num_iterations for log in logs), sum(log.max_gaps for log in logs)
+    dtypes = IterationLog.dtypes()
+    for log in logs:
+        dtypes |= log.more_dtypes()
+    columns: dict[str, NDArray[Any]] = {name: np.zeros(num_rows, dtype) for name, dtype in dtypes.items()}
+    gaps = Gaps(np.empty(max_gaps), np.empty(max_gaps, np.int64), np.empty(max_gaps))
+    row = num_gaps = 0
+    logs.reverse()
+    while logs:
+        log = logs.pop()
+        end = row + log.num_iterations
+        own = {name: column[row:end] for name, column in columns.items()}
+        num_gaps += log.expand(own, gaps.part(num_gaps, max_gaps))
+        row = end
+    return columns, gaps.part(0, num_gaps)
+
+
+def joined_iterations(logs: list[IterationLog]) -> tuple[dict[str, NDArray[Any]], Gaps]:
+    """Returns what `expanded` does, the gaps in another order. The logs are dropped.
+
+    All logs are expanded at once: a thousand small ones cost a thousand times less.
+    """
+    kinds = {(log.block_size, log.serves_adapters, log.drafts is None) for log in logs}
+    if len(kinds) != 1 or logs[0].drafts is not None:  # the passes of each refer to its own iterations
+        return expanded(logs)
+    joined = IterationLog(0, logs[0].block_size, logs[0].serves_adapters)
+    sizes = np.array([log.num_iterations for log in logs])
+    for log in logs:
+        joined.extend(log)
+    columns, gaps = expanded([joined])
+    begin = np.cumsum(sizes) - sizes
+    columns["replica"][:] = np.repeat([log.replica for log in logs], sizes)
+    columns["iteration"] += np.repeat([log.first_iteration for log in logs] - begin, sizes).astype(np.int32)
+    logs.clear()
+    return columns, gaps
+
+
+_COUNTS: Final = ("tokens", "of_tokens", "recomputed_tokens", "by")
+
+
+def events_table(records: RunRecords) -> Table:
+    """Returns one row per event, by time: the logged events, and arrival, first token and end of requests.
+
+    Columns: time_s, request_id (-1: no sequence), replica, event (a name of `Event`), tier, and the counts
+    and waits that `Event` and `WAIT_COLUMNS` define; a wait is in the row of the event that ends it.
+    """
+    requests, logged = records.requests, records.events
+    parts = [
+        _of_requests(requests, Event.arrive, "arrival_s", "prompt_tokens"),
+        _of_requests(requests, Event.first_token, "first_token_s"),
+        logged,
+        _of_requests(requests, Event.end, "finished_s", "output_tokens"),
+    ]
+    table = joined(parts)  # the order at equal times
+    table = table.take(np.lexsort((table["request_id"], table["time_s"])))
+    names = np.array([event.name for event in Event], dtype=object)
+    return Table(
+        {
+            **{name: table[name] for name in ("time_s", "request_id", "replica")},
+            "event": names[table["event"]],
+            "tier": np.array(TIERS, dtype=object)[table["tier"]],
+            **{name: table[name].astype(np.int64) for name in _COUNTS},
+            **{name: table[name] for name in WAIT_COLUMNS},
+        }
+    )
+
+
+def _of_requests(requests: AnyTable, event: Event, name: str, counted: str | None = None) -> Table:
+    """Returns a row of an event for each request that has its time. counted: the column of its tokens."""
+    time_s = column(requests, name, np.float64)
+    happened = np.flatnonzero(~np.isnan(time_s))
+    return Table(
+        {
+            "replica": column(requests, "replica")[happened],
+            "time_s": time_s[happened],
+            "request_id": column(requests, "request_id")[happened],
+            "event": np.full(len(happened), event, np.int8),
+            "tokens": np.ones(len(happened), np.int64)
+            if counted is None
+            else column(requests, counted)[happened],
+            "by": np.full(len(happened), -1),
+        }
+    )

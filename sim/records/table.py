@@ -8,7 +8,7 @@ A run need not load pandas unless it is asked for a frame.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -141,3 +141,15 @@ def places_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.i
     at = np.minimum(np.searchsorted(ids, wanted, sorter=order), len(order) - 1)
     found: NDArray[np.int64] = np.where(ids[order[at]] == wanted, order[at], -1)
     return found
+
+
+class Gaps(NamedTuple):
+    """Gaps between consecutive tokens: value in seconds, number of sequences, time of its end."""
+
+    gap_s: NDArray[np.float64]
+    gap_count: NDArray[np.int64]
+    gap_end_s: NDArray[np.float64]
+
+    def part(self, first: int, end: int) -> Gaps:
+        """Returns the gaps from `first` to end - 1, in the same memory."""
+        return Gaps(self.gap_s[first:end], self.gap_count[first:end], self.gap_end_s[first:end])

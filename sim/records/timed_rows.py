@@ -13,8 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.records.chunk import RecordChunk
-from sim.records.run import RunRecords
+from sim.records.run import RecordChunk, RunRecords
 from sim.records.table import AnyTable, Table, column, joined
 
 SORTED_BY: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 
 MISSING = "–"
 

@@ -8,25 +8,25 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from sim.metrics.kind_times import MAX_SAMPLE
-from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, Plots
+from sim.metrics.definitions import Window
+from sim.metrics.plots import MAX_REPLICAS_APART, MAX_REQUEST_POINTS, MAX_SAMPLE, Plots
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
 from sim.records.run import RunRecords
-from sim.report import evidence, wording
-from sim.report.attainment import slo_attainment
-from sim.report.breakdown import iteration_times, time_by_kind
+from sim.report import lines, wording
 from sim.report.chart import Chart, page_js
-from sim.report.config_text import config_yaml
 from sim.report.dialect_tables import dialect_tables
-from sim.report.fleet import replicas_over_time
-from sim.report.fleet_lines import fleet_lines
-from sim.report.latency import latency_cdfs, ttft_by_prompt_length
-from sim.report.pressure_lines import pressure_lines
-from sim.report.speculation import CAPTION as SPECULATION
-from sim.report.speculation import speculation
-from sim.report.timeline import timeline
-from sim.report.whole_file import write_whole
+from sim.report.files import config_yaml, write_whole
+from sim.report.plots import (
+    SPECULATION_CAPTION,
+    iteration_times,
+    latency_cdfs,
+    replicas_over_time,
+    slo_attainment,
+    speculation,
+    time_by_kind,
+    timeline,
+    ttft_by_prompt_length,
+)
 
 GLOSSARY = {
     "token": "piece of text that the model reads or writes: a short word or a part of a word",
@@ -153,15 +153,15 @@ def write_sections(
         "verdict": html.escape(wording.verdict(summary)),
         "verdict_class": _verdict_class(summary),
         "terms": html.escape("; ".join(wording.slo_terms(summary["goodput"])) if summary["goodput"] else ""),
-        "caveats": "".join(f"<p class=caveat>{html.escape(text)}</p>" for text in evidence.caveats(summary)),
+        "caveats": "".join(f"<p class=caveat>{html.escape(text)}</p>" for text in lines.caveats(summary)),
         "blocks": _blocks(summary),
         "pressure": "".join(
             f"<p class=caption>{html.escape(text)}</p>"
             for text in (
                 *filter(None, [wording.busy_line(summary)]),
-                *pressure_lines(summary),
-                *fleet_lines(summary),
-                *evidence.interval_lines(summary),
+                *lines.pressure_lines(summary),
+                *lines.fleet_lines(summary),
+                *lines.interval_lines(summary),
             )
         ),
         "latencies": _latency_table(summary),
@@ -201,7 +201,7 @@ def report_sections(plots: Plots, end: RunRecords, summary: dict[str, Any], slo:
     if (figure := replicas_over_time(end)) is not None:
         sections.append(Section("Replicas", REPLICAS_CAPTION, figure))
     if (figure := speculation(plots, end, window)) is not None:
-        sections.append(Section("Speculation", SPECULATION, figure))
+        sections.append(Section("Speculation", SPECULATION_CAPTION, figure))
     caption = f"{TIME_CAPTION} {SAMPLED}" if figures.times.is_sample else TIME_CAPTION
     sections.append(Section("Where the time went", caption, time_by_kind(plots, end, window)))
     sections.append(Section("Iterations", ITERATIONS_CAPTION, iteration_times(plots)))

@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.stages import Pipeline
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.iterations import IterationModel
+from hwmodels.iterations.layout import Pipeline
+from hwmodels.speculation import SpeculativeModel
 from sim.metrics.utilisation import KINDS, batch_tokens, iteration_kind, one_shape
-from sim.records.event_table import events_table
 from sim.records.request_phases import QUEUED, RequestPhase, phases_by_request
-from sim.records.run import ReplicaRecord, RunRecords
+from sim.records.run import ReplicaRecord, RunRecords, events_table
 from sim.records.table import AnyTable, column
-from sim.report.whole_file import written_whole
+from sim.report.files import written_whole
 
 ITERATIONS_TRACK = 1
 DRAFT_ARGS = ("verified_tokens", "accepted_tokens", "kept_tokens")

@@ -11,9 +11,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.report.chart import page_js
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 
 _PAGE = Template(
     """<!DOCTYPE html>

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.metrics.dialects import vllm_bench
-from sim.metrics.served import Served
+from sim.metrics.definitions import Window
+from sim.metrics.dialects import Served, vllm_bench
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
-from sim.metrics.window import Window
 from sim.records.table import AnyTable, column
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 
 FILE = "vllm_bench.json"
 PERCENTILES = (50, 90, 95, 99)

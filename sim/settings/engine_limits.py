@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sim.settings.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
-    from hwmodels.devices.device import Device
+    from hwmodels.device import Device
 
 GIB, MIB = 2**30, 2**20
 KEYS = ("max_num_seqs", "max_num_batched_tokens", "max_capture_size")
@@ -266,12 +266,11 @@ def _kv_room(
     `build` says what is wrong with a model, a device or a layout that cannot be built, or do not fit.
     """
     # Here, as commands that only read settings import neither models nor numpy.
-    from hwmodels.devices.device import Device  # noqa: PLC0415
-    from hwmodels.devices.host import CudaGraphs  # noqa: PLC0415
+    from hwmodels.device import Device  # noqa: PLC0415
+    from hwmodels.host import CudaGraphs  # noqa: PLC0415
     from hwmodels.iterations.layout import ParallelLayout  # noqa: PLC0415
-    from hwmodels.iterations.memory import plan_memory  # noqa: PLC0415
-    from hwmodels.iterations.memory_profile import MemoryProfile  # noqa: PLC0415
-    from hwmodels.model.model_spec import ModelSpec  # noqa: PLC0415
+    from hwmodels.iterations.memory import MemoryProfile, plan_memory  # noqa: PLC0415
+    from hwmodels.model import ModelSpec  # noqa: PLC0415
     from sim.settings.build import build  # noqa: PLC0415
 
     engine, sizes = config["engine"], [size.name for size in fields(ParallelLayout)]

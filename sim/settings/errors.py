@@ -1,4 +1,4 @@
-"""Error messages for wrong settings, with the allowed names and the most similar ones."""
+"""Error messages for wrong settings, with the allowed names and the most similar ones; names of root keys."""
 
 import difflib
 import re
@@ -92,3 +92,13 @@ def suggest(
     else:
         parts.append(f"all: {listed_by}")
     return "; ".join(parts)
+
+
+NOT_OF_A_SCENARIO = ("hydra", "output", "launcher")
+"""Root keys that do not belong to the scenario."""
+
+OPTIONAL = ("slo", "prediction", "adapters", "tariff", "scaling", "speculation")
+"""Groups with a choice `none` that is an empty node."""
+
+ONLY_WITH_SPECULATION = ("draft_length", "acceptance")
+"""Groups that are built only if a proposer drafts tokens."""

@@ -1,18 +1,24 @@
-"""Checks configs that are read from the folder of a run or a sweep: they may only name trusted classes.
+"""Checks what is read from the folder of a run or a sweep: configs may only name trusted classes.
 
 Such a folder may come from another user. Building its config imports and calls everything that its `_target_`
 keys name, so only classes of windtunnel and of installed plugins are allowed, unless the user trusts the
 folder (`--trust`). A plugin is a distribution with entry points of the group `windtunnel.plugins`; the
 modules that these name are allowed, with all that they contain.
+
+JSON files that are data, such as the summary of a run, are read there, too: damage is reported in one
+sentence.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
+from hwmodels.checks import UnreadableFileError, read_text
 from sim.settings.build import TARGET, locate
 from sim.settings.errors import ConfigError
 
@@ -74,3 +80,31 @@ def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _texts(item, f"{key}[{i}]")
     elif isinstance(value, str):
         yield key, value
+
+
+def read_json_object(file: Path, where: str = "") -> dict[str, Any]:
+    """Reads a file that holds one JSON object. where: the setting that named its folder, for messages.
+
+    Raises ConfigError for a file that cannot be read, is empty or cut short, or holds something else.
+    """
+    name = f"{where}: {file.name}" if where else str(file)
+    text = ""
+    try:
+        text = read_text(file)
+        found = json.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
+    except UnreadableFileError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: must be UTF-8 text, byte {error.start} is not") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nests values too deeply to be read") from None
+    except ValueError as error:
+        what = "is empty" if not text else f"is damaged or cut short: {error}"
+        raise ConfigError(f"{name}: {what}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}: must hold one JSON object, holds a {type(found).__name__}")
+    return found

@@ -2,22 +2,24 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
-from hwmodels.devices.device import Storage
-from hwmodels.iterations.energy import EnergySettings
-from hwmodels.iterations.iteration import UnknownIterationError
-from policies.roles.turns import Turns
+from hwmodels.costs import EnergySettings
+from hwmodels.device import Storage
+from hwmodels.iterations import UnknownIterationError
+from policies.parallelism import AsSet, LayoutPolicy
+from policies.roles import Turns
 from sim.cluster.attached import ProcessError, UserProcess
-from sim.cluster.encoders import EncoderSettings
+from sim.cluster.disaggregation import EncoderSettings
 from sim.cluster.settings import SimSettings
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings
-from sim.settings.build import build_as, policy_errors
-from sim.settings.errors import ConfigError
-from sim.settings.nodes import NOT_OF_A_SCENARIO, ONLY_WITH_SPECULATION, OPTIONAL
-from sim.setup.layout_choice import with_layout
+from sim.metrics.slo import Slo
+from sim.settings.build import build, build_as, policy_errors
+from sim.settings.errors import NOT_OF_A_SCENARIO, ONLY_WITH_SPECULATION, OPTIONAL, ConfigError
+from sim.setup.deployment import Deployment
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.transfer.kv_transfers import KvTransferSettings
@@ -68,6 +70,30 @@ def _build_pool(cfg: Mapping[Any, Any], where: str) -> PoolSettings:
     settings["storage"] = build_as(Storage, cfg["storage"], f"{where}.storage")
     pool: PoolSettings = build_as(PoolSettings, with_layout(settings), where)
     return pool
+
+
+def with_layout(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a deployment with `layout` replaced by the parallel sizes that it chooses.
+
+    Raises ConfigError.
+    """
+    own = dict(settings)
+    node = own.pop("layout", None)
+    if node is None:
+        return own
+    policy: LayoutPolicy = build(node, "layout")
+    if isinstance(policy, AsSet):
+        return own
+    from sim.setup.estimates import chosen_layout  # noqa: PLC0415 (few layouts are chosen)
+
+    names = {field.name for field in fields(Deployment)}
+    deployment = build_as(Deployment, {name: own[name] for name in own if name in names}, "")
+    slo: Slo | None = build(own["slo"], "slo") if own.get("slo") else None
+    try:
+        choice = chosen_layout(policy, deployment, slo.request_limits_s if slo else None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return {**own, **choice.sizes._asdict(), "layout_notes": list(choice.notes)}
 
 
 def _unused(speculation: object) -> dict[str, None]:

@@ -19,25 +19,23 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fieldlimits import shown
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Calibrated, DividesAttention, LatencyLevel, Spec
-from hwmodels.levels.speculative import Speculative
-from hwmodels.model.model_spec import ModelSpec
-from policies.admission.none import AdmitAll
+from hwmodels.levels import AveragesDrafts, Calibrated, DividesAttention, LatencyLevel, Spec
+from hwmodels.model import ModelSpec
+from policies.admission import AdmitAll
 from policies.batching import Batching, BatchingTraits
 from policies.batching.static import Static
 from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, pool_of
 from policies.core.rank_shares import DataParallel
-from policies.routing import RoutingTraits
-from policies.routing.static import reads_replicas
+from policies.routing import RoutingTraits, reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 from sim.cluster.failures import Random
 from sim.setup.engine_profile import EngineProfile
-from sim.workload.marked import answers_of, branching_key
+from sim.workload.modified import answers_of, branching_key
 
 ANY_NUM_BLOCKS = 2**20
 """Blocks of the KV pool that is made to see of which kind it is."""
@@ -131,7 +129,7 @@ FEATURES = {
         "speculation=none",
     ),
     "speculative_latency": _choice(
-        "latency", "speculative", "calibrated", lambda of: isinstance(of.latency, Speculative)
+        "latency", "speculative", "calibrated", lambda of: isinstance(of.latency, AveragesDrafts)
     ),
     # Of a pool.
     "ends_together": _flag(

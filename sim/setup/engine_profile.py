@@ -1,10 +1,19 @@
-"""Settings of a serving engine: its limits, its memory, and its host overhead."""
+"""Settings of a serving engine (its limits, its memory, and its host overhead) and of the client before it.
+
+`Client` is the client that measures: what a load generator adds to the TTFT that it reports. Its clock starts
+before the engine has the request: it opens a connection, writes the request, and may be late to read the
+answer. That is a part of a measurement, and not of the engine: `engine.frontend_s` and `engine.frontend` have
+the engine's own time. Where runs of a load generator show more of one engine than of others, the cause is
+unknown, and the figure holds for runs of this load generator only.
+
+A run states what its TTFT includes besides the engine: the front end's time and the client's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fieldlimits import (
     Checked,
@@ -19,12 +28,11 @@ from fieldlimits import (
     check,
 )
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead
-from hwmodels.iterations.memory_profile import MEMORY_RULES, MemoryProfile
-from hwmodels.iterations.offload import Offload
-from hwmodels.speculation.host import DraftHost
+from hwmodels.host import Compilation, CudaGraphs, HostOverhead, Offload
+from hwmodels.iterations.memory import MEMORY_RULES, MemoryProfile
+from hwmodels.speculation.steps import DraftHost
 from policies.core.release import SGLANG_0_5, VLLM_0_32, Release, release_of
-from sim.engine.frontend import TOKENS, Frontend
+from sim.engine.frontend import TOKENS, Frontend, check_range
 
 MAX_SLOTS = 1_000_000
 """Most sequences of an engine that run at once."""
@@ -46,7 +54,7 @@ class EngineProfile(Checked):
     kernels: Kernels = Kernels()
     family: str | None = None
     """Engine whose simulated figures were compared with measured ones: vllm, sglang, tensorrt_llm; None: this
-    profile never was. See `sim.setup.expected_errors`."""
+    profile never was. See `sim.setup.notes`."""
     default_limits: str | None = None
     """Engine whose rule for the device gave limits that were null: see `sim.settings.engine_limits`."""
     load_balance_method: str | None = None
@@ -66,7 +74,7 @@ class EngineProfile(Checked):
     gpu_memory_utilization: float | None = 0.9
     """Share of device memory by the rule of `memory_profile`; None: the share that SGLang computes itself."""
     memory_profile: Annotated[str, OneOf(MEMORY_RULES)] = "vllm"
-    """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory_profile`."""
+    """Rule by which the engine finds the memory for KV: see `hwmodels.iterations.memory`."""
     version: str | None = None
     """Version of vLLM whose scheduler and memory profile are modelled, such as 0.11.0; None: the newest."""
     flashinfer_sampler: bool = False
@@ -133,3 +141,71 @@ class EngineProfile(Checked):
         return MemoryProfile(
             rule=self.memory_profile, version=self.version, flashinfer_sampler=self.flashinfer_sampler
         )
+
+
+OTHERS = "others"
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
+"""Names of engines by family."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Client(Checked):
+    """A load generator. Without any `seconds`, requests reach the front end as soon as they are sent."""
+
+    name: str = "none"
+    seconds: Mapping[str, Annotated[NonNegative, Unit("s")]] = field(default_factory=dict)
+    """Seconds that it adds to the TTFT, by the family of the engine; `others`: of all other engines."""
+    range_s: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)
+    """Least and largest of these that its runs show, likewise; None: no measurement shows them."""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "range_s"):
+            for engine in getattr(self, name):
+                if engine not in (*ENGINES, OTHERS):
+                    raise ValueError(f"{name}.{engine}: must be one of {', '.join((*ENGINES, OTHERS))}")
+        check(self)
+        for engine, range_s in self.range_s.items():
+            if range_s is not None:
+                check_range(f"range_s.{engine}", range_s)
+
+    def added_s(self, family: str | None) -> float:
+        """Returns the seconds that it adds to the TTFT of an engine."""
+        return self.seconds.get(family or OTHERS, self.seconds.get(OTHERS, 0.0))
+
+    def added_range_s(self, family: str | None) -> tuple[float, float] | None:
+        """Returns the least and largest of them in measurements, s; None: none shows them."""
+        return self.range_s.get(family or OTHERS, self.range_s.get(OTHERS))
+
+
+NO_CLIENT = Client()
+"""The client of a run without a load generator, which adds no time."""
+
+
+def frontend_json(engine: EngineProfile, client: Client) -> dict[str, Any]:
+    """Returns the times of front end and client for summary.json, s."""
+    range_s = None if engine.frontend is None else engine.frontend.range_s
+    return {
+        "engine_s": engine.idle_frontend_s,
+        "engine_range_s": None if range_s is None else list(range_s),
+        "client_s": client.added_s(engine.family),
+        "client_range_s": (of := client.added_range_s(engine.family)) and list(of),
+    }
+
+
+def frontend_note(engine: EngineProfile, client: Client) -> str:
+    """Returns the note on what the TTFT includes, with the range of measurements."""
+    whose = ENGINES.get(engine.family or "", "the engine")
+    own_range_s = None if engine.frontend is None else engine.frontend.range_s
+    own = _ms(engine.idle_frontend_s, own_range_s)
+    own = f"{own} of {whose}'s idle front end (prompt of {TOKENS:,} tokens)"
+    if client.name == "none":
+        return f"TTFT includes {own}, and no time of a client (client=none)."
+    range_s = client.added_range_s(engine.family)
+    return f"TTFT includes {own}, and {_ms(client.added_s(engine.family), range_s)} of client={client.name}."
+
+
+def _ms(value_s: float, range_s: tuple[float, float] | None) -> str:
+    """Returns a time with the range of its measurements, ms."""
+    if range_s is None:
+        return f"{value_s * 1e3:.3g} ms (not measured)" if value_s else "0 ms (not measured)"
+    return f"{value_s * 1e3:.3g} ms (measured: {range_s[0] * 1e3:.3g} to {range_s[1] * 1e3:.3g})"

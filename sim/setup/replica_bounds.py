@@ -35,14 +35,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationModel, IterationShape
+from hwmodels.iterations import IterationModel, IterationShape
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from sim.engine.frontend import Frontend
 from sim.metrics.slo import Slo
-from sim.setup.deployment import Deployment
-from sim.setup.speculation import max_tokens_per_pass
+from sim.setup.deployment import Deployment, max_tokens_per_pass
 from sim.workload.listed import ListedSource
 
 Floats = NDArray[np.float64]

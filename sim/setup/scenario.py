@@ -12,44 +12,47 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fieldlimits import Ge, Le, Positive
-from hwmodels.iterations.energy import EnergySettings, PowerModel
-from hwmodels.tariff import Tariff
-from policies.adapters.registry import Adapter
+from hwmodels.costs import EnergySettings, PowerModel, Tariff
+from policies.adapters.serving import Adapter
 from policies.batching import BatchingTraits
 from policies.caching.content import FutureUses, prompt_segments
-from policies.user_code.traits import name_of, traits_of
+from policies.user_code import name_of, traits_of
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
-from sim.metrics.definitions import plain_json
+from sim.metrics.definitions import Window, plain_json
 from sim.metrics.dialects import in_dialects
 from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.figure import FigureSetting, own_figures
 from sim.metrics.measured import measure
-from sim.metrics.own_latencies import OwnLatencies, OwnLatency
 from sim.metrics.result import RunResult
-from sim.metrics.sections import SectionFigure
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window
-from sim.records.chunk import RecordChunk
-from sim.records.run import PoolRecord, RunRecords
+from sim.metrics.workload import OwnLatencies, OwnLatency, SectionFigure
+from sim.records.run import PoolRecord, RecordChunk, RunRecords
 from sim.records.table import AnyTable
-from sim.setup.client import NO_CLIENT, Client, frontend_json, frontend_note
 from sim.setup.combinations import check_run
-from sim.setup.expected_errors import expected_errors_json
-from sim.setup.pool import PoolSettings, num_reached, with_idle
-from sim.setup.pool_checks import check_kv, check_roles, check_slo, check_turns, first_token_at, taking_turns
-from sim.setup.run_notes import encoder_notes, pool_notes, resharding_notes, workload_notes
+from sim.setup.engine_profile import NO_CLIENT, Client, frontend_json, frontend_note
+from sim.setup.notes import encoder_notes, expected_errors_json, pool_notes, resharding_notes, workload_notes
+from sim.setup.pool import (
+    PoolSettings,
+    check_kv,
+    check_roles,
+    check_slo,
+    check_turns,
+    first_token_at,
+    num_reached,
+    taking_turns,
+    with_idle,
+)
 from sim.workload.base import Source, Workload, WorkloadNotes, own_latencies, own_sections
-from sim.workload.marked import answers_of, branching_key
-from sim.workload.scaled import LongerSource, faster
+from sim.workload.modified import LongerSource, answers_of, branching_key, faster
 
 if TYPE_CHECKING:
-    from sim.metrics.run_sums import RunSums
+    from sim.metrics.result import RunSums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,9 +72,9 @@ class Scenario(PoolSettings, ClusterSettings):
     """Prices that clients pay, for the bill in the summary; None: there is no bill."""
     energy: EnergySettings = EnergySettings()
     load: Annotated[Positive, "2 is twice the traffic"] = 1.0
-    """Factor on the rate of open-loop arrivals: see `sim.workload.scaled`."""
+    """Factor on the rate of open-loop arrivals: see `sim.workload.modified`."""
     prompt_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
-    """Factor on the length of prompts: see `sim.workload.scaled`."""
+    """Factor on the length of prompts: see `sim.workload.modified`."""
     output_scale: Annotated[float, Ge(1e-6), Le(1e6), "2 is twice as long"] = 1.0
     """Factor on the length of outputs."""
     sim: SimSettings = SimSettings()

@@ -12,16 +12,12 @@ from sim.cluster.simulation import Simulation
 from sim.metrics.client_view import APART
 from sim.metrics.figure import FigureSetting
 from sim.metrics.mixed import MixLatencies
-from sim.metrics.result import RunResult
-from sim.metrics.run_sums import RunSums
-from sim.metrics.sketched import SKETCHED
-from sim.records.chunk import GROUP_ROWS, RecordChunk
-from sim.records.run import RunRecords
+from sim.metrics.result import RunResult, RunSums
+from sim.metrics.sketches import SKETCHED
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords
 from sim.records.timed_rows import interval_s
-from sim.report.chunk_tables import REQUESTS, ChunkTables, check_free_space
-from sim.report.config_text import config_yaml
-from sim.report.exact_percentiles import add_exact_percentiles
-from sim.report.whole_file import write_whole
+from sim.report.chunk_tables import REQUESTS, ChunkTables, add_exact_percentiles, check_free_space
+from sim.report.files import config_yaml, write_whole
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import errors_of_user
 from sim.setup.scenario import Scenario

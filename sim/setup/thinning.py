@@ -19,9 +19,8 @@ from typing import TypeVar
 
 from policies.caching.content import FutureUses
 from policies.caching.pool import pool_of
-from policies.routing import RoutingTraits
-from policies.routing.static import reads_replicas
-from policies.user_code.traits import name_of, traits_of
+from policies.routing import RoutingTraits, reads_replicas
+from policies.user_code import name_of, traits_of
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 from sim.workload.thinned import ThinnedWorkload

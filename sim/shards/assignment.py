@@ -13,8 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.routing import ReplicaView, Routing, chosen
-from policies.routing.static import ChoosesMany, index_views
+from policies.routing import ChoosesMany, ReplicaView, Routing, chosen, index_views
 from sim.cluster.gateway import Routers
 from sim.engine.replica_pool import ReplicaPool
 from sim.workload.base import Arrival, Source, WorkloadNotes

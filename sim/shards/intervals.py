@@ -13,8 +13,8 @@ from typing import IO, Any, Final
 
 import pyarrow as pa
 
-from sim.records.chunk import RecordChunk
 from sim.records.parquet import arrow_table, of_arrow
+from sim.records.run import RecordChunk
 from sim.records.table import AnyTable, Table, joined
 from sim.records.timed_rows import TimedRows, in_order
 from sim.shards.open_files import OpenFiles

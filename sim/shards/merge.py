@@ -13,7 +13,7 @@ import numpy as np
 from sim.records.run import RunRecords
 from sim.records.table import AnyTable, Table, column, joined
 from sim.shards.shard import ShardRecords
-from sim.speculation.records import SpeculationRecord, added_acceptance
+from sim.speculation.log import SpeculationRecord, added_acceptance
 
 
 def merged(shards: Sequence[ShardRecords], until_s: float | None = None) -> RunRecords:

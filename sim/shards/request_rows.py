@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sim.records.chunk import GROUP_ROWS
 from sim.records.parquet import arrow_table, of_arrow
+from sim.records.run import GROUP_ROWS
 from sim.records.table import AnyTable, Table, column, joined
 from sim.shards.open_files import OpenFiles
 from sim.shards.shard_file import ShardMember
 
 GROUPS_AT_ONCE: Final = 8
-"""Groups (see `sim.records.chunk`) whose requests are merged at once: half a million rows, 200 MB."""
+"""Groups (see `sim.records.run`) whose requests are merged at once: half a million rows, 200 MB."""
 ID: Final = "request_id"
 
 

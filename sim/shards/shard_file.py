@@ -18,13 +18,13 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 import pyarrow.parquet as pq
 
-from policies.adapters.residents import AdapterCounts
+from policies.adapters.serving import AdapterCounts
 from policies.caching.pins import PinnedTime
 from sim.records.parquet import of_arrow, parquet_bytes
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 from sim.records.table import Table
 from sim.shards.shard import ShardRecords
-from sim.speculation.records import SpeculationRecord
+from sim.speculation.log import SpeculationRecord
 from sim.workload.base import WorkloadNotes
 
 TABLES = ("requests", "iterations", "events", "own_gaps")

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sim.metrics.figure import FigureSetting
-from sim.metrics.run_sums import RunSums
-from sim.records.chunk import RecordChunk, without_rows
-from sim.records.run import PoolRecord, RunRecords
+from sim.metrics.result import RunSums
+from sim.records.run import PoolRecord, RecordChunk, RunRecords, without_rows
 from sim.records.timed_rows import SORTED_BY
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
 from sim.shards.intervals import MEMBERS, interval_bytes

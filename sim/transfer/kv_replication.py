@@ -32,9 +32,8 @@ from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
-from sim.transfer.network import Flow
-from sim.transfer.sides import GatewayForTransfers
-from sim.transfer.topology import Interconnect
+from sim.transfer.kv_transfers import GatewayForTransfers
+from sim.transfer.network import Flow, Interconnect
 
 
 @dataclass(slots=True, eq=False)

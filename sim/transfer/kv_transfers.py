@@ -12,32 +12,51 @@ room at once has also had the time of the prefill (Splitwise, Patel et al., ISCA
 least the last layer then remains, and what the link could not carry in that time. The prompts of one
 iteration share its time in proportion to their tokens; other flows on the link during the prefill are
 neglected. A copy that had to wait for room is sent whole.
+
+`KvCopy` is the copy of the KV of one sequence: its route and its bytes. Between replicas with other parallel
+sizes, ranks send some of their heads to several ranks. A rank holds the KV of its heads: num_kv_heads / size
+of them, or a copy of one if there are more ranks than KV heads. The KV of a latent vector (MLA) counts as one
+head. A transfer to other ranks splits or joins heads:
+
+    8 KV heads, 2 ranks -> 4 ranks                  2 KV heads, 4 ranks (2 copies) -> 2 ranks
+    source 0: heads 0-3  -> target 0: 0-1           source 0: head 0  -> target 0
+                         -> target 1: 2-3           source 1: head 0     (sends nothing)
+    source 1: heads 4-7  -> target 2: 4-5           source 2: head 1     (sends nothing)
+                         -> target 3: 6-7           source 3: head 1  -> target 1
+
+Every target rank reads its own copy, as with vLLM's NixlConnector, so the bytes are those that the target
+holds; copies of a head in the source send to different target ranks, as far as there are enough. A rank of a
+pipeline stage sends its layers to the stages that have them in the target.
+
+The two sides of a transfer are attachments of a prefill replica and of a decode replica. Both call the
+gateway, by the interface that `sim.cluster.disaggregation` implements.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import isnan
-from typing import Annotated
+from typing import Annotated, NamedTuple, Protocol
 
 from simpy.events import ProcessGenerator
 
 from fieldlimits import Checked, NonNegative, NonNegativeInt, OneOf, Unit
 from policies.core.limits import RejectedError, StopAfter
-from policies.core.plan import Migrant
+from policies.core.plan import Migrant, StepPlan, Transfer
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.routing import Routing, RoutingTraits, chosen
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
+from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
+from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
+from sim.engine.replica_pool import KvLayout
 from sim.records.requests import RequestLog
-from sim.transfer.kv_copy import kv_copy
-from sim.transfer.network import Flow
-from sim.transfer.sides import DecodeSide, GatewayForTransfers, PrefillSide
-from sim.transfer.topology import Interconnect
+from sim.transfer.network import Flow, Interconnect, Route
 
 TRANSFERS = ("layerwise", "at_end")
 FIRST_TOKENS = ("prefill", "decode")
@@ -51,10 +70,10 @@ class KvTransferSettings(Checked):
     """When KV is sent: layerwise, during the prefill; at_end, all of it afterwards."""
     first_token_at: Annotated[str | None, OneOf(FIRST_TOKENS), "null: as the engine does"] = "prefill"
     """Replica that emits the first token: prefill, when it is computed; decode, when the KV has arrived;
-    None: as the engine of the decode replicas does, see `sim.setup.pool_checks.first_token_at`."""
+    None: as the engine of the decode replicas does, see `sim.setup.pool.first_token_at`."""
     message_bytes: Annotated[NonNegative, Unit("bytes")] = 0.0
     """Bytes of KV that a link carries in the time that a message takes besides its bytes; a message is a
-    slice of a KV block, see `sim.transfer.kv_copy`."""
+    slice of a KV block, see `sim.transfer.kv_transfers`."""
     overflow_tokens: Annotated[NonNegativeInt, Unit("tokens")] = 8192
     """Queued prompt tokens of every prefill replica from which on mixed replicas get prompts, too."""
 
@@ -342,3 +361,289 @@ class KvTransfers:
     def _on_released(self, transfer: KvTransfer, seq: Sequence) -> None:
         """Reports that the prefill replica has freed the slot and blocks of a sequence."""
         self._gateway.released(transfer.source, seq.request, transfer.num_sends)
+
+
+class KvCopy(NamedTuple):
+    """The route of a copy, its bytes, and the bytes that the link could carry in the time of its messages."""
+
+    route: Route
+    num_bytes: float
+    overhead_bytes: float
+
+
+def kv_copy(
+    interconnect: Interconnect, source: Replica, target: Replica, num_tokens: int, message_bytes: float
+) -> KvCopy:
+    """Returns the copy of num_tokens tokens of KV. message_bytes: see `KvTransferSettings`."""
+    copies = resharding(source.pool.kv_layout, target.pool.kv_layout)
+    num_senders = copies.num_equal_senders * source.pool.num_devices / source.pool.kv_layout.num_ranks
+    num_blocks = target.core.block_pool.blocks_for(num_tokens)
+    return KvCopy(
+        interconnect.route(source.index, target.index, num_senders=num_senders),
+        num_tokens * target.copies.links.bytes_per_token,
+        message_bytes * copies.slices_per_block * num_blocks,
+    )
+
+
+class Resharding(NamedTuple):
+    """The copies of one transfer."""
+
+    num_senders: int
+    """Source ranks that send."""
+    num_copies: int
+    """Pairs of a source rank and a target rank with a copy between them."""
+    slices_per_block: int
+    """Parts of a block's KV with adjacent bytes, over all copies: keys and values of each layer, if the heads
+    of a block follow each other in memory (vLLM's HND layout)."""
+    num_equal_senders: float
+    """All bytes over those of the source rank that sends most: num_senders if all of these send the same."""
+
+
+@lru_cache(maxsize=256)
+def resharding(source: KvLayout, target: KvLayout) -> Resharding:
+    """Returns the copies from one layout of a model to another.
+
+    8 KV heads and 32 layers from 2 ranks to 4: 4 copies from 2 senders, each of 32 x 2 slices. Raises
+    ValueError for layouts of different models.
+    """
+    if source[:2] != target[:2]:
+        raise ValueError(
+            f"KV of {source.num_layers} layers with {source.num_kv_heads} KV heads: cannot be sent to a "
+            f"replica with {target.num_layers} layers and {target.num_kv_heads} KV heads"
+        )
+    heads = _head_copies(source, target)
+    layers = [
+        (stage, len(shared))
+        for stage in range(source.pipeline_parallel_size)
+        for other in range(target.pipeline_parallel_size)
+        if (shared := set(source.layers(stage)) & set(target.layers(other)))
+    ]
+    sent: Counter[tuple[int, int]] = Counter()  # heads x layers by source rank and stage
+    for stage, num_layers in layers:
+        for (sender, _), num_heads in heads.items():
+            sent[sender, stage] += num_heads * num_layers
+    return Resharding(
+        num_senders=len(sent),
+        num_copies=len(heads) * len(layers),
+        slices_per_block=2 * len(heads) * sum(num_layers for _, num_layers in layers),
+        num_equal_senders=sent.total() / max(sent.values()),
+    )
+
+
+def _head_copies(source: KvLayout, target: KvLayout) -> Counter[tuple[int, int]]:
+    """Returns the heads of a layer that are copied, by (source rank, target rank)."""
+    holders: dict[int, list[int]] = {}
+    for rank in range(source.tensor_parallel_size):
+        for head in source.heads(rank):
+            holders.setdefault(head, []).append(rank)
+    copies: Counter[tuple[int, int]] = Counter()
+    num_readers: Counter[int] = Counter()  # target ranks that have read a head so far
+    for rank in range(target.tensor_parallel_size):
+        for head in target.heads(rank):
+            ranks = holders[head]
+            copies[ranks[num_readers[head] % len(ranks)], rank] += 1
+            num_readers[head] += 1
+    return copies
+
+
+class KvSource(Protocol):
+    """The interface of transfers that the side of the receiving replica calls."""
+
+    def fetch(self, request_id: int, num_tokens: int, *, had_room_at_once: bool) -> None:
+        """Starts the copy of num_tokens tokens of KV to a replica with slot and blocks for them.
+
+        had_room_at_once: whether the replica had slot and blocks as soon as it was chosen.
+        """
+        ...
+
+
+class KvTransferControl(KvSource, Protocol):
+    """The interface of `sim.transfer.kv_transfers.KvTransfers` that both sides call."""
+
+    def found(self, request_id: int) -> None:
+        """Completes the transfer of a sequence all KV of which was in the cache of the decode replica."""
+        ...
+
+    def begin(self, source: Replica, migrant: Migrant, prefill_s: float, now: float) -> None:
+        """Begins the transfer of a sequence that has completed its prefill.
+
+        prefill_s: its share of the duration of the iterations, in seconds.
+        """
+        ...
+
+
+class PrefillSide(Attachment):
+    """Begins a KV transfer for every sequence that completes its prefill on a prefill replica."""
+
+    def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
+        self._replica = replica
+        self._kv_transfers = kv_transfers
+        self._prefill_s: dict[int, float] = {}  # by request id: share of its chunks in the iterations' time
+
+    def ending(self, step: RunningStep, now: float) -> None:
+        """Divides the time of the iterations among their prompts, in proportion to the tokens."""
+        chunks = step.plan.chunks
+        if not chunks:
+            return
+        start_s = step.start_s
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        for end_s in step.ends_s[: step.num_iterations]:
+            for chunk in chunks:
+                request_id, share = chunk.seq.request_id, chunk.num_tokens / num_tokens
+                self._prefill_s[request_id] = self._prefill_s.get(request_id, 0.0) + share * (end_s - start_s)
+            start_s = end_s
+
+    def transfers_prefilled(self, seq: Sequence, now: float) -> bool:
+        if seq.finish_reason is not None:  # it has ended with its first token
+            return False
+        replica = self._replica
+        migrant = replica.core.begin_kv_transfer(seq.request_id)
+        assert migrant is not None, f"{seq!r} cannot be transferred"
+        replica.recorder.events.hand_over(seq, now)
+        self._kv_transfers.begin(replica, migrant, self._prefill_s.pop(seq.request_id, 0.0), now)
+        return True
+
+    def left(self, seq: Sequence) -> None:
+        self._prefill_s.pop(seq.request_id, None)
+
+    def crashed(self, now: float) -> None:
+        self._prefill_s.clear()
+
+
+class ReceivingSide(Attachment):
+    """Accepts the sequences that are transferred to a replica, and requests their KV.
+
+    tier: the location of their KV, see `policies.core.plan.Transfer`.
+    """
+
+    def __init__(self, replica: Replica, kv_source: KvSource, tier: str) -> None:
+        self._replica = replica
+        self._kv_source = kv_source
+        self._incoming: set[int] = set()  # ids of requests transferred to this replica, without KV here
+        self._new: set[int] = set()  # of these, those that entered after the latest plan
+        replica.copies.sources[tier] = self._fetch
+
+    def received(self, request_id: int) -> None:
+        """Marks the KV of a transferred sequence as complete."""
+        self._incoming.remove(request_id)
+
+    def entered(self, seq: Sequence) -> None:
+        if seq.request_id in self._incoming:
+            self._new.add(seq.request_id)
+
+    def left(self, seq: Sequence) -> None:
+        self._incoming.discard(seq.request_id)
+        self._new.discard(seq.request_id)
+
+    def crashed(self, now: float) -> None:
+        self._incoming.clear()
+        self._new.clear()
+
+    def _fetch(self, transfer: Transfer) -> None:
+        """Requests the KV of a sequence for which the replica has slot and blocks."""
+        assert transfer.seq is not None
+        request_id = transfer.seq.request_id
+        self._kv_source.fetch(request_id, transfer.num_tokens, had_room_at_once=request_id in self._new)
+
+
+class DecodeSide(ReceivingSide):
+    """Accepts the sequences that have completed their prefill on another replica."""
+
+    def __init__(self, replica: Replica, kv_transfers: KvTransferControl) -> None:
+        ReceivingSide.__init__(self, replica, kv_transfers, "remote")
+        self._kv_transfers = kv_transfers
+
+    def adopt(
+        self, migrant: Migrant, stop_after: StopAfter, now: float, known_s: float | None = None
+    ) -> None:
+        """Accepts a sequence from another replica. Raises RejectedError if it can never continue here.
+
+        known_s: time at which it reaches the engine, s; None: now.
+        """
+        replica, request = self._replica, migrant.request
+        replica.core.check_migrant(request, migrant.num_known, stop_after)
+        known_s = now if known_s is None else known_s
+        replica.expect(request, known_s, partial(replica.core.adopt, stop_after=stop_after), migrant, now)
+        self._incoming.add(request.request_id)
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        """Reports the transferred sequences that this plan runs, as all their KV was in the cache here."""
+        self._new.clear()
+        if plan is None or not self._incoming:
+            return
+        for seq in plan.admitted:
+            if seq.request_id in self._incoming:
+                self._incoming.remove(seq.request_id)
+                self._kv_transfers.found(seq.request_id)
+
+
+class Replicas(Protocol):
+    """The replicas of a run."""
+
+    @property
+    def decoding_all(self) -> list[Replica]:
+        """Replicas of decode and mixed pools, which may continue requests of prefill replicas."""
+        ...
+
+    def for_decode(self, request: Request) -> list[Replica]:
+        """Returns the candidates of the decode router for a request that has completed its prefill."""
+        ...
+
+    def next_serving(self, replica: Replica) -> Replica | None:
+        """Returns the next replica by index that serves and is reached; None: there is no other."""
+        ...
+
+    def is_reached(self, replica: Replica) -> bool:
+        """Returns whether the link to a replica is up."""
+        ...
+
+
+class GatewayForTransfers(Protocol):
+    """Keeps track of the replica of each request during KV transfers."""
+
+    @property
+    def fleet(self) -> Replicas:
+        """All replicas of the run."""
+        ...
+
+    def stop_after(self, request_id: int) -> StopAfter:
+        """Returns the number of output tokens after which a request ends."""
+        ...
+
+    def num_sends(self, request_id: int) -> int:
+        """Returns how often the router has chosen a replica for a request."""
+        ...
+
+    def predict_for(self, routing: Routing, request: Request) -> None:
+        """Passes the predicted output length of a request to a routing policy."""
+        ...
+
+    def first_token(self, request_id: int) -> None:
+        """Notifies the policies of the first token of a request."""
+        ...
+
+    def moved(self, request: Request, replica: Replica) -> None:
+        """Marks a request as continued in another replica."""
+        ...
+
+    def returned(self, request_id: int, replica: Replica) -> None:
+        """Marks a request as back in its prefill replica, as no other replica has it."""
+        ...
+
+    def released(self, replica: Replica, request: Request, num_sends: int) -> None:
+        """Notifies the router that a replica has freed the slot and blocks of a transferred request.
+
+        num_sends: its value when the KV transfer began.
+        """
+        ...
+
+    def refuse(self, request: Request, reason: str) -> None:
+        """Fails an attempt that the decode replica can never continue."""
+        ...
+
+    def restart(self, request_id: int, *, is_resend: bool = True) -> None:
+        """Restarts a request that no replica has any more, after its streamed tokens or from scratch.
+
+        is_resend: whether the cause is a crash of its replica, not of the replica with a copy of its KV.
+        """
+        ...

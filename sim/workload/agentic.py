@@ -24,8 +24,15 @@ from sim.metrics.distributions import Kept
 from sim.metrics.tasks import TaskLatencies, TasksFigure
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
 from sim.workload.base import Arrival, Source, WorkloadNotes
-from sim.workload.checks import MAX_TOKENS, require_counts, require_positive
-from sim.workload.distributions import Distribution, FloatArray, stream, whole_numbers
+from sim.workload.distributions import (
+    MAX_TOKENS,
+    Distribution,
+    FloatArray,
+    require_counts,
+    require_positive,
+    stream,
+    whole_numbers,
+)
 from sim.workload.sessions import begin_s, in_a_loop, require_number_in_a_loop
 
 MAX_STEPS = 1000

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from sim.settings.errors import suggest
 from sim.workload.arrival_times import DateClock
 from sim.workload.base import Source
-from sim.workload.checks import MAX_ARRIVAL_S, shown
+from sim.workload.distributions import MAX_ARRIVAL_S
 from sim.workload.formats import (
     FAILED,
     NO_TOKENS,
@@ -36,7 +36,7 @@ from sim.workload.formats import (
 )
 from sim.workload.otel_traces import OtelTrace
 from sim.workload.token_ids import TokenIdsJsonl
-from sim.workload.trace_columns import Columns
+from sim.workload.trace_columns import Columns, shown
 from sim.workload.trace_files import lines_of, opened, require_file
 from sim.workload.trace_tables import CSV, JSON_LINES, PARQUET, JsonElements, Table
 from sim.workload.traces import (

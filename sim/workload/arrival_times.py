@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sim.workload.checks import MAX_ARRIVAL_S
-from sim.workload.distributions import FloatArray
+from sim.workload.distributions import MAX_ARRIVAL_S, FloatArray
 
 _EXPONENTS = {"seconds": 0, "milliseconds": 3, "microseconds": 6, "nanoseconds": 9}
 _YEAR_2100_S = 4_102_444_800

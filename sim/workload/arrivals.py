@@ -13,8 +13,14 @@ from typing import Protocol
 
 import numpy as np
 
-from sim.workload.checks import MAX_CV, require_at_most, require_not_negative, require_positive
-from sim.workload.distributions import Distribution, FloatArray
+from sim.workload.distributions import (
+    MAX_CV,
+    Distribution,
+    FloatArray,
+    require_at_most,
+    require_not_negative,
+    require_positive,
+)
 
 Draw = Callable[[], FloatArray]
 CHUNK = 4096  # times drawn at once; a change of this number changes every generated workload

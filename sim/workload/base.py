@@ -7,6 +7,8 @@ A workload may add sections to the summary of a run, and latencies for an SLO. O
 method `new_section`. One whose requests have latencies that the engine does not know, such as that of a whole
 task, has `new_latencies`, and names them in `slo_terms`. All are found in a workload and in those inside it:
 `of` of a workload around another one, and the parts of a mix.
+
+`Answers` are the settings of requests with several outputs: parallel samples, beam search or tree search.
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from policies.core.request import Request
+from policies.core.request import Branching, Request
 from sim.metrics.distributions import Kept
-from sim.metrics.own_latencies import OwnLatency
-from sim.metrics.sections import SectionFigure
+from sim.metrics.workload import OwnLatency, SectionFigure
 
 
 class Arrival(NamedTuple):
@@ -203,3 +204,36 @@ def adds_figures(workload: object) -> bool:
     """Returns whether a workload, or one inside it, adds sections to the summary."""
     inside = getattr(workload, "of", None)
     return isinstance(workload, HasFigures) or (inside is not None and adds_figures(inside))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """Outputs per prompt; an engine can share the prompt's KV: see `policies.core.request.Branching`.
+
+    Each independent sample has its own length, drawn from the distribution of outputs given the prompt's
+    length. The branches of a beam or tree search all end at one drawn length.
+    """
+
+    width: int = 1
+    """Samples per prompt, or branches of a search."""
+    every: int | None = None
+    """Tokens between reselections of branches: 1 in beam search, more in tree search; None: samples."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"width={self.width}: must be >= 1 sample")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"every={self.every}: must be >= 1 token, or null for independent samples")
+        if self.every is not None and self.width == 1:
+            raise ValueError(
+                f"width=1, every={self.every}: width must be >= 2 for a search; every=null for one sample"
+            )
+
+    @property
+    def branching(self) -> Branching | None:
+        """The branching of each request; None for one output."""
+        return None if self.width == 1 else Branching(self.width, self.every)
+
+
+ONE_ANSWER = Answers()
+"""Default: one output per request."""

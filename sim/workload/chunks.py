@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from policies.core.request import Branching, Prompt, Request, Segment
 from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
-from sim.workload.distributions import FloatArray, IntArray
-from sim.workload.lengths import BoolArray, clip_to_context
+from sim.workload.distributions import BoolArray, FloatArray, IntArray, clip_to_context
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

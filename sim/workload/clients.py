@@ -1,4 +1,4 @@
-"""Clients of requests: what they see of an output, and when, beside the times at which it is generated.
+"""Clients of requests: what they see of an output, and limits per minute for which they hold requests back.
 
     arrival    first token   ...   first visible token   ...   last token
        |----------- TTFT ----|          |                          |
@@ -6,26 +6,34 @@
        |---- time to publish of a complete answer (streams: false) ---------- + moderation
 
 The requests themselves are those of another workload and stay as they are; only figures are added.
+
+A provider limits requests and tokens per minute, which clients keep by holding requests back. Each limit is a
+bucket of a minute's amount that fills continuously. A client that gets 429 and waits as long as `retry-after`
+says sends its request at the same time as one that holds it back by itself; limits at which requests are
+refused instead are admission policies (`admission=token_bucket`). A request counts with the tokens of its
+prompt plus its max_tokens, or plus the true output if it sets none, as providers settle afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import heapq
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.prediction.draws import uniform
+from policies.core.request import Request
+from policies.prediction import uniform
 from sim.metrics.client_view import ClientsFigure, ClientView, PublishLatencies
 from sim.metrics.distributions import Kept
 from sim.records.table import AnyTable, column
-from sim.workload.base import Source
-from sim.workload.checks import require_not_negative, require_positive
-from sim.workload.distributions import Distribution, Fixed
-from sim.workload.marked import OfWorkload
+from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
+from sim.workload.distributions import Distribution, Fixed, require_not_negative, require_positive
+from sim.workload.modified import OfWorkload
 
 NORMAL = NormalDist()
 NOTHING_HIDDEN = Fixed(value=0.0)
@@ -101,3 +109,121 @@ class WithClients(OfWorkload):
             reading_tokens_per_s=self.reading_tokens_per_s,
             publish_slo_s=None if self.publish_slo_ms is None else self.publish_slo_ms / 1e3,
         )
+
+
+MINUTE_S = 60.0
+TOO_LARGE = "requests of more tokens than tokens_per_minute allows"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithThrottle(OfWorkload):
+    """A workload whose clients keep a provider's limits. TTFT includes the time for which they wait."""
+
+    requests_per_minute: float | None = None
+    """Limit of each tenant on requests; null: none."""
+    tokens_per_minute: float | None = None
+    """Limit of each tenant on tokens of prompts and outputs; null: none."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "requests_per_minute", "tokens_per_minute")
+        if self.requests_per_minute is None and self.tokens_per_minute is None:
+            raise ValueError("requests_per_minute=null, tokens_per_minute=null: at least one must be set")
+        if self.requests_per_minute is not None and self.requests_per_minute < 1:
+            raise ValueError(f"requests_per_minute={self.requests_per_minute}: must be >= 1")
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        """Creates the traffic of the workload, later where a limit holds it back."""
+        return ThrottledSource(
+            self.of.source(seed=seed, max_model_len=max_model_len),
+            (self.requests_per_minute, self.tokens_per_minute),
+        )
+
+
+class Bucket:
+    """A limit of one tenant: `level` of what can be sent at `since_s`, and at most the limit."""
+
+    def __init__(self, per_minute: float) -> None:
+        self.per_minute = self.level = per_minute
+        self.since_s = 0.0
+
+    def free_s(self, cost: float, now: float) -> float:
+        """Returns the time from which a request of this cost can be sent, at the earliest now."""
+        missing = cost - self.level
+        return max(now, self.since_s + max(missing, 0.0) / self.per_minute * MINUTE_S)
+
+    def take(self, cost: float, now: float) -> None:
+        """Takes the cost of a request that is sent."""
+        filled = self.level + (now - self.since_s) / MINUTE_S * self.per_minute
+        self.level, self.since_s = min(self.per_minute, filled) - cost, now
+
+
+class ThrottledSource(SourceAround):
+    """The requests of another source in order of the times at which the limits let them go.
+
+    The requests of a tenant stay in order. A follow-up comes after the requests that arrive before the next
+    one is sent.
+    """
+
+    def __init__(self, source: Source, per_minute: tuple[float | None, float | None]) -> None:
+        """Creates the traffic. per_minute: limits on requests and tokens; None: no limit."""
+        super().__init__(source)
+        self.last_arrival_s = None
+        self._per_minute = per_minute
+        self._buckets: dict[str, tuple[Bucket | None, Bucket | None]] = {}
+        self._last_s: dict[str, float] = {}
+        self._num_held = 0
+        self._held_s = 0.0
+        self._num_too_large = 0
+
+    @property
+    def notes(self) -> WorkloadNotes:
+        """Notes of the source, and how long requests were held back."""
+        notes = self._source.notes
+        skipped = notes.skipped | ({TOO_LARGE: self._num_too_large} if self._num_too_large else {})
+        held = f"Clients held {self._num_held:,} requests back to keep the provider's limits, for "
+        mean = f"{self._held_s / max(self._num_held, 1):.3g} s on average."
+        remarks = [*notes.remarks, held + mean] if self._num_held else notes.remarks
+        return replace(notes, skipped=skipped, remarks=remarks)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        order = count()
+        waiting: list[tuple[float, int, Arrival]] = []
+        for arrival in self._source.arrivals():
+            while waiting and waiting[0][0] <= arrival.at_s:
+                yield heapq.heappop(waiting)[2]
+            held = self._held(arrival)
+            if held is not None:
+                heapq.heappush(waiting, (held.at_s, next(order), held))
+        while waiting:
+            yield heapq.heappop(waiting)[2]
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        following = self._source.follow_ups(request, now, num_output_tokens)
+        held = [self._held(arrival) for arrival in following]
+        return [arrival for arrival in held if arrival is not None]
+
+    def _held(self, arrival: Arrival) -> Arrival | None:
+        """Returns the arrival at the time at which it is sent; None if it is larger than the limit."""
+        request, at_s = arrival.request, arrival.at_s
+        max_tokens = arrival.num_output_tokens if request.max_tokens is None else request.max_tokens
+        costs = (1.0, float(request.prompt.num_tokens + max_tokens))
+        _, tokens_per_minute = self._per_minute
+        if tokens_per_minute is not None and costs[1] > tokens_per_minute:
+            self._num_too_large += 1
+            return None
+        buckets = self._buckets.get(request.tenant)
+        if buckets is None:
+            one, other = (None if limit is None else Bucket(limit) for limit in self._per_minute)
+            buckets = self._buckets[request.tenant] = (one, other)
+        sent_s = max(at_s, self._last_s.get(request.tenant, 0.0))
+        used = [(bucket, cost) for bucket, cost in zip(buckets, costs, strict=True) if bucket is not None]
+        for bucket, cost in used:
+            sent_s = max(sent_s, bucket.free_s(cost, sent_s))
+        for bucket, cost in used:
+            bucket.take(cost, sent_s)
+        self._last_s[request.tenant] = sent_s
+        if sent_s == at_s:
+            return arrival
+        self._num_held += 1
+        self._held_s += sent_s - at_s
+        return arrival._replace(time_s=sent_s)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from policies.core.request import Prompt, Request, Segment
 from sim.metrics.distributions import Kept
 from sim.metrics.mixed import MixFigure, MixLatencies, PartFigures, PartLatencies
-from sim.metrics.workload_records import WorkloadRecords
+from sim.metrics.workload import WorkloadRecords
 from sim.records.table import column
-from sim.workload.answers import Answers
 from sim.workload.base import (
+    Answers,
     Arrival,
     Source,
     Workload,
@@ -26,7 +26,7 @@ from sim.workload.base import (
     own_sections,
     own_slo_terms,
 )
-from sim.workload.marked import answers_of
+from sim.workload.modified import answers_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
-from sim.workload.checks import MAX_UNIX_S, shown
-from sim.workload.trace_columns import Columns
+from sim.workload.trace_columns import MAX_UNIX_S, Columns, shown
 from sim.workload.trace_tables import JsonElements, Record
 from sim.workload.traces import READY, Trace
 

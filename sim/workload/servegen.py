@@ -35,18 +35,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sim.workload.base import Source
-from sim.workload.checks import (
+from sim.workload.chunks import TableSource, objects
+from sim.workload.distributions import (
     MAX_ARRIVAL_S,
     MAX_CV,
-    MAX_SHOWN,
     MAX_TOKENS,
+    Distribution,
+    FloatArray,
+    IntArray,
     require_counts,
     require_not_negative,
     require_positive,
-    shown,
+    stream,
 )
-from sim.workload.chunks import TableSource, objects
-from sim.workload.distributions import Distribution, FloatArray, IntArray, stream
+from sim.workload.trace_columns import MAX_SHOWN, shown
 from sim.workload.trace_files import lines_of
 from sim.workload.trace_tables import CsvRow
 

@@ -1,4 +1,14 @@
-"""Sessions that a closed loop begins, when another one has ended; and those that are in progress."""
+"""Sessions that a closed loop begins, when another one has ended; those that are in progress; conversations.
+
+In a multi-turn conversation each turn's prompt is a shared system prompt and all previous turns.
+
+    turn 0   | system | message 0 |
+    turn 1   | system | message 0 | answer 0 | message 1 |
+    turn 2   | system | message 0 | answer 0 | message 1 | answer 1 | message 2 |
+
+Every part is a segment with its own content id, answers included, so that a prefix cache can find both the
+system prompt, which conversations share, and the tokens that the engine has generated.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +16,27 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.core.request import Request
+from policies.core.request import Prompt, Request, Segment
 from sim.workload.arrivals import ArrivalProcess, ClosedLoop
-from sim.workload.base import Arrival, Source, SourceAround
-from sim.workload.distributions import FloatArray, stream
+from sim.workload.base import Arrival, Source, SourceAround, WorkloadNotes
+from sim.workload.distributions import (
+    MAX_TOKENS,
+    Distribution,
+    FloatArray,
+    IntArray,
+    require_counts,
+    require_not_negative,
+    require_positive,
+    stream,
+    whole_numbers,
+    zipf_draws,
+)
 
 
 class SessionPool(SourceAround):
@@ -117,3 +139,191 @@ class OpenSessions(SourceAround):
         if request.session_id is not None:
             self._session_of[request.request_id] = request.session_id
         return arrival
+
+
+MAX_TURNS = 10_000
+"""Limit per conversation; the turns are drawn in advance and take memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Conversations that start by `arrivals` and end after their turns or when the context is full.
+
+    num_conversations and duration_s (for first turns) both limit the traffic; at least one must be set. In a
+    closed loop each user has one conversation at a time, and num_conversations must be set.
+    A conversation draws one of num_system_prompts system prompts, the k-th most popular with weight
+    k^-system_prompt_skew (0: all equally popular; 1: Zipf); 0 system prompts: none. A turn is sent
+    think_time_s after the previous answer, if its prompt and its answer together fit the model's context.
+    A conversation ends when a turn gets no token (it was rejected); after an aborted answer it continues with
+    the tokens that were generated.
+    """
+
+    task: ClassVar[str] = "chat"
+    """Task of the requests, for published rates of drafts."""
+
+    arrivals: ArrivalProcess | ClosedLoop
+    turns: Distribution
+    message_tokens: Distribution
+    answer_tokens: Distribution
+    think_time_s: Distribution
+    system_prompt_tokens: Distribution
+    num_system_prompts: int = 1
+    pins_system_prompt: bool = False
+    """Whether clients pay for keeping the KV of the system prompt in the cache (`Prompt.num_pinned`)."""
+    system_prompt_skew: float = 1.0
+    num_conversations: int | None = None
+    duration_s: float | None = None
+    patience_s: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_conversations", "duration_s", "patience_s")
+        require_not_negative(self, "num_system_prompts", "system_prompt_skew")
+        require_counts(self, MAX_TURNS, "turns", "turns")
+        require_counts(self, MAX_TOKENS, "tokens", "message_tokens", "answer_tokens", "system_prompt_tokens")
+        if self.num_conversations is None and self.duration_s is None:
+            raise ValueError("num_conversations=null, duration_s=null: at least one must be set")
+        require_number_in_a_loop(self, "num_conversations")
+
+    def source(self, *, seed: int, max_model_len: int) -> Source:
+        first_s = begin_s(
+            self.arrivals, seed=seed, num_sessions=self.num_conversations, duration_s=self.duration_s
+        )
+        if not len(first_s):
+            raise ValueError(
+                f"duration_s={self.duration_s}: must be longer; no conversation starts in this time"
+            )
+        num_turns = whole_numbers(self.turns, stream(seed, "turns").standard_normal(len(first_s)), MAX_TURNS)
+        z_T3 = stream(seed, "said").standard_normal((int(num_turns.sum()), 3))
+        conversations = ConversationSource(
+            first_s=first_s,
+            num_turns=num_turns,
+            message_tokens=whole_numbers(self.message_tokens, z_T3[:, 0]),
+            answer_tokens=whole_numbers(self.answer_tokens, z_T3[:, 1]),
+            think_s=self.think_time_s.from_normal(z_T3[:, 2]),
+            system_prompts=self._system_prompts(seed),
+            system_prompt_of=zipf_draws(
+                stream(seed, "system_prompt_of"),
+                self.num_system_prompts,
+                self.system_prompt_skew,
+                len(first_s),
+            ),
+            max_model_len=max_model_len,
+            patience_s=self.patience_s,
+            pins_system_prompt=self.pins_system_prompt,
+        )
+        return in_a_loop(conversations, self.arrivals, seed=seed, duration_s=self.duration_s)
+
+    def _system_prompts(self, seed: int) -> list[Segment]:
+        z = stream(seed, "system_prompts").standard_normal(self.num_system_prompts)
+        tokens = whole_numbers(self.system_prompt_tokens, z).tolist()
+        return [Segment(content_id, num_tokens) for content_id, num_tokens in enumerate(tokens)]
+
+
+class ConversationSource:
+    """The turns of conversations; `session_id` is the conversation.
+
+    All messages and answers are drawn in advance into tables of turns [T], conversation after conversation,
+    so that they depend on the conversation and the turn alone and not on the order in which the engine
+    finishes. The history of a conversation is read from the segments of its last request.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_s: FloatArray,
+        num_turns: IntArray,
+        message_tokens: IntArray,
+        answer_tokens: IntArray,
+        think_s: FloatArray,
+        system_prompts: list[Segment],
+        system_prompt_of: IntArray,
+        max_model_len: int,
+        patience_s: float | None,
+        pins_system_prompt: bool = False,
+    ):
+        """Creates the traffic.
+
+        first_s, num_turns, system_prompt_of: one per conversation; tables of turns: [T].
+        """
+        self.patience_s = patience_s
+        self.last_begin_s = float(first_s[-1])
+        self.notes = WorkloadNotes()
+        self._first_s = first_s
+        self._num_turns = num_turns
+        self._first_turn = np.cumsum(num_turns) - num_turns  # [conversation] -> row of turn 0 in the tables
+        self._message_tokens = message_tokens
+        self._answer_tokens = answer_tokens
+        self._think_s = think_s
+        self._system_prompts = system_prompts
+        self._system_prompt_of = system_prompt_of
+        self._max_model_len = max_model_len
+        self._pins_system_prompt = pins_system_prompt
+        self._num_created = 0
+        self.last_arrival_s: float | None = None
+        self.num_requests: int | None = self._num_turns_that_fit()
+        if not self.num_requests:
+            raise ValueError(
+                f"max_model_len={max_model_len}: must be larger; the first turn of no conversation fits"
+            )
+
+    def arrivals(self) -> Iterator[Arrival]:
+        for conversation, arrival_s in enumerate(self._first_s.tolist()):
+            history: tuple[Segment, ...] = ()
+            if self._system_prompts:
+                history = (self._system_prompts[self._system_prompt_of[conversation]],)
+            num_history = sum(segment.num_tokens for segment in history)
+            arrival = self._turn(conversation, 0, arrival_s, history, num_history)
+            if arrival is None:
+                self.notes.skip("conversations with a first turn longer than the context")
+            else:
+                yield arrival
+
+    def follow_ups(self, request: Request, now: float, num_output_tokens: int) -> Sequence[Arrival]:
+        conversation = request.session_id
+        assert conversation is not None, "every request of a conversation carries its number"
+        history = request.prompt.segments
+        turn = (len(history) - len(self._system_prompts[:1])) // 2
+        if num_output_tokens == 0 or turn + 1 >= self._num_turns[conversation]:
+            return ()
+        row = int(self._first_turn[conversation]) + turn
+        assert request.answer_id is not None
+        answer = Segment(request.answer_id, num_output_tokens)
+        num_history = request.prompt.num_tokens + num_output_tokens
+        next_s = now + float(self._think_s[row + 1])
+        arrival = self._turn(conversation, turn + 1, next_s, (*history, answer), num_history)
+        if arrival is None:
+            self.notes.num_conversations_cut += 1
+            return ()
+        return (arrival,)
+
+    def _turn(
+        self, conversation: int, turn: int, arrival_s: float, history: tuple[Segment, ...], num_history: int
+    ) -> Arrival | None:
+        """Creates the request of a turn; None if prompt and answer together do not fit the context."""
+        row = int(self._first_turn[conversation]) + turn
+        message = Segment(self._content_id(row), int(self._message_tokens[row]))
+        segments, num_tokens = (*history, message), num_history + message.num_tokens
+        num_output_tokens = int(self._answer_tokens[row])
+        if num_tokens + num_output_tokens > self._max_model_len:
+            return None
+        pins = self._pins_system_prompt and bool(self._system_prompts)
+        prompt = Prompt(num_tokens, segments, segments[0].num_tokens if pins else 0)
+        answer_id = self._content_id(row) + 1
+        request = Request(self._num_created, arrival_s, prompt, session_id=conversation, answer_id=answer_id)
+        self._num_created += 1
+        return Arrival(request, num_output_tokens)
+
+    def _content_id(self, row: int) -> int:
+        """Returns the content id of the message in a row of the tables; its answer has the next id."""
+        return len(self._system_prompts) + 2 * row
+
+    def _num_turns_that_fit(self) -> int:
+        """Counts the turns that are sent if no answer is cut short."""
+        tokens_T = self._message_tokens + self._answer_tokens
+        sum_T = np.cumsum(tokens_T)
+        before_T = np.repeat(sum_T[self._first_turn] - tokens_T[self._first_turn], self._num_turns)
+        total_T = sum_T - before_T
+        if self._system_prompts:
+            system_tokens = np.array([segment.num_tokens for segment in self._system_prompts])
+            total_T += np.repeat(system_tokens[self._system_prompt_of], self._num_turns)
+        return int(np.count_nonzero(total_T <= self._max_model_len))

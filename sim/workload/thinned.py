@@ -30,7 +30,7 @@ from sim.workload.arrivals import ClosedLoop
 from sim.workload.base import Arrival, Source, SourceAround, Workload
 from sim.workload.chunks import NO_SESSION, Chunk, ChunkedSource, arrivals_of, chunks_of, objects
 from sim.workload.distributions import IntArray, stream
-from sim.workload.marked import OfWorkload
+from sim.workload.modified import OfWorkload
 from sim.workload.synthetic import Synthetic
 
 STREAM = "thin"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.workload.checks import MAX_ARRIVAL_S
+from sim.workload.distributions import MAX_ARRIVAL_S
 from sim.workload.trace_columns import Columns
 from sim.workload.trace_tables import JSON_LINES, Record, Rule, json_lines
 from sim.workload.traces import SECONDS, HashedTrace

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hwmodels.bounded_files import UnreadableFileError, open_regular
+from hwmodels.checks import UnreadableFileError, open_regular
 
 CHUNK = 1 << 11
 """Bytes of zstd data decompressed at once; the result is at most 32,768 times as large, 64 MiB."""

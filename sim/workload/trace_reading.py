@@ -16,11 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from sim.workload.arrival_times import Clock
-from sim.workload.checks import MAX_TOKENS, shown, tokens, tokens_rule, whole_number
 from sim.workload.chunks import NO_SESSION, ObjectArray, objects
-from sim.workload.distributions import IntArray
-from sim.workload.lengths import BoolArray
-from sim.workload.trace_columns import DONE, Columns
+from sim.workload.distributions import MAX_TOKENS, BoolArray, IntArray
+from sim.workload.trace_columns import DONE, Columns, shown, tokens, tokens_rule, whole_number
 from sim.workload.trace_files import UnusualTextError, require_file, require_size
 from sim.workload.trace_rows import Block, TraceRow
 from sim.workload.trace_tables import IDS, UNREADABLE, ArrowColumns, Record

@@ -23,8 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sim.workload.chunks import NO_SESSION, ROWS, ObjectArray, objects, rows_where
-from sim.workload.distributions import FloatArray, IntArray
-from sim.workload.lengths import BoolArray
+from sim.workload.distributions import BoolArray, FloatArray, IntArray
 
 NUMBERS = 4
 """Numbers of a row without contents."""

@@ -23,7 +23,7 @@ import numpy as np
 from sim.settings.errors import ConfigError
 from sim.workload.base import WorkloadNotes
 from sim.workload.chunks import Chunk, Common, OpenLoopSource, sized_segments
-from sim.workload.lengths import BoolArray, clip_to_context
+from sim.workload.distributions import BoolArray, clip_to_context
 from sim.workload.trace_rows import Block, SortedRows
 
 KEPT_VALUES = 1 << 20

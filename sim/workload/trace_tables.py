@@ -29,8 +29,8 @@ from pyarrow import csv as arrow_csv
 from pyarrow import json as arrow_json
 
 from sim.workload.arrival_times import Clock
-from sim.workload.checks import MAX_ARRIVAL_S, MAX_SHOWN, is_tokens, shown, tokens_rule, whole_number
-from sim.workload.trace_columns import Columns
+from sim.workload.distributions import MAX_ARRIVAL_S
+from sim.workload.trace_columns import MAX_SHOWN, Columns, is_tokens, shown, tokens_rule, whole_number
 from sim.workload.trace_files import LINE_FEED, UnusualTextError, lines_of, opened, pieces_of
 from sim.workload.trace_rows import MAX_VALUES
 

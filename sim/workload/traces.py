@@ -18,8 +18,8 @@ import numpy as np
 
 from sim.workload.arrival_times import ArrivalClock, Clock, DateClock, ReadyClock
 from sim.workload.base import Source
-from sim.workload.checks import MAX_ARRIVAL_S, require_not_negative, require_positive
 from sim.workload.chunks import objects
+from sim.workload.distributions import MAX_ARRIVAL_S, require_not_negative, require_positive
 from sim.workload.trace_columns import Columns, unused_columns
 from sim.workload.trace_files import UnusualTextError, require_file
 from sim.workload.trace_reading import Reading

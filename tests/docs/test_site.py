@@ -7,7 +7,7 @@ import pytest
 
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.site import __main__ as site
-from experiments.site.built import fetched_from_outside
+from experiments.site.pages import fetched_from_outside
 from experiments.site.settings_pages import CONTENTS
 
 

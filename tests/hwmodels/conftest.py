@@ -7,9 +7,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.device import Device, Link
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

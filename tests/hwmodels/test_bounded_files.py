@@ -5,7 +5,7 @@ import os
 import pandas as pd
 import pytest
 
-from hwmodels.bounded_files import (
+from hwmodels.checks import (
     UnreadableFileError,
     check_table,
     open_regular,

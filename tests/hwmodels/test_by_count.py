@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.by_count import PIECE, ByCount
+from hwmodels.iterations.ops import PIECE, ByCount
 
 counts = st.lists(st.integers(0, 20 * PIECE), max_size=30)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hwmodels.tariff import split_cost
+from hwmodels.costs import split_cost
 
 
 def make_split(**given):

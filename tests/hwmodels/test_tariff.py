@@ -6,7 +6,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from hwmodels.tariff import Tariff, break_even_load
+from hwmodels.costs import Tariff, break_even_load
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from policies.batching.chunked import Chunked
 from policies.batching.paced_prefills import PacedPrefills
+from policies.caching.block_tables import KvGroup
 from policies.caching.hybrid import KvGroups
-from policies.caching.kv_groups import KvGroup
 from policies.caching.paged import Paged
 from policies.caching.pool import Caching, KvMemory
 from policies.caching.prefix import PrefixCaching

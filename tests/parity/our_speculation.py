@@ -13,18 +13,11 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation import DraftLength, Proposer
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.draft_lengths import ByBatchSize, Fixed
 from policies.speculation.engine.drafting import Drafting
 from policies.speculation.engine.drafts import DraftPlan
 from policies.speculation.engine.drafts import Speculation as CoreSpeculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
+from policies.speculation.proposers import DraftModel, Eagle, Eagle3, Medusa, Mtp, Ngram, Suffix
 from tests.parity.drafts_script import Speculation
 from tests.parity.lockstep import OurEngine, Settings
 

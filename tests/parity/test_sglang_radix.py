@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from policies.caching.eviction.orders import Fifo, Lfu, Lru, Priority
+from policies.caching.eviction import Fifo, Lfu, Lru, Priority
 from policies.caching.radix_tree import RadixTree
 from policies.core.request import Segment
 

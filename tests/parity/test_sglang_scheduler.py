@@ -28,8 +28,8 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.release import SGLANG_0_5
 from policies.core.request import Prompt, Request, Segment
+from policies.scheduling.fcfs import QueueOrder
 from policies.scheduling.longest_prefix import LongestPrefix
-from policies.scheduling.queue_order import QueueOrder
 from tests.parity.sglang_driver import Settings, SGLang, modules
 
 pytestmark = pytest.mark.parity

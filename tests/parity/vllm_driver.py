@@ -36,7 +36,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from policies.caching.kv_groups import KvGroup
+from policies.caching.block_tables import KvGroup
 from policies.core.release import release_of
 from tests.parity.lockstep import Arrival, Settings, Step, Workload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from policies.caching.kv_groups import KvGroup
+from policies.caching.block_tables import KvGroup
 from policies.core.request import Prompt, Segment
 from tests.parity.lockstep import Arrival, Settings, Workload
 

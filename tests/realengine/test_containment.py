@@ -20,10 +20,10 @@ import torch
 
 from policies.batching.chunked import Chunked
 from policies.scheduling import Scheduling
-from policies.scheduling.edf import EarliestDeadlineFirst
+from policies.scheduling.deadlines import EarliestDeadlineFirst
 from policies.scheduling.priority import Priority
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
-from policies.user_code.failure import PolicyError
+from policies.user_code import PolicyError
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
 from tests.examples import examples

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from policies.batching.chunked import Chunked
-from policies.batching.dynamic import Dynamic
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.splitfuse import SplitFuse
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, Static
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix

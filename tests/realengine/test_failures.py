@@ -14,7 +14,7 @@ from policies.caching.radix import Radix
 from policies.caching.selective import H2o
 from policies.caching.tiered import Tiered
 from policies.scheduling.fcfs import Fcfs
-from policies.user_code.failure import PolicyError
+from policies.user_code import PolicyError
 from realengine.runner.executor import DeviceLostError
 from tests.realengine.small_models import GREEDY, make, prompts, tokens_of
 

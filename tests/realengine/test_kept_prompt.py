@@ -9,7 +9,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.selective import SnapKv
 from policies.scheduling.fcfs import Fcfs
-from realengine.runner.kept_prompt import chosen
+from realengine.runner.kept_tokens import chosen
 from tests.realengine import dropped_keys
 from tests.realengine.checkpoints import LLAMA
 from tests.realengine.dropped_keys import ASKED, GREEDY, make, num_equal_starts, preempted, tokens_of

@@ -10,7 +10,7 @@ from policies.caching.paged import Paged
 from policies.caching.selective import H2o
 from policies.caching.streaming import StreamingLlm
 from policies.scheduling.fcfs import Fcfs
-from realengine.runner.kept_window import KeptWindow
+from realengine.runner.kept_tokens import KeptWindow
 from tests.realengine import dropped_keys
 from tests.realengine.checkpoints import LLAMA
 from tests.realengine.dropped_keys import ASKED, GREEDY, make, num_equal_starts, preempted, tokens_of

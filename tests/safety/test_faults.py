@@ -19,8 +19,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from experiments.app.claim import RESULTS
 from experiments.app.cli import main
+from experiments.app.run_folder import RESULTS
 from experiments.observe.scripted_server import Script, ScriptedServer
 from tests.drawn import drawn_of
 from tests.safety.faults import failing

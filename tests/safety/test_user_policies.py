@@ -15,7 +15,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import config_dirs, with_choice
 from experiments.app.settings.hydra_errors import composed
 from experiments.conformance.claims import BrokenPromise, claims_of
-from policies.user_code.failure import PolicyError, quote_of
+from policies.user_code import PolicyError, quote_of
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run
 

@@ -8,8 +8,7 @@ from math import inf
 import numpy as np
 
 from sim.metrics.token_times import decode_ends_s
-from sim.records.chunk import GROUP_ROWS, RecordChunk, without_rows
-from sim.records.run import RunRecords
+from sim.records.run import GROUP_ROWS, RecordChunk, RunRecords, without_rows
 from sim.records.table import column
 
 

@@ -14,29 +14,24 @@ from experiments.conformance.policy_draws import draw_routing
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.toys import TICK_S, ToyModel
 from experiments.conformance.worlds import Traffic, World
+from policies.admission import AdmitAll
 from policies.admission.deadline_feasible import DeadlineFeasible
-from policies.admission.none import AdmitAll
 from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
 from policies.core.request import Request
 from policies.migration import Migration
-from policies.scaling.concurrency import Concurrency
 from policies.scaling.predictive import Predictive
-from policies.scaling.queue_length import QueueLength
+from policies.scaling.reactive import Concurrency, QueueLength, SloAttainment, Utilisation
 from policies.scaling.scheduled import Scheduled
-from policies.scaling.slo_attainment import SloAttainment
-from policies.scaling.utilisation import Utilisation
-from sim.cluster.failures import BadRelease, Failures, Random, Scripted
-from sim.cluster.recovery import Recovery
+from sim.cluster.clients import JITTERS, Retries
+from sim.cluster.failures import BadRelease, Failures, Random, Recovery, Scripted
 from sim.cluster.simulation import Simulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.slo import Slo
-from sim.records.failure import FailureKind
-from sim.records.run import RunRecords
-from sim.transfer.topology import NetworkSettings
+from sim.records.run import FailureKind, RunRecords
+from sim.transfer.network import NetworkSettings
 from sim.workload.base import Arrival
-from sim.workload.retries import JITTERS, Retries
 
 MAX_REPLICAS = 3
 """Of a pool that scales."""

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 
 if TYPE_CHECKING:
     from experiments.conformance.worlds import Ask, World

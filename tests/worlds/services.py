@@ -13,20 +13,19 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.policy_draws import draw_batching, draw_routing
 from experiments.conformance.recording_core import RecordingCore
 from experiments.conformance.worlds import Traffic, World, WorldRun
-from policies.batching.decode_only import DecodeOnly
-from policies.batching.prefill_only import PrefillOnly
+from policies.batching.disaggregated import DecodeOnly, PrefillOnly
+from policies.roles import Fixed
 from policies.roles.balance import Balance
-from policies.roles.fixed import Fixed
 from policies.routing.length_aware import LengthAware
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.settings import SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links
 from sim.engine.replica_pool import ReplicaPool
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.workload.retries import Retries
 from tests.worlds.clusters import Cluster, draw_recovery, toy_network
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from aiohttp import ClientError, ClientResponse, ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import config_dirs
-from experiments.app.settings.resolve import resolved
 from experiments.serve.command import ServeJob, prepare
 
 FAST = ("time_scale=20", "serve.output_length=max_tokens")

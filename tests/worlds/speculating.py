@@ -18,16 +18,10 @@ from policies.batching.splitfuse import SplitFuse
 from policies.caching.paged import Paged
 from policies.caching.pool import BlockPool, KvMemory
 from policies.core.request import Request
-from policies.speculation import Proposer, SlotRules
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.backoff import Backoff
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation import Proposer, SlotRules, TokenTree
 from policies.speculation.checks import BUDGETS
-from policies.speculation.fixed import Fixed
-from policies.speculation.none import NoDrafts
-from policies.speculation.slo_aware import SloAware
-from policies.speculation.tree import TokenTree
-from sim.speculation.acceptance import Acceptance, Verdicts
+from policies.speculation.draft_lengths import Adaptive, Backoff, ByBatchSize, Fixed, NoDrafts, SloAware
+from sim.speculation import Acceptance, Verdicts
 from sim.speculation.acceptance.beta import Beta
 from sim.speculation.acceptance.by_position import ByPosition
 from sim.speculation.acceptance.iid import Iid

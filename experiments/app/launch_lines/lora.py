@@ -55,7 +55,7 @@ def set_lora_of_batches(own: Translation) -> None:
     slots, rank = (own.settings.pop(f"adapters.{key}") for key in ("max_loras", "max_lora_rank"))
     del own.settings["adapters.max_cpu_loras"]
     rank = str(DEFAULT_RANK) if rank == "null" else rank
-    own.put("lora", f"{{_target_: hwmodels.model.lora.Lora, rank: {rank}, num_active: {slots}}}")
+    own.put("lora", f"{{_target_: hwmodels.model.weights.Lora, rank: {rank}, num_active: {slots}}}")
 
 
 def judge_modules(own: Translation, flag: str, modules: Iterable[Any]) -> None:

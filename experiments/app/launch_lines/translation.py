@@ -16,15 +16,14 @@ import yaml
 from experiments.app.launch_lines.flags import Arguments, Engine
 from experiments.app.launch_lines.shell import Command, read_text
 from experiments.app.settings.bounded_yaml import parse_yaml, read_yaml
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import model_named
-from experiments.app.settings.resolve import resolved
 from hwmodels.checks import is_whole
 from hwmodels.hf.config import INNER, scaled_context
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 from sim.settings.errors import ConfigError, suggest
 

@@ -13,7 +13,7 @@ try:
 except ImportError:
     from omegaconf._utils import get_yaml_loader
 
-from hwmodels.bounded_files import UnreadableFileError, read_text
+from hwmodels.checks import UnreadableFileError, read_text
 from sim.settings.errors import ConfigError
 
 MAX_CHARACTERS = 1_000_000

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from policies.user_code.failure import cause_of
+from policies.user_code import cause_of
 from sim.settings.errors import ConfigError, suggest
 
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "configs"

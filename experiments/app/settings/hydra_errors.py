@@ -24,10 +24,8 @@ from experiments.app.settings.compose import ConfigSource, without_hydra
 from experiments.app.settings.config_groups import GROUP_OF, find_groups, key_comments
 from experiments.app.settings.override import Override
 from experiments.app.settings.renamed import ADVICE, note
-from sim.settings.build import is_node
-from sim.settings.convert import shown
-from sim.settings.errors import NUM_NEAREST, ConfigError, nearest, suggest
-from sim.settings.nodes import ONLY_WITH_SPECULATION
+from sim.settings.build import is_node, shown
+from sim.settings.errors import NUM_NEAREST, ONLY_WITH_SPECULATION, ConfigError, nearest, suggest
 
 USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionError, yaml.YAMLError)
 """Exceptions of Hydra, before or after a run, that are mistakes of the user."""
@@ -35,7 +33,7 @@ USER_ERRORS = (HydraException, MissingMandatoryValue, InterpolationResolutionErr
 COMPOSE_ERRORS = (*USER_ERRORS, OmegaConfBaseException, ValueError)
 """Exceptions while composing that are mistakes of the user: Hydra raises ValueError for `group=5`."""
 
-OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 8}"}
+OFF_BY_DEFAULT = {"lora": "{_target_: hwmodels.model.weights.Lora, rank: 16, num_active: 8}"}
 """Nodes that are null in the config -> an example of a value."""
 
 

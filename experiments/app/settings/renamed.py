@@ -143,7 +143,7 @@ def _is_of_the_model(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> 
 
     Raises ConfigError if it says otherwise.
     """
-    from hwmodels.hf.asked import ENGINE_NAMES  # noqa: PLC0415 (few lines name a format)
+    from hwmodels.hf.quantization import ENGINE_NAMES  # noqa: PLC0415 (few lines name a format)
 
     name = text.partition("=")[2].strip("'\"")
     for match in filter(None, map(_MODEL.fullmatch, beside)):

@@ -15,11 +15,10 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, pool_keys
 from experiments.app.settings.config_groups import find_groups
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override
-from experiments.app.settings.pools import pool_keys
 from experiments.app.settings.renamed import with_new_names
 from sim.settings import engine_limits
 from sim.settings.errors import ConfigError

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from hwmodels.fitting.linear import fit_terms
+from hwmodels.fitting.robust import fit_terms
 from realengine.runner.parallel import connect, disconnect
 
 SIZES = tuple(1 << power for power in range(12, 28, 2))

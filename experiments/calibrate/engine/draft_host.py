@@ -21,13 +21,11 @@ from scipy.stats import trim_mean
 from experiments.calibrate.engine.host_time import HostClock, HostTime, core_settings
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
-from hwmodels.fitting.linear import fit_terms
-from hwmodels.speculation.host import OTHERS, DraftHost
+from hwmodels.fitting.robust import fit_terms
+from hwmodels.speculation.steps import OTHERS, DraftHost
 from policies.core.engine import EngineCore
 from policies.speculation import Proposer
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.self_speculative import SelfSpeculative
-from policies.speculation.proposers.suffix import Suffix
+from policies.speculation.proposers import Ngram, SelfSpeculative, Suffix
 from realengine.clock import ThreadTimeClock
 from realengine.engine import Engine
 from realengine.runner.graphs import Drawn

@@ -7,16 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.calibrate.engine.served import architecture_of
+from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.draft import HeadDraft, LayerDraft, ModelDraft, SeveralDrafts, SkipDraft
-from hwmodels.speculation.model import SpeculativeModel
 from policies.speculation import Proposer, num_places
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.proposers.self_speculative import SelfSpeculative
-from policies.speculation.proposers.specinfer_tree import SpecinferTree
+from policies.speculation.proposers import (
+    DraftModel,
+    Eagle,
+    Eagle3,
+    Medusa,
+    Mtp,
+    SelfSpeculative,
+    SpecinferTree,
+)
 from realengine.model.architecture import Architecture
 from realengine.speculation.settings import DraftSource, SpeculationSettings
 from sim.setup.scenario import Scenario

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from experiments.app.job import CannotWriteError
 from experiments.study.yaml_text import figure, quoted
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.speculation.host import DraftHost
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.speculation.steps import DraftHost
 from sim.setup.engine_profile import EngineProfile
 
 if TYPE_CHECKING:  # they need torch
@@ -113,7 +113,7 @@ def hardware_yaml(name: str, machine: Machine, link: RingLink | None = None) -> 
 defaults:
   - override /calibration@_global_.calibration: none
 
-_target_: hwmodels.devices.device.Device
+_target_: hwmodels.device.Device
 name: {name}
 source: {quoted(f"measured by windtunnel calibrate on {machine.name}, {date.today().isoformat()}")}
 memory_bytes: {machine.memory_bytes}  # as the system reports it
@@ -126,7 +126,7 @@ tdp_w: {figure(UNKNOWN_TDP_W)}  # not known: energy figures mean nothing until i
 idle_w: 0  # not known
 gpus_per_node: {1 if link is None else link.num_ranks}
 pcie:
-  _target_: hwmodels.devices.interconnect.Link
+  _target_: hwmodels.device.Link
   name: {"host copy" if machine.launch_s else "memory"}
   bandwidth_bytes_per_s: {figure(machine.host_copy_bytes_per_s)}
   latency_s: {figure(machine.host_copy_s / 2)}
@@ -140,7 +140,7 @@ def _link(link: RingLink | None) -> str:
     if link is None:
         return "null"
     return f"""
-  _target_: hwmodels.devices.interconnect.Link
+  _target_: hwmodels.device.Link
   name: all-reduces of {link.num_ranks}
   bandwidth_bytes_per_s: {figure(link.bandwidth_bytes_per_s)}  # reached by a ring all-reduce{
         in_range(link.undetermined, "bandwidth_bytes_per_s", "; ")
@@ -167,7 +167,7 @@ def engine_yaml(
     host, graphs = profile.host, profile.cuda_graphs
     settings, captured = _figures(host, undetermined, "host"), _figures(graphs, {}, "cuda_graphs")
     drafts = "".join(
-        f"\n  {method}:\n    _target_: hwmodels.speculation.host.DraftHost\n"
+        f"\n  {method}:\n    _target_: hwmodels.speculation.steps.DraftHost\n"
         + _figures(of, undetermined, f"draft_host.{method}", indent=4)
         for method, of in profile.draft_host.items()
     )
@@ -192,10 +192,10 @@ num_kv_blocks: {blocks}  # blocks of {block_size} tokens
 swap_space_gib: {profile.swap_space_gib:g}
 frontend_s: 0
 host:
-  _target_: hwmodels.devices.host.HostOverhead
+  _target_: hwmodels.host.HostOverhead
 {settings}
 cuda_graphs:
-  _target_: hwmodels.devices.host.CudaGraphs
+  _target_: hwmodels.host.CudaGraphs
 {captured}
 # in iterations with draft tokens, beside host
 draft_host:{drafts or " {}"}

@@ -19,7 +19,7 @@ import torch
 from experiments.calibrate.engine.grids import BATCHES, upto
 from experiments.calibrate.engine.served import Served
 from experiments.calibrate.engine.steps import REFERENCE
-from hwmodels.fitting.linear import fit_terms
+from hwmodels.fitting.robust import fit_terms
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from realengine.engine import Engine

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.calibrate.engine.steps import Chunk, Step
-from hwmodels.iterations.iteration import COUNTED
+from hwmodels.iterations import COUNTED
 
 KINDS = ("decode", "prefill", "mixed")
 SIGMA = 0.7

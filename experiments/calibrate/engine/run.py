@@ -43,21 +43,20 @@ from experiments.calibrate.engine.served import (
 )
 from experiments.calibrate.engine.settings import MeasureSettings
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.device import Device
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.device import Device
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import IterationModel
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.levels import Replica
 from hwmodels.levels.files import TableLevel
-from hwmodels.levels.rooflines import Replica
-from hwmodels.model.model_spec import ModelSpec
-from hwmodels.operators.calibration import Calibration
+from hwmodels.model import ModelSpec
+from hwmodels.operators import Calibration
 from realengine.model.architecture import Architecture
 from realengine.model.backend import check_supported, choose_backend, choose_device
 from realengine.model.kv_cache import KvCache
 from realengine.runner.memory import CPU_KV_BYTES
 from realengine.settings import DTYPES
-from sim.report.files import table_bytes
-from sim.report.whole_file import write_whole
+from sim.report.files import table_bytes, write_whole
 from sim.settings.build import build
 from sim.setup.engine_profile import EngineProfile
 

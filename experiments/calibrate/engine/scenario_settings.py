@@ -9,12 +9,12 @@ import torch
 
 from experiments.calibrate.engine.drafting import drafting_of
 from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
-from hwmodels.model.model_spec import ModelSpec
-from policies.admission.none import AdmitAll
+from hwmodels.model import ModelSpec
+from policies.admission import AdmitAll
 from realengine.settings import EngineSettings
 from sim.metrics.slo import check_no_workload_terms
 from sim.setup.scenario import Scenario
-from sim.workload.answers import Answers
+from sim.workload.base import Answers
 
 
 def alone_settings_of(

@@ -14,7 +14,7 @@ import torch
 
 from experiments.calibrate.engine.steps import REFERENCE, Step, Tables, padding_work, work_of
 from experiments.calibrate.engine.watch import Watched, WatchedDecoder
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend, check_supported, choose_backend
 from realengine.model.decoder import Decoder

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fieldlimits import Checked, Ge, OneOf, Positive, Unit, check
 from hwmodels.checks import check_whole
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 
 DEVICES = ("cpu", "cuda")
 DEFAULT_OUT = "mine"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from realengine.runner.graphs import Graphs
 from realengine.runner.packing import StepRows, pack_decode, pack_step
 from realengine.runner.work import Draw, Padding, Work

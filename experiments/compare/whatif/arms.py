@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.app.settings.bounded_yaml import read_yaml
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import find_groups
 from experiments.app.settings.override import Override, not_about
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.settings import Experiment
 from experiments.compare.whatif.offered import OFFERED, Baseline, Change, DoesNotApply

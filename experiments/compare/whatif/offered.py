@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hwmodels.model.matrices import Role
-from hwmodels.model.quantization import weight_format
+from hwmodels.model.weights import Role, weight_format
 from policies.caching.content import FutureUses
 from policies.caching.pool import pool_of
 from sim.setup.pool import PoolSettings

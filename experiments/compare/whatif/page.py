@@ -27,10 +27,10 @@ from experiments.study.notes import merged_notes
 from experiments.study.runs import settings_that_differ
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
-from sim.metrics.paired import Outcome
-from sim.report.look import COMPONENT_COLOURS, GREEN, GREY, RED, log_axis, styled
+from sim.metrics.confidence import Outcome
+from sim.report.chart import COMPONENT_COLOURS, GREEN, GREY, RED, log_axis, styled
 from sim.report.plain_page import Content, folded, listed, table
-from sim.settings.convert import shown
+from sim.settings.build import shown
 
 COLOURS = {Outcome.BETTER: GREEN, Outcome.WORSE: RED}
 COLUMNS = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.config_groups import CONFIG_DIR, config_dirs, find_groups
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.settings.errors import ConfigError, nearest, suggest
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -33,7 +33,7 @@ FAMILIES = {
 
 WITHOUT_TEMPLATE = {
     "layout": "policies/parallelism/auto.py",
-    "placing": "policies/placement/best_fit.py",
+    "placing": "policies/placement/greedy.py",
     "roles": "policies/roles/balance.py",
 }
 """Groups of policies without a template -> a policy to copy."""

@@ -14,12 +14,12 @@ from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.terminal import print_tables, terminal_console
 from experiments.report.run_files import check_run_folder, read_summary, read_table
+from sim.metrics.definitions import Window
 from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
 from sim.metrics.slo import TERMS, Slo
 from sim.metrics.token_times import known_token_times
-from sim.metrics.window import Window
 from sim.report.dialect_tables import dialect_tables
-from sim.report.saved import BURSTS
+from sim.report.run_files import BURSTS
 from sim.report.vllm_bench import FILE, write_vllm_bench
 from sim.settings.errors import ConfigError, suggest
 

@@ -14,7 +14,7 @@ import pandas as pd
 from experiments.report.run_files import check_run_folder, read_summary, read_table
 from sim.metrics.slo import TERMS
 from sim.records.request_phases import RequestPhase, phases_of
-from sim.report.saved import BURSTS
+from sim.report.run_files import BURSTS
 from sim.settings.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from experiments.report.roofline.survey import Survey
 from experiments.report.roofline.tables import explained_title, memory_lines, title
 from hwmodels.iterations.ops import OperatingPoint, ridge_points
-from sim.report.look import BLUE, GREEN, GREY, ORANGE, log_axis, styled
+from sim.report.chart import BLUE, GREEN, GREY, ORANGE, log_axis, styled
 from sim.report.numbers import number, percent
 from sim.report.plain_page import drawn, write_page
 from sim.report.wording import plural

@@ -14,7 +14,7 @@ from experiments.report.roofline.survey import RooflineSettings, Survey, survey
 from experiments.report.roofline.tables import print_survey
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
-from sim.setup.layout_choice import with_layout
+from sim.settings.scenario import with_layout
 
 
 def build_survey(cfg: dict[str, Any]) -> Survey:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple
 
 from fieldlimits import MinLen, PositiveInt, Unit, check
-from hwmodels.iterations.iteration import DraftWork, Explained, IterationModel, IterationShape
+from hwmodels.iterations import DraftWork, Explained, IterationModel, IterationShape
 from hwmodels.iterations.memory import MemoryPlan
 from hwmodels.iterations.ops import (
     LargestBatch,
@@ -16,8 +16,8 @@ from hwmodels.iterations.ops import (
     operating_point,
     prefill_shape,
 )
-from hwmodels.model.precision import precision_notes
-from hwmodels.speculation.model import pass_of_equal
+from hwmodels.model import precision_notes
+from hwmodels.speculation import pass_of_equal
 from policies.speculation import Proposer, num_places
 from sim.setup.deployment import Deployment
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.papers.speculation import deployment_of
-from hwmodels.devices.device import Device
+from hwmodels.costs import Tariff
+from hwmodels.device import Device
 from hwmodels.iterations.ops import OperatingPoint, decode_shape, operating_point, prefill_shape
-from hwmodels.model.model_spec import ModelSpec
-from hwmodels.tariff import Tariff
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 
 PALM = (  # 48 heads of 128 in 118 layers, each with its own keys and values

@@ -6,12 +6,10 @@ import numpy as np
 import pandas as pd
 
 from experiments.reproduce.claims.built import decode, device, tariff
-from hwmodels.iterations.energy import EnergySettings
-from hwmodels.tariff import SplitCost, split_cost
-from sim.metrics.definitions import describe
-from sim.metrics.goodput import goodput
+from hwmodels.costs import EnergySettings, SplitCost, split_cost
+from sim.metrics.definitions import Window, describe
+from sim.metrics.measured import goodput
 from sim.metrics.slo import Slo
-from sim.metrics.window import Window
 
 TTFT_MS = (100, 102, 100, 100, 99, 104, 110, 90, 3000, 95)
 """The ten requests of the textbook, one of which is slow."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.reproduce.claims.built import device, model
-from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.iterations import causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory_profile import MemoryProfile
+from hwmodels.iterations.memory import MemoryProfile
 from hwmodels.operators.attention import AttentionCurve, HeadLayout, PrefillAttention
 
 WIDTH = 2048

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.reproduce.claims.built import PALM, decode, model
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 
 LATENT = ("model=deepseek_r1", "model.config.num_hidden_layers=60")  # the attention of DeepSeek-V2
 EXPANDED = (  # the same 128 heads of 128 with keys and values of their own

@@ -15,10 +15,10 @@ from experiments.score.physical import impossible_rows
 from experiments.score.table import chosen_rows, read_table
 from experiments.score.trust.constants import values_of
 from experiments.study.presets import NotSimulatedError, preset
-from hwmodels.levels.rooflines import Calibrated, LatencyLevel
-from hwmodels.trust.table import HELD_BACK, LORA, Level
+from hwmodels.levels import Calibrated, LatencyLevel
+from hwmodels.trust import HELD_BACK, LORA, Level
 from sim.settings.errors import ConfigError
-from sim.setup.expected_errors import TAIL, tail_of
+from sim.setup.notes import TAIL, tail_of
 from sim.setup.scenario import Scenario
 from sim.workload.distributions import Fixed
 

@@ -33,9 +33,9 @@ from experiments.score.trust.left_out import (
 )
 from experiments.score.trust.predictions import Predictions, Task, columns
 from experiments.study.progress import lasting_progress
-from hwmodels.trust import table
+from hwmodels import trust
 from sim.engine.interpreter import ctrl_c_noted
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 
@@ -72,7 +72,7 @@ class TrustJob:
         with file_errors_reported(file.path, "choose another file with out="):
             file.finish(list(file.rows))
         with file_errors_reported(self.path, "choose another file with trust_table="):
-            write_whole(self.path, table.written(expected_errors(found)))
+            write_whole(self.path, trust.written(expected_errors(found)))
         print_path(str(self.path), console)
 
     def _simulate(self, tasks: Sequence[Task], what: str, console: Console) -> None:
@@ -115,7 +115,7 @@ def prepare_trust(
     )
     if resume:
         file.resume()
-    return TrustJob(cases=cases, predictions=Predictions(file=file, jobs=jobs), path=path or table.PATH)
+    return TrustJob(cases=cases, predictions=Predictions(file=file, jobs=jobs), path=path or trust.PATH)
 
 
 def print_outcome(found: Sequence[Outcome], rows: Rows, console: Console) -> None:
@@ -174,7 +174,7 @@ def coverage_lines(found: Sequence[Outcome]) -> list[list[str]]:
         own = np.array(tests[cell])
         tested = f"{_shares(own.mean(axis=0))} of {len(own)}" if len(own) else ""
         counts = [f"{inside.groups:,}", f"{inside.rows:,}"]
-        _, level, figure, models, engine = (*cell, table.ALL_ENGINES)[:5]
+        _, level, figure, models, engine = (*cell, trust.ALL_ENGINES)[:5]
         shares = [_shares(inside.of_rows), _shares(inside.of_groups), tested]
         lines.append([*figure.split("/"), level, models, engine, *counts, *shares])
     return lines

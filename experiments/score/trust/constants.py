@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hwmodels.devices.host import HostOverhead
 from hwmodels.fitting.host import Constant
-from hwmodels.operators.calibration import Calibration
+from hwmodels.host import HostOverhead
+from hwmodels.operators import Calibration
 from sim.setup.pool import PoolSettings
 from sim.setup.scenario import Scenario
 

@@ -23,7 +23,7 @@ from experiments.score.trust.cases import SOURCES, Case
 from experiments.score.trust.constants import ENGINE, KINDS, steps
 from experiments.score.trust.predictions import Predictions, Task
 from hwmodels.fitting.host import Constant, Response, fit_constants
-from hwmodels.trust.table import (
+from hwmodels.trust import (
     ALL_ENGINES,
     ALL_GPUS,
     HELD_BACK,

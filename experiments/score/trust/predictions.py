@@ -12,7 +12,7 @@ from experiments.score.trust.constants import with_values
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.levels import Calibrated
 from sim.engine.interpreter import Interrupt
 
 Figures = dict[str, float]

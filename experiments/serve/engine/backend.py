@@ -1,10 +1,14 @@
-"""The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API."""
+"""The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API; its sleep mode.
+
+The sleep mode is for the routes of the server. Requests that come while it sleeps wait for the wake-up, as in
+vLLM. Its memory comes back as a whole, so it sleeps until all parts have been woken.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 
@@ -20,6 +24,7 @@ from experiments.serve.engine.conversion import (
 )
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.errors import ApiError
+from experiments.serve.http.control import PARTS, Mode, Part
 from experiments.serve.metrics.engine import EngineMetrics
 from experiments.serve.model_tokenizer import ModelTokenizer
 from realengine.serving.async_llm import AsyncLLM
@@ -224,3 +229,35 @@ def _error_of(reason: str, structure: Structure | None) -> ApiError:
     if structure is not None and reason.startswith(CANNOT_GO_ON):
         return ApiError(f"{structure.param}: {reason}", param=structure.param)
     return ApiError(reason, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+class EngineSleep:
+    """Puts the engine of a back end to sleep, and wakes it: a `SleepControl`."""
+
+    def __init__(self, backend: EngineBackend) -> None:
+        self._backend = backend
+        self._asleep: set[Part] = set()
+        self._changing = asyncio.Lock()
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._asleep)
+
+    async def sleep(self, level: int, mode: Mode) -> None:
+        """Sleeps once no request is in progress; an engine that sleeps already is left as it is."""
+        async with self._changing:
+            if not self._asleep:
+                llm = self._backend.llm()
+                self._asleep.update(PARTS)
+                await llm.sleep(level, mode)
+
+    async def wake_up(self, parts: Collection[Part]) -> None:
+        """Wakes parts, with the last of them the engine. Raises ApiError if its memory is not free."""
+        async with self._changing:
+            left = self._asleep.difference(parts)
+            if self._asleep and not left:
+                try:
+                    await self._backend.llm().wake_up()
+                except (ValueError, RuntimeError) as error:
+                    raise ApiError(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from None
+            self._asleep = left

@@ -1,4 +1,7 @@
-"""One run of a server with the real engine: loads, serves, drains, and writes what happened."""
+"""One run of a server with the real engine: loads, serves, drains, and writes what happened.
+
+The settings of its engine come from the scenario and from `serve.engine`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +17,14 @@ from aiohttp import web
 from rich.console import Console
 
 from experiments.app.terminal import terminal_console
+from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.batches.routes import add_batch_routes
-from experiments.serve.engine.backend import EngineBackend
+from experiments.serve.engine.backend import EngineBackend, EngineSleep
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
-from experiments.serve.engine.engine_settings import engine_settings
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
-from experiments.serve.engine.sleep import EngineSleep
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
@@ -41,14 +43,62 @@ from experiments.serve.session_files import sole_server, write_session
 from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings, hosts_of
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from experiments.serve.without_remote_kv import WithoutRemoteKv
+from policies.adapters.fixed_slots import FixedSlots
 from policies.scheduling.fcfs import Fcfs
+from policies.user_code import name_of
+from realengine.model.backend import choose_device
 from realengine.observer import Observers
 from realengine.runner.rank import max_model_len_of
 from realengine.serving.async_llm import AsyncLLM
 from realengine.settings import EngineSettings
+from realengine.speculation.settings import MAY_NEED_MODEL
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
+
+
+def engine_settings(
+    scenario: Scenario, chosen: RealEngine, device: str, config: Mapping[str, Any]
+) -> EngineSettings:
+    """Returns the settings of the engine.
+
+    config: the scenario's resolved configuration. Raises ValueError, with the key, for settings that only the
+    simulator has, and RuntimeError for a device that does not exist.
+    """
+    adapters = scenario.adapters
+    if adapters is not None and not isinstance(adapters, FixedSlots):
+        raise ValueError(f"adapters={name_of(adapters)}: the engine has adapters=fixed_slots only")
+    if adapters is not None and not chosen.lora_modules:
+        raise ValueError(
+            f"adapters={name_of(adapters)}: there is no adapter to serve; set serve.engine.lora_modules, "
+            "such as {sql: /adapters/sql}"
+        )
+    if chosen.speculative_config is not None and scenario.speculation is not None:
+        raise ValueError(
+            f"speculation={scenario.speculation.method}: serve.engine.speculative_config already says how "
+            "the engine speculates; set speculation=none"
+        )
+    if isinstance(scenario.speculation, MAY_NEED_MODEL):
+        method = scenario.speculation.method
+        raise ValueError(
+            f"speculation={method}: needs the weights of a draft; set serve.engine.speculative_config="
+            f"{{method: {method}, model: DRAFT, num_speculative_tokens: 4}} instead"
+        )
+    settings = alone_settings_of(replace(scenario, adapters=None), choose_device(device), config)
+    own: dict[str, Any] = {
+        "lora_adapters": dict(chosen.lora_modules or {}),
+        "adapters": adapters,
+        "max_iterations": chosen.max_iterations,
+        "attention_backend": chosen.attention_backend,
+        "enable_sleep_mode": chosen.enable_sleep_mode,
+        "overlap": settings.overlap and device == "cuda",  # on a CPU there is no device beside the host
+    }
+    if chosen.cudagraph_mode is not None:
+        own["cudagraph_mode"] = chosen.cudagraph_mode
+    if chosen.speculative_config is not None:
+        own["speculative_config"] = dict(chosen.speculative_config)
+    return replace(settings, **own)
+
 
 SIMULATED_ONLY = {
     "text": "random",

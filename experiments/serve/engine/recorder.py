@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.iterations.iteration import COUNTED
+from hwmodels.iterations import COUNTED
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.drafts import DraftPlan
@@ -25,7 +25,7 @@ from sim.engine.iteration_times import shape_of
 from sim.records.requests import RequestLog, Status
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
-from sim.workload.traffic_log import TrafficLog
+from sim.workload.recording import TrafficLog
 
 REQUEST_BYTES = 700
 SEGMENT_BYTES = 12

@@ -6,9 +6,8 @@ from typing import Any
 
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.settings import full_note
-from hwmodels.iterations.energy import PowerModel
-from hwmodels.iterations.iteration import IterationModel
-from hwmodels.iterations.unknown import UnknownMachine
+from hwmodels.costs import PowerModel
+from hwmodels.iterations import IterationModel, UnknownMachine
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
 from sim.metrics.summary import summarise

@@ -21,7 +21,7 @@ from experiments.serve.http.embeddings import embed
 from experiments.serve.http.generate import generate, generate_tokens
 from experiments.serve.http.messages import answer, count_tokens
 from experiments.serve.http.responses import respond
-from experiments.serve.page.handler import page
+from experiments.serve.page import page
 
 MAX_BODY_BYTES = 64 << 20
 OPEN_PATHS = ("/", "/health", "/health/ready", "/ping", "/version", "/metrics")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from experiments.serve.errors import ApiError
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from sim.setup.scenario import Scenario
 
 DEFAULT_RANK = 16

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from experiments.serve.backend import Sampling, Structure, Tokenizer, TokenLogprob
 from experiments.serve.errors import ApiError
 from experiments.serve.simulated.structured import structured_text
-from hwmodels.bounded_files import UnreadableFileError, read_text
+from hwmodels.checks import UnreadableFileError, read_text
 
 Text = Literal["random", "echo", "dataset"]
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from math import inf
 
-from policies.user_code.failure import note_time
+from policies.user_code import note_time
 from sim.cluster.live import LiveSimulation
 
 AHEAD_S = 0.0005

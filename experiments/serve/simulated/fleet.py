@@ -1,4 +1,7 @@
-"""A simulated fleet as a back end: a live simulation says when the tokens of clients' requests leave."""
+"""A simulated fleet as a back end: a live simulation says when the tokens of clients' requests leave.
+
+A limit on the requests that wait in a replica refuses further ones, with status 503.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from experiments.serve.simulated.output import FAILED, Output, deltas, finish_re
 from experiments.serve.simulated.record_limit import RecordLimit
 from policies.batching.static import check_traffic_ends
 from policies.core.request import Prompt, Request
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.cluster.live import Ended, LiveSimulation
 from sim.engine.replica import Replica
 from sim.records.requests import Status
@@ -31,6 +35,7 @@ from sim.workload.base import Arrival
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 TIMED_TOGETHER = 16
 """Tokens after which the CPU time of the thread, which takes a system call, is read once for all of them."""
@@ -329,3 +334,30 @@ def _base_models(scenario: Scenario, tokens_per_image: int | None) -> list[Serve
         length = length if known is None else min(known.max_model_len, length)
         found[model.name] = ServedModel(model.name, length, None, tokens_per_image, model.hidden_size)
     return list(found.values())
+
+
+class WaitingLimit(GatewayAttachment):
+    """Lets the router choose only replicas with fewer than max_waiting waiting requests.
+
+    Waiting are those in the queue of the engine, and those on their way to it. A request that finds no such
+    replica is refused.
+    """
+
+    def __init__(self, fleet: SimulatedFleet, max_waiting: int) -> None:
+        self._gateway = fleet.simulation.gateway
+        self._max_waiting = max_waiting
+        self._reason = f"the queue is full (max_waiting={max_waiting})"
+        self._gateway.attach(self)
+
+    def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
+        free = [replica for replica in serving if self._has_room(replica)]
+        if not free:
+            self._gateway.fail(attempt, self._reason)
+            return None
+        return serving if len(free) == len(serving) else free  # the list of all has its counts as arrays
+
+    def _has_room(self, replica: Replica) -> bool:
+        num_waiting = replica.core.num_waiting
+        return num_waiting < self._max_waiting and (
+            num_waiting + len(replica.intake.entries()) < self._max_waiting
+        )

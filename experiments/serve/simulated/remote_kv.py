@@ -1,6 +1,6 @@
 """KV that a P/D router hands from a prefill to a decode replica, with vLLM's `kv_transfer_params`.
 
-The simulation keeps the KV and moves it (`sim/cluster/transfer_gateway.py`); here are the names by which
+The simulation keeps the KV and moves it (`sim/cluster/disaggregation.py`); here are the names by which
 clients refer to it. Nothing listens at remote_host and remote_port.
 """
 
@@ -17,7 +17,7 @@ from experiments.serve.backend import Backend, BackendLayer, Delta, Generation
 from experiments.serve.errors import ApiError
 from experiments.serve.http.kv_transfer import PARAM
 from experiments.serve.simulated.fleet import SimulatedFleet
-from sim.cluster.transfer_gateway import GONE, KeptKv, KeptPrefills
+from sim.cluster.disaggregation import GONE, KeptKv, KeptPrefills
 
 HOST, PORT = "localhost", 5600
 """Address of vLLM's side channel of engine 0; that of engine i has the port + i."""

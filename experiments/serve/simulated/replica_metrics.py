@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from experiments.serve.metrics.engine import EngineMetrics, EngineState
-from hwmodels.iterations.iteration import AdapterBatch, DraftWork, IterationShape
+from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
 from policies.caching.pool import BlockPool
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence

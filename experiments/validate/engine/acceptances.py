@@ -14,11 +14,10 @@ from policies.core.plan import StepOutcome, StepPlan
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
 from policies.speculation.engine.drafts import DraftPlan, Shapes
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.setup.scenario import Scenario
-from sim.speculation.acceptance import Verdicts
-from sim.speculation.acceptance.table import table_verdicts
-from sim.speculation.acceptance.table_files import COLUMNS, TaskCounts
+from sim.speculation import Verdicts
+from sim.speculation.acceptance.table import COLUMNS, TaskCounts, table_verdicts
 from sim.speculation.passes import Passes
 
 TASK = "recorded"

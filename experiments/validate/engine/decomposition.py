@@ -24,7 +24,7 @@ from experiments.validate.engine.recording import Recording
 from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay_in_simulator
 from experiments.validate.fidelity.errors import Part
 from experiments.validate.fidelity.measured import Measured, of_records
-from hwmodels.devices.host import HostOverhead
+from hwmodels.host import HostOverhead
 from sim.metrics.settings import MetricsSettings
 from sim.setup.scenario import Scenario
 

@@ -16,7 +16,7 @@ from experiments.app.run_folder import write_config
 from experiments.app.settings.compose import Composition
 from experiments.calibrate.engine.files import Files
 from experiments.calibrate.engine.settings import MeasureSettings
-from experiments.simulate.output import OutputSettings
+from experiments.simulate.command import OutputSettings
 from experiments.validate.engine.acceptances import check_written, write_measured
 from experiments.validate.engine.matrix import Row, print_matrix, write_matrix
 from experiments.validate.engine.recording import Recording
@@ -24,7 +24,7 @@ from experiments.validate.engine.suite import Case, cases_of, model_of
 from experiments.validate.engine.verdict import check_success
 from experiments.validate.fidelity.printed import print_files
 from experiments.validate.fidelity.settings import ValidateSettings
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from experiments.validate.engine.recording import Recording
 from experiments.validate.fidelity.measured import Measured
-from hwmodels.iterations.iteration import COUNTED
-from sim.records.gaps import Gaps
+from hwmodels.iterations import COUNTED
+from sim.records.table import Gaps
 from sim.speculation.log import DRAFT_WORK_COLUMNS
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "finished_s")

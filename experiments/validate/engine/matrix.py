@@ -17,8 +17,8 @@ from experiments.validate.fidelity.errors import MetricError
 from experiments.validate.fidelity.report import table_html
 from experiments.validate.fidelity.tables import VERDICTS, plain_percent, signed_percent
 from sim.report import numbers
+from sim.report.files import write_whole
 from sim.report.plain_page import write_page
-from sim.report.whole_file import write_whole
 
 SHOWN = {
     "ttft_mean_s": "TTFT",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.simulate.output import OutputSettings
+from experiments.simulate.command import OutputSettings
 from experiments.validate.engine.acceptances import check_written, write_measured
 from experiments.validate.engine.from_recording import until_s
 from experiments.validate.engine.recording import Recording, load

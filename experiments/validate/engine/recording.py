@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hwmodels.bounded_files import read_text
+from hwmodels.checks import read_text
 from hwmodels.levels.table_files import read_parquet
 from policies.core.engine import EngineCore
 from policies.core.plan import Progress, StepOutcome, StepPlan
@@ -33,7 +33,7 @@ from policies.core.sequence import FinishReason, Sequence
 from policies.speculation.engine.drafts import DraftPlan
 from sim.engine.iteration_times import shape_of
 from sim.records.requests import NAN, RequestLog, Status
-from sim.report.whole_file import write_whole
+from sim.report.files import write_whole
 from sim.speculation.log import DRAFT_WORK_COLUMNS, first_shape
 
 if TYPE_CHECKING:

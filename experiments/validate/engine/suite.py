@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override, not_about
-from experiments.app.settings.resolve import resolved
 from experiments.calibrate.engine.files import Files
 from experiments.validate.fidelity.settings import Suite, ValidateSettings, split
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario

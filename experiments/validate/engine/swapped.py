@@ -20,10 +20,10 @@ from experiments.validate.engine.acceptances import replaying
 from experiments.validate.engine.from_recording import LOADED_S, measured, plan_calls, speculates, until_s
 from experiments.validate.engine.recording import Recording
 from hwmodels.exact import Num
-from hwmodels.iterations.iteration import COUNTED, Explained, IterationModel, IterationShape
+from hwmodels.iterations import COUNTED, Explained, IterationModel, IterationShape
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.links import Links

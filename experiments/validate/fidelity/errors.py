@@ -12,7 +12,7 @@ from experiments.validate.fidelity.iteration_errors import IterationError, itera
 from experiments.validate.fidelity.measured import Measured, of_records
 from experiments.validate.fidelity.metrics import Metric, ScaledSlo, metric_values
 from experiments.validate.fidelity.thresholds import Thresholds
-from hwmodels.iterations.iteration import IterationModel
+from hwmodels.iterations import IterationModel
 from sim.metrics.definitions import plain_json
 from sim.metrics.result import RunResult
 from sim.metrics.settings import MetricsSettings

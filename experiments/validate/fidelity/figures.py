@@ -19,8 +19,8 @@ from sim.metrics.definitions import Counts, Times
 from sim.metrics.distributions import Values
 from sim.metrics.series import cdf_points
 from sim.metrics.utilisation import KINDS, iteration_kind
-from sim.report.latency import MARKED
-from sim.report.look import BLUE, KIND_COLOURS, ORANGE, log_axis, styled, time_unit
+from sim.report.chart import BLUE, KIND_COLOURS, ORANGE, log_axis, styled, time_unit
+from sim.report.plots import MARKED
 
 GANTT_ITERATIONS = 200
 MAX_REALS = 5

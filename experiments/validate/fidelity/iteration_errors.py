@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from experiments.validate.fidelity.measured import Measured
-from hwmodels.iterations.iteration import COUNTED, IterationModel
+from hwmodels.iterations import COUNTED, IterationModel
 from sim.metrics.series import octaves
 from sim.metrics.utilisation import KINDS, iteration_kind, iteration_shape
 

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from sim.metrics.measured import request_metrics
-from sim.records.gaps import Gaps
 from sim.records.run import RunRecords
-from sim.records.table import to_pandas
+from sim.records.table import Gaps, to_pandas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

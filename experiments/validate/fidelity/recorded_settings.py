@@ -17,7 +17,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.table_files import read_table_file
-from sim.settings.convert import shown
+from sim.settings.build import shown
 from sim.setup.scenario import Scenario
 
 CONFIG_KEYS = (

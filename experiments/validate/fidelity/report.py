@@ -15,8 +15,8 @@ from experiments.validate.fidelity.curves import to_json
 from experiments.validate.fidelity.environment import environment
 from experiments.validate.fidelity.errors import Fidelity, Part
 from experiments.validate.fidelity.figures import GANTT_ITERATIONS, MAX_REALS, distributions, gantt, over_time
+from sim.report.files import write_whole
 from sim.report.plain_page import drawn, listed, write_page
-from sim.report.whole_file import write_whole
 
 EXPLAINED = (
     "Error: simulated / measured − 1. Noise floor: spread of the measured runs, (largest − smallest) / "

@@ -25,9 +25,9 @@ from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines, read_list, read_object
 from experiments.validate.foreign.request_tables import CLIENTS_TIMES, measured
-from sim.records.gaps import Gaps
+from sim.records.table import Gaps
 from sim.report.wording import plural
-from sim.workload.checks import MAX_UNIX_S, field_seconds, field_tokens, is_tokens, shown
+from sim.workload.trace_columns import MAX_UNIX_S, field_seconds, field_tokens, is_tokens, shown
 
 LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 STARTS = "start_times"

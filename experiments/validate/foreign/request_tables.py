@@ -23,14 +23,15 @@ from experiments.study.measured_requests import block_ids_of
 from experiments.validate.fidelity.measured import Measured
 from experiments.validate.foreign.clock import check_order, check_requests
 from experiments.validate.foreign.complete_prefix import Prefix, complete_lines
-from hwmodels.bounded_files import UnreadableFileError
+from hwmodels.checks import UnreadableFileError
 from hwmodels.levels import table_files
 from hwmodels.levels.table_files import read_table_file
-from sim.records.gaps import Gaps
+from sim.records.table import Gaps
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
-from sim.workload.checks import MAX_TOKENS, MAX_UNIX_S, shown, tokens_rule
+from sim.settings.recorded import read_json_object
+from sim.workload.distributions import MAX_TOKENS
+from sim.workload.trace_columns import MAX_UNIX_S, shown, tokens_rule
 
 NEEDED = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
 OWN = ("status", "arrival_s", "first_token_s", "last_token_s", "prompt_tokens", "output_tokens")

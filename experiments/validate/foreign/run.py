@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.app.terminal import simulated_time
-from experiments.simulate.output import OutputSettings
+from experiments.simulate.command import OutputSettings
 from experiments.study.measured_requests import Replayed
 from experiments.validate.fidelity.errors import fidelity_of
 from experiments.validate.fidelity.measured import Measured

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.sequence import Sequence
-from policies.speculation import DraftLength, Proposer, num_places
-from policies.speculation.view import PassSeconds
+from policies.speculation import DraftLength, PassSeconds, Proposer, num_places
 
 Ints = NDArray[np.int64]
 NO_BLOCKS = np.zeros(1, np.int64)

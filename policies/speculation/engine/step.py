@@ -15,9 +15,9 @@ import numpy as np
 from policies.core.plan import FOREVER, StepPlan
 from policies.core.sequence import DECODING, Sequence
 from policies.core.state import EngineState
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
-from policies.speculation.fixed import Fixed
 
 MAX_HORIZON = 512
 """Iterations of a plan with drafts at most: their acceptances are drawn together."""

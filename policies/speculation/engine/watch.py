@@ -10,11 +10,11 @@ import numpy as np
 from policies.core.plan import Progress, StepPlan
 from policies.core.sequence import Sequence
 from policies.core.view import StepView
+from policies.speculation import AcceptanceCounts, DraftView
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.draft_set import DraftSet
 from policies.speculation.engine.drafts import DraftPlan, Ints, Shapes, Speculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.view import AcceptanceCounts, DraftView
-from policies.user_code.decisions import checked_draft_lengths
+from policies.user_code import checked_draft_lengths
 
 MAX_UNCOUNTED = 256
 """Number of steps after which acceptances are counted that no policy has asked for."""

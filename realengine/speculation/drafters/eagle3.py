@@ -15,7 +15,7 @@ from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import head_logits
 from realengine.runner.batch import Batch
-from realengine.speculation.checkpoints.layers import LayerWeights, load_eagle3
+from realengine.speculation.checkpoints import LayerWeights, load_eagle3
 from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.drafters.layer_steps import decoder_of, loaded_layers
 from realengine.speculation.settings import SpeculationSettings

@@ -17,12 +17,12 @@ from typing import Protocol
 import torch
 
 from kernels.block_copy import CacheSet
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 from realengine.model.decoder import Decoder, States
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
-from realengine.speculation.checkpoints.layers import LayerWeights
+from realengine.speculation.checkpoints import LayerWeights
 from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.drafters.decode_steps import DraftPlaces, max_len_in, num_kv_blocks
 from realengine.speculation.drafters.tree_levels import Level, TreeLevels

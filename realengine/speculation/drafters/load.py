@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from policies.speculation import Proposer
-from policies.speculation.proposers.ngram import Ngram
+from policies.speculation.proposers import Ngram
 from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.host import drafter_of
 from realengine.speculation.settings import SpeculationSettings

@@ -24,7 +24,7 @@ import torch
 
 from kernels.block_copy import CacheSet
 from kernels.prefill_attention import DraftTree
-from policies.speculation.proposers.lookahead import Lookahead as Proposer
+from policies.speculation.proposers import Lookahead as Proposer
 from realengine.model.decoder import Decoder
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch, TreeRows

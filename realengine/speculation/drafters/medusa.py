@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from kernels.block_copy import CacheSet
-from policies.speculation import num_places
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree, num_places
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import head_logits
-from realengine.speculation.checkpoints.heads import load_heads
+from realengine.speculation.checkpoints import load_heads
 from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.settings import SpeculationSettings
 from realengine.speculation.tree_rows import check_tree

@@ -12,11 +12,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from policies.speculation.proposers.mtp import Mtp as Proposer
+from policies.speculation.proposers import Mtp as Proposer
 from realengine.model.decoder import States
 from realengine.model.kv_cache import KvCache
 from realengine.runner.batch import Batch
-from realengine.speculation.checkpoints.layers import LayerWeights, load_mtp
+from realengine.speculation.checkpoints import LayerWeights, load_mtp
 from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.drafters.layer_steps import decoder_of, loaded_layers
 from realengine.speculation.settings import SpeculationSettings

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from kernels.block_copy import CacheSet
-from policies.speculation.proposers.specinfer_tree import SpecinferTree as Proposer
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
+from policies.speculation.proposers import SpecinferTree as Proposer
 from realengine.runner.batch import Batch
 from realengine.speculation.drafter import DrafterContext, Drafts, LoadedDraft, Passed, Start
 from realengine.speculation.drafters.draft_model import DraftModel, load_models

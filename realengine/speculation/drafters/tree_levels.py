@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.prefill_attention import DraftTree
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 from realengine.runner.batch import Batch, TreeRows
 from realengine.speculation.drafters.decode_steps import DraftPlaces
 from realengine.speculation.tree_rows import sees

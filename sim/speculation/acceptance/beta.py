@@ -15,9 +15,9 @@ from scipy.special import betaincinv
 
 from fieldlimits import Checked, Positive, Share
 from policies.core.request import Request
-from policies.prediction.draws import uniform
+from policies.prediction import uniform
 from policies.speculation import Proposer, num_places
-from sim.speculation.acceptance import STREAM, Verdicts
+from sim.speculation import STREAM, Verdicts
 from sim.speculation.acceptance.rates import num_ranks, verdicts_of, with_ranks
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from fieldlimits import Checked, OneOf, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
-from sim.speculation.acceptance import Verdicts
+from sim.speculation import Verdicts
 from sim.speculation.acceptance.iid import same_rates
 from sim.speculation.acceptance.rates import num_ranks, verdicts_of
 

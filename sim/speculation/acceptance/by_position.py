@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fieldlimits import Checked, Share, check
 from policies.core.request import Request
 from policies.speculation import Proposer, num_places
-from sim.speculation.acceptance import Verdicts
+from sim.speculation import Verdicts
 from sim.speculation.acceptance.rates import (
     num_ranks,
     require_rates,

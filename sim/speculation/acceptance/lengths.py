@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from fieldlimits import Checked, Share, check
 from policies.core.request import Request
-from policies.speculation import Proposer, num_places
-from policies.speculation.tree import TokenTree
-from sim.speculation.acceptance import Verdicts
+from policies.speculation import Proposer, TokenTree, num_places
+from sim.speculation import Verdicts
 from sim.speculation.acceptance.iid import same_rates
 from sim.speculation.acceptance.rates import (
     mean_accepted_length,
@@ -29,7 +28,7 @@ from sim.speculation.acceptance.rates import (
     verdicts_of,
     with_ranks,
 )
-from sim.speculation.acceptance.tasks import require_tasks, task_of
+from sim.speculation.acceptance.table import require_tasks, task_of
 
 _BISECTIONS = 50
 

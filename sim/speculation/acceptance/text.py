@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from policies.core.request import Request
 from policies.speculation import Proposer
-from policies.speculation.matching import ngram_matches
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
-from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
-from sim.speculation.acceptance import Acceptance, Verdicts
+from policies.speculation.matching import SEPARATOR, SuffixRules, Text, ngram_matches
+from policies.speculation.proposers import Ngram, Suffix
+from sim.speculation import Acceptance, Verdicts
 from sim.workload.token_ids import TokenIds, kept_token_ids
 from sim.workload.trace_files import require_file
 

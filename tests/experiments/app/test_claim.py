@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.app.claim import LOCK, claim, lock_folder
 from experiments.app.cli import main
+from experiments.app.run_folder import LOCK, claim, lock_folder
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from sim.report.whole_file import write_whole, written_whole
+from sim.report.files import write_whole, written_whole
 from sim.settings.errors import ConfigError
 
 SIMULATE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

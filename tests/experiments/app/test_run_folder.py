@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.run_folder import seen_from_here, write_study
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 
 
 def test_a_study_leaves_its_resolved_config_and_its_summary(tmp_path):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from experiments.app.cli import COMMANDS
-from experiments.app.process import without_secrets
+from experiments.app.job import without_secrets
 from experiments.serve.settings import KEY_VARIABLE
 from sim.settings.errors import ConfigError
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from experiments.app.terminal import print_summary
 from sim.report import numbers, wording
-from sim.report.pressure_lines import pressure_lines
+from sim.report.lines import pressure_lines
 
 GOODPUT = {
     "requests_per_s": 5.1,

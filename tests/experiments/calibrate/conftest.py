@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from tests.experiments.calibrate.known_curves import measured, preset, shapes, write
 
 

@@ -11,9 +11,9 @@ import pandas as pd
 
 from experiments.calibrate.operators import OPERATORS
 from experiments.calibrate.relatives import composed
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
+from hwmodels.operators import Calibration
 from hwmodels.operators.attention import AttentionCurve
-from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import GemmCurve
 
 TRUTH = Calibration(

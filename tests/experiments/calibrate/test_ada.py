@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from experiments.calibrate.relatives import composed
-from hwmodels.devices.device import Device
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.device import Device
+from hwmodels.model.weights import WEIGHT_FORMATS
+from hwmodels.operators import Calibration
 from hwmodels.operators.attention import DecodeAttention, HeadLayout, PrefillAttention
-from hwmodels.operators.calibration import Calibration
 from hwmodels.operators.gemm import gemm_seconds, kernels_of
 
 LAYERS = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "vllm_requests"

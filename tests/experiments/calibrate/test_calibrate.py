@@ -19,7 +19,7 @@ from experiments.calibrate.relatives import known_calibrations
 from experiments.calibrate.tables import read_tables
 from experiments.calibrate.yaml_file import calibration_yaml, field_meanings
 from experiments.study.yaml_text import figure
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from hwmodels.operators.gemm import GemmCurve
 from hwmodels.operators.mla import MlaCurve
 from sim.settings.build import build

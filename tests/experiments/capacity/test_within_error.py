@@ -21,8 +21,8 @@ from experiments.capacity.within_error import (
     verdict_json,
     verdict_sentence,
 )
-from hwmodels.trust.table import ALL_GPUS, RATIO, ExpectedError, Level
-from sim.metrics.paired import mean_interval
+from hwmodels.trust import ALL_GPUS, RATIO, ExpectedError, Level
+from sim.metrics.confidence import mean_interval
 from sim.settings.scenario import build_scenario
 from tests.experiments.capacity.questions import TINY
 
@@ -41,7 +41,7 @@ TABLE = (
 @pytest.fixture(autouse=True)
 def hand_made_table(monkeypatch):
     monkeypatch.setattr("experiments.capacity.within_error.shipped", lambda: TABLE)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE)
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: TABLE)
 
 
 def fleet(hardware, *overrides):

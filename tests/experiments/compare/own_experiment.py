@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.app.cli import main
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.compare.arms import points
 from experiments.compare.settings import build_settings
 

@@ -15,13 +15,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from experiments.study import runs
 from experiments.study.figures import figures
-from hwmodels.iterations.iteration import UnknownIterationError
+from hwmodels.iterations import UnknownIterationError
 from sim.cluster.gateway import Gateway
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run

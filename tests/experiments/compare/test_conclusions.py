@@ -16,7 +16,7 @@ from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.settings import Expectation, Experiment, Sweep
 from experiments.compare.tables import MARKS, metric_rows, print_results
 from experiments.study.figures import Metric, figures, label_of, unit_of
-from sim.metrics.paired import Held, Outcome
+from sim.metrics.confidence import Held, Outcome
 from sim.report.numbers import with_interval
 
 NAN = math.nan

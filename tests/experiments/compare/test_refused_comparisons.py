@@ -7,9 +7,8 @@ import re
 import pytest
 
 from experiments.app.cli import main
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
-from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from tests.experiments.compare.own_experiment import SHIPPED, TINY, arms_of, compare
 

@@ -11,9 +11,8 @@ import pytest
 from experiments.app import cli
 from experiments.app.cli import main
 from experiments.app.completion import candidates
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
-from experiments.app.settings.resolve import resolved
 from experiments.compare.settings import build_settings
 from experiments.study.runs import settings_that_differ
 from tests.drawn import ALL, DRAW

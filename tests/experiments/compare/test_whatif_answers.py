@@ -23,7 +23,7 @@ from experiments.compare.whatif.sentences import (
 from experiments.compare.whatif.settings import WhatifSettings
 from experiments.compare.whatif.tables import tables
 from experiments.study.figures import Metric
-from sim.metrics.paired import compare_paired, mean_interval
+from sim.metrics.confidence import compare_paired, mean_interval
 
 SHARE = Metric(key="goodput.share", better="higher", label="SLO attainment")
 TTFT = Metric(key="ttft.p99_s", better="lower")

@@ -11,18 +11,18 @@ from experiments.conformance.claims import FAMILIES, BrokenPromise, claims_by_na
 from experiments.conformance.words import in_words
 from experiments.conformance.worlds import Ask, World
 from policies.adapters.fixed_slots import FixedSlots
-from policies.admission.none import AdmitAll
+from policies.admission import AdmitAll
 from policies.admission.queue_bound import QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
 from policies.batching.chunked import Chunked
-from policies.batching.prefill_only import PrefillOnly
+from policies.batching.disaggregated import PrefillOnly
 from policies.caching.paged import Paged
 from policies.prediction import LengthPredictor
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.fixed import Fixed
-from policies.user_code.failure import PolicyError
+from policies.speculation.draft_lengths import Fixed
+from policies.user_code import PolicyError
 from tests.experiments.conformance.kept import num_kept
 from tests.experiments.conformance.sound_policies import Filling, Guessing, Scales
 

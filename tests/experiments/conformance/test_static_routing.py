@@ -6,12 +6,9 @@ from typing import ClassVar
 import pytest
 
 from experiments.conformance.claims import BrokenPromise, claims_of
-from policies.routing.dedicated import Dedicated
-from policies.routing.least_outstanding import LeastOutstanding
-from policies.routing.random import Random
-from policies.routing.round_robin import RoundRobin
+from policies.routing.adapter_aware import Dedicated
+from policies.routing.load_balancing import LeastOutstanding, Random, RoundRobin, Weighted
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.weighted import Weighted
 from tests.experiments.conformance.kept import num_kept
 
 

@@ -25,8 +25,8 @@ from experiments.goodput.tables import rows, sentences
 from experiments.study.bisection import Bracket, bisected, bracketed
 from policies.batching.static import Static
 from sim.cluster.gateway import Gateway
-from sim.metrics.paired import Interval
-from sim.metrics.paired import Outcome as Outcome_
+from sim.metrics.confidence import Interval
+from sim.metrics.confidence import Outcome as Outcome_
 from sim.metrics.slo import Slo
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import run

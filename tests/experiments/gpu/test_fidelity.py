@@ -18,7 +18,7 @@ from experiments.gpu.engine_models import LLAMA_8B
 from experiments.gpu.measurement import Run
 from experiments.validate.engine.engine_run import settings_of
 from experiments.validate.engine.executor_cache import Built, with_room
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from realengine.runner.memory import Memory
 from sim.setup.engine_profile import EngineProfile
 

@@ -13,8 +13,7 @@ from experiments.observe.tables import records_of
 from sim.metrics.settings import MetricsSettings
 from sim.records.run import RunRecords
 from sim.workload.arrivals import Constant
-from sim.workload.distributions import Fixed
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths
 from sim.workload.synthetic import Synthetic
 from tests.experiments.observe.jumping_clock import run_jumping
 

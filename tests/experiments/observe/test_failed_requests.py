@@ -10,7 +10,7 @@ pytest.importorskip("aiohttp", reason="needs the extra observe: pip install 'win
 
 from experiments.observe.figures import client_notes
 from experiments.observe.scripted_server import Script
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from sim.records.requests import Status
 from tests.experiments.observe.observing import figures, make_workload, records, run
 

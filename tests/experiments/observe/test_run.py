@@ -16,8 +16,8 @@ from experiments.observe.scripted_server import Script, ScriptedServer
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import capture_table, chunks_table
-from sim.metrics.conservation import check_conservation
 from sim.metrics.measured import request_metrics
+from sim.metrics.output import check_conservation
 from sim.records.requests import Status
 from sim.workload.arrivals import AllAtOnce, ClosedLoop
 from sim.workload.distributions import Fixed

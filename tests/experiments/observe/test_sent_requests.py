@@ -11,8 +11,8 @@ pytest.importorskip("aiohttp", reason="needs the extra observe: pip install 'win
 from experiments.observe.scripted_server import Script
 from sim.settings.errors import ConfigError
 from sim.workload.arrivals import Constant
-from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed
+from sim.workload.sessions import Conversation
 from tests.experiments.observe.observing import NUM_QUESTIONS, figures, make_workload, records, run
 
 

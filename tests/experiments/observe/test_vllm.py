@@ -29,13 +29,12 @@ import tokenizers
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import records_of
-from sim.metrics.conservation import check_conservation
 from sim.metrics.measured import request_metrics
+from sim.metrics.output import check_conservation
 from sim.records.requests import Status
 from sim.workload.arrivals import Constant, Poisson
-from sim.workload.conversation import Conversation
-from sim.workload.distributions import Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths, Uniform
+from sim.workload.sessions import Conversation
 from sim.workload.synthetic import Synthetic
 
 VLLM = Path(

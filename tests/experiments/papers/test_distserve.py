@@ -15,7 +15,7 @@ from experiments.papers.distserve_lengths import (
     with_lognormal_outputs,
 )
 from experiments.papers.distserve_prices import TIMES, Profiled, ProfiledModel
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 
 

@@ -19,7 +19,7 @@ from experiments.papers.splitwise import (
     write_requests,
 )
 from experiments.papers.splitwise_prices import AS_SIMULATED, AS_TIMED, PROMPT_TOKENS, TIMES, TimedModel
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 
 LENGTHS = pd.DataFrame({"ContextTokens": [100, 200], "GeneratedTokens": [3, 5]})
 

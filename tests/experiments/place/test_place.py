@@ -12,13 +12,11 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.place.problem import place
 from experiments.place.settings import read_settings
-from hwmodels.devices.time_slicing import TimeSlicing
+from hwmodels.device import TimeSlicing
 from policies.parallelism import Load
-from policies.placement.best_fit import BestFitDecreasing
-from policies.placement.densest_first import DensestFirst
-from policies.placement.first_fit import FirstFitDecreasing
+from policies.placement.greedy import BestFitDecreasing, DensestFirst, FirstFitDecreasing
 from sim.settings.scenario import build_scenario
-from sim.setup.placement_prices import ReplicaNeeds, hostings_of, pool_of, weights_only
+from sim.setup.estimates import ReplicaNeeds, hostings_of, pool_of, weights_only
 
 GPUS = "gpus=[{name:a10g,count:1},{name:a100_40gb_sxm,count:1}]"
 

@@ -12,7 +12,7 @@ from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.report.run_files import read_summary, read_table
 from experiments.validate.engine import recording
 from sim.settings.errors import ConfigError
-from sim.settings.json_files import read_json_object
+from sim.settings.recorded import read_json_object
 
 READERS = {
     "config.yaml": read_yaml,

@@ -324,12 +324,12 @@ def test_opening_a_run_executes_nothing_that_it_names(folders, tmp_path, monkeyp
     config = tmp_path / "run/config.yaml"
     text = config.read_text()
     for target in ("trap.RoundRobin", "os.system", "sim.settings.build.get_type_hints"):
-        config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", target))
+        config.write_text(text.replace("policies.routing.load_balancing.LeastOutstanding", target))
         assert main(["report", "run=run"]) == 2
         assert f"routing._target_={target}, which belongs neither to" in capsys.readouterr().err
     assert "trap" not in sys.modules
     assert not (tmp_path / "sprung").exists()
-    config.write_text(text.replace("policies.routing.least_outstanding.LeastOutstanding", "trap.RoundRobin"))
+    config.write_text(text.replace("policies.routing.load_balancing.LeastOutstanding", "trap.RoundRobin"))
     assert main(["report", "run=run", "--trust"]) == 2  # imported, and no router
     assert (tmp_path / "sprung").exists()
     assert "(trap.RoundRobin): has no choose" in capsys.readouterr().err

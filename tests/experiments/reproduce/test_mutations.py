@@ -13,7 +13,7 @@ from experiments.reproduce.claims import FAMILIES
 from experiments.reproduce.findings import LEAST_MOVE, Finding, broken_by, known
 from experiments.reproduce.mutations import MUTATIONS, WORSE, figures_and_uses, figures_under, findings
 from experiments.reproduce.rows import Direct, Kind, Row, Source
-from hwmodels.tariff import Tariff
+from hwmodels.costs import Tariff
 from tests.drawn import drawn_of
 
 ROWS = {row.name: row for family in FAMILIES for row in family.rows}

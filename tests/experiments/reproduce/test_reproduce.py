@@ -14,7 +14,7 @@ from experiments.reproduce.claims import FAMILIES
 from experiments.reproduce.rows import Compared, Direct, Family, Kind, Row, Sampled, Searched, Source
 from experiments.reproduce.tasks import planned
 from experiments.reproduce.verdicts import State, Verdict
-from sim.metrics.paired import mean_interval
+from sim.metrics.confidence import mean_interval
 
 ROWS = {row.name: row for family in FAMILIES for row in family.rows}
 INF = math.inf

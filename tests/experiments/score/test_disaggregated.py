@@ -7,7 +7,7 @@ from experiments.score.disaggregated import engine_in_dynamo
 from experiments.score.modes import predict, scenario_of
 from experiments.score.predictions import predict_row
 from experiments.study.presets import NotSimulatedError
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from tests.experiments.score.measured_rows import SILICON
 
 SIDE = {"num_workers": 1, "tp_size": 1, "pp_size": 1, "attention_dp_size": 1, "moe_tp_size": 1}

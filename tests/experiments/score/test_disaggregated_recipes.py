@@ -4,7 +4,7 @@ import pytest
 
 from experiments.score.disaggregated import scenario_of
 from experiments.score.disaggregated_recipes import side_recipe, with_published_layout
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from tests.experiments.score.test_disaggregated import ROW
 
 EIGHT = {"tp_size": 8, "attention_dp_size": 1, "moe_tp_size": 1, "moe_ep_size": 8, "num_workers": 1}

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.score.drafts import num_draft_tokens, with_drafts
 from experiments.score.recipes import Recipe, recipe_of
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 
 ROW = {
     "source": "inferencemax",

@@ -11,7 +11,7 @@ from experiments.score import kv_memory
 from experiments.score.kinds import KINDS
 from experiments.score.table import read_table
 from experiments.study.presets import NotSimulatedError
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.levels import Calibrated
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kv_memory")]  # its tests share 30 predictions
 

@@ -6,7 +6,7 @@ import pytest
 from experiments.score import silicon
 from experiments.score.layouts import layout_of
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from tests.experiments.score.measured_rows import SILICON
 
 BASE = base_scenario("deepseek-r1", "h200_sxm", "vllm")

@@ -10,8 +10,8 @@ from experiments.score import lora
 from experiments.score.kinds import KINDS
 from experiments.score.table import read_table
 from experiments.score.trust.cases import SOURCES
-from hwmodels.levels.rooflines import Calibrated
-from hwmodels.trust.table import LORA
+from hwmodels.levels import Calibrated
+from hwmodels.trust import LORA
 from sim.settings.errors import ConfigError
 
 ROWS = Path(experiments.score.__file__).parent / "data" / "lora_rows.csv"

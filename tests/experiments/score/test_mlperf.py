@@ -9,7 +9,7 @@ from experiments.score import mlperf
 from experiments.score.length_shapes import capped_lognormal
 from experiments.score.predictions import predict_row
 from experiments.study.presets import preset
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 
 ROW = {
     "id": "mlp-0",

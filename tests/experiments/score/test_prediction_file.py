@@ -10,7 +10,7 @@ import experiments.score.predictions as predictions_module
 from experiments.app.cli import main
 from experiments.score.prediction_file import PredictionFile
 from experiments.study.launchers.outcome import Outcome, WorkerDiedError
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from sim.engine.interpreter import Interrupt
 from sim.settings.errors import ConfigError
 from tests.experiments.score.measured_rows import SILICON

@@ -12,7 +12,7 @@ from experiments.score import public
 from experiments.score.kinds import KINDS
 from experiments.score.table import read_table
 from experiments.study.presets import NotSimulatedError
-from hwmodels.levels.rooflines import Calibrated, Spec
+from hwmodels.levels import Calibrated, Spec
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant, Poisson
 
 ROWS = Path(experiments.score.__file__).parent / "data" / "public_rows.csv"

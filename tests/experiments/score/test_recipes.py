@@ -5,7 +5,7 @@ import pytest
 from experiments.score.recipes import Recipe, recipe_of
 from experiments.score.silicon import client_of, scenario_of
 from experiments.study.presets import load_generator
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 
 ROW = {
     "source": "inferencemax",

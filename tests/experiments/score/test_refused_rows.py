@@ -9,7 +9,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.score import silicon
 from experiments.score.physical import active_weight_bytes, least_step_seconds
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from tests.experiments.score.measured_rows import REPLAYED_RUN, RUN, SILICON, replayed
 
 

@@ -12,7 +12,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.score import silicon
 from experiments.score.report import concurrency_band, errors_by_group, print_errors
 from experiments.study.presets import ALIASES, NotSimulatedError, base_scenario, plain, preset, taken_for
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from tests.experiments.score.measured_rows import SILICON
 
 

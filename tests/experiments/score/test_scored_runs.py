@@ -10,7 +10,7 @@ from scipy import stats
 from experiments.score import per_request, runs
 from experiments.score.predictions import predict_row
 from experiments.study.measured_requests import scenario_of
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 from tests.experiments.score.measured_rows import REPLAYED_RUN, RUN, replayed
 
 

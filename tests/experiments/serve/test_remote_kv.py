@@ -12,7 +12,7 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
-from sim.cluster.transfer_gateway import GONE
+from sim.cluster.disaggregation import GONE
 from sim.workload.base import WorkloadNotes
 from tests.worlds.serving import complete, make_job, post
 

@@ -11,7 +11,7 @@ pytest.importorskip("aiohttp")
 import experiments.report.command as report
 import experiments.report.explain.command as explain
 from sim.report.files import write_table
-from sim.workload.traffic_log import FILE
+from sim.workload.recording import FILE
 from tests.experiments.serve.conftest import scenario_of, serving
 
 LLAMA = "model=llama3_1_8b"

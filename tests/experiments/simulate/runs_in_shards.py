@@ -7,12 +7,11 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.simulate.sharded_run import ShardedRun
 from experiments.study.launchers.local import Local
-from sim.report.files import run_files, write_result
+from sim.report.run_files import run_files, write_result
 from sim.settings.scenario import build_run
 from sim.setup.streaming import stream_to
 

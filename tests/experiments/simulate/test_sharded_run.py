@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import experiments.simulate.shard_folder
 import experiments.simulate.shard_task
 import experiments.simulate.sharded_run
 import sim.report.chunk_tables
@@ -60,7 +59,7 @@ def test_a_shard_that_is_lost_again_and_again_ends_the_run_which_can_be_continue
 def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch, tables):
     run_it, right = RUNS[tables]
     right()
-    write, written = experiments.simulate.shard_folder.write_whole, []
+    write, written = experiments.simulate.sharded_run.write_whole, []
 
     def write_some(file, data):
         written.append(file.name)
@@ -68,7 +67,7 @@ def test_a_full_disk_keeps_the_shards_before(tmp_path, monkeypatch, tables):
             raise OSError(errno.ENOSPC, "No space left on device", str(file))
         write(file, data)
 
-    monkeypatch.setattr(experiments.simulate.shard_folder, "write_whole", write_some)
+    monkeypatch.setattr(experiments.simulate.sharded_run, "write_whole", write_some)
     with pytest.raises(CannotWriteError, match=r"No space left.*2 of 6 shards are kept; make room, then"):
         run_it(tmp_path, Losing())
     launcher = Losing()

@@ -29,12 +29,12 @@ OF_OTHER_RUNS = (
     "joblib",
     # runs that stream their tables
     "sim.cluster.chunked",
-    "sim.metrics.sketched",
+    "sim.metrics.sketches",
     "sim.metrics.plots",
-    "sim.metrics.run_sums",
+    "sim.metrics.result",
     "sim.setup.streaming",
     "sim.report.chunk_tables",
-    "sim.report.exact_percentiles",
+    "sim.report.chunk_tables",
     "pyarrow.dataset",
     # thinned fleets
     "sim.metrics.thinned",

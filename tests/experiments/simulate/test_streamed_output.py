@@ -18,7 +18,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.simulate import output
+from experiments.simulate.command import SimulateOutput
 from sim.cluster import simulation
 from sim.metrics.plots import PlotFigures
 from sim.report import chunk_tables
@@ -117,7 +117,7 @@ def test_a_run_that_streams_all_can_be_drawn_again(tmp_path):
 
 
 def test_long_runs_stream_by_themselves_and_say_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(output, "STREAMED_ABOVE", 50)
+    monkeypatch.setattr("experiments.simulate.command.STREAMED_ABOVE", 50)
     assert simulate(tmp_path / "run") == 0
     assert (tmp_path / "run" / "requests.parquet").is_dir()
     assert "their rows are written while the run goes on" in " ".join(capsys.readouterr().out.split())
@@ -215,7 +215,7 @@ def test_a_killed_run_leaves_readable_tables(tmp_path, seed):
 def test_a_long_run_that_cannot_stream_says_so_and_why():
     source = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
     scenario = build_scenario(source.compose(["metrics.warmup_s=auto"]))
-    chosen = output.SimulateOutput()
+    chosen = SimulateOutput()
     assert not chosen.streams(scenario, 10_000_000)
     note = chosen.note(scenario, 10_000_000)
     assert note.startswith("All records stay in memory, about 44 GB for 10,000,000 requests")

@@ -56,7 +56,7 @@ def test_a_setting_has_default_unit_and_meaning():
 
 def test_a_meaning_comes_from_the_field_where_the_file_has_no_comment():
     assert "Source of the other figures." in pages()["reference/groups/hardware.md"]
-    assert fields_of("hwmodels.devices.device.Device")["source"].meaning == "Source of the other figures."
+    assert fields_of("hwmodels.device.Device")["source"].meaning == "Source of the other figures."
 
 
 @pytest.mark.parametrize(

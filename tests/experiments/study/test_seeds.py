@@ -6,9 +6,8 @@ import random
 import pandas as pd
 import pytest
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
 from experiments.compare.results import evaluate
 from experiments.compare.sentences import caveats, verdicts
@@ -16,7 +15,7 @@ from experiments.compare.settings import Experiment
 from experiments.study.figures import Metric
 from experiments.study.runs import Point, run_all
 from experiments.study.seeds import distinct_seeds
-from sim.metrics.paired import Outcome
+from sim.metrics.confidence import Outcome
 from sim.settings.scenario import build_scenario
 
 SMALL = ["model=smollm2_135m", "hardware=l4"]

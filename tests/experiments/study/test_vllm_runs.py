@@ -7,7 +7,7 @@ import pytest
 from experiments.score import per_request
 from experiments.study.presets import NotSimulatedError
 from experiments.study.vllm_runs import unused, vllm_scenario
-from hwmodels.levels.rooflines import Spec
+from hwmodels.levels import Spec
 
 DENSE = {
     "run": "night",

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import experiments.sweep.folder as folder_module
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from experiments.sweep.plan import MAX_CHECKED_VALUES, Plan, plan_of
 from experiments.sweep.run_task import tasks_of
-from sim.report.config_text import config_yaml
+from sim.report.files import config_yaml
 from sim.settings.errors import ConfigError
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, sweep
 

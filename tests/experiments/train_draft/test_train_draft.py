@@ -6,13 +6,12 @@ from safetensors.torch import load_file
 
 from experiments.train_draft import __main__ as entry
 from experiments.train_draft import eagle, medusa
-from experiments.train_draft.command import run
+from experiments.train_draft.__main__ import run
 from experiments.train_draft.prompts import TASKS, built_in, from_file
 from experiments.train_draft.settings import TrainSettings
 from experiments.train_draft.texts import Text, read
 from realengine.model.architecture import Architecture
-from realengine.speculation.checkpoints.heads import load_heads
-from realengine.speculation.checkpoints.layers import load_eagle
+from realengine.speculation.checkpoints import load_eagle, load_heads
 from tests.realengine.small_models import CONFIGS, LLAMA
 from tests.realengine.speculation.plain_layers import Plain, context_of, whole_states
 

@@ -20,9 +20,9 @@ from experiments.validate.fidelity.metrics import Metric, metric_values, scaled
 from experiments.validate.fidelity.report import write_validation
 from experiments.validate.fidelity.tables import largest_part, metric_rows, part_rows, verdict_line
 from experiments.validate.fidelity.thresholds import Thresholds
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from sim.metrics.slo import Slo
-from sim.records.gaps import Gaps
+from sim.records.table import Gaps
 from sim.settings.build import build
 from sim.settings.scenario import build_scenario
 

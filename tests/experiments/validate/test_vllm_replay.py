@@ -15,8 +15,8 @@ from scipy.stats import kendalltau
 
 from experiments.score import per_request
 from experiments.study.measured_requests import scenario_of
+from hwmodels.levels import Spec
 from hwmodels.levels.files import TableLevel
-from hwmodels.levels.rooflines import Spec
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
 

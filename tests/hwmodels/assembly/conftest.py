@@ -4,7 +4,7 @@ import pytest
 
 from hwmodels.assembly.site import Site
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
 from tests.hwmodels.assembly.listed import BALANCED, make_model
 
 

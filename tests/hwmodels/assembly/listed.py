@@ -2,8 +2,8 @@
 
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.site import Kernels
-from hwmodels.iterations.iteration import COMPONENTS
-from hwmodels.model.model_spec import (
+from hwmodels.iterations import COMPONENTS
+from hwmodels.model import (
     Block,
     DenseMlp,
     GroupedQueryAttention,

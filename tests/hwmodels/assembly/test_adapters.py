@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.assembly.adapters import adapter_operators
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.assembly.site import Kernels, Site
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import AdapterBatch, IterationShape, UnknownIterationError
+from hwmodels.assembly.site import Kernels, Site, adapter_operators
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import AdapterBatch, IterationShape, UnknownIterationError
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import plan_memory
 from hwmodels.levels.recorded import Recorded
-from hwmodels.model.lora import Lora
-from hwmodels.operators.calibration import Calibration
+from hwmodels.model.weights import Lora
+from hwmodels.operators import Calibration
 from hwmodels.operators.lora_kernels import (
     PEAK_SHARE,
     LoraKernels,

@@ -7,12 +7,11 @@ import pytest
 
 from hwmodels.assembly import iteration_operators
 from hwmodels.assembly.site import Kernels, Site
-from hwmodels.iterations.iteration import COMPONENTS, IterationShape
+from hwmodels.iterations import COMPONENTS, IterationShape
 from hwmodels.iterations.ops import Per
-from hwmodels.model.lora import Lora
-from hwmodels.model.matrices import Matrix
-from hwmodels.model.model_spec import Block, DenseMlp, Role
-from hwmodels.operators.calibration import Calibration
+from hwmodels.model import Block, DenseMlp, Role
+from hwmodels.model.weights import Lora, Matrix
+from hwmodels.operators import Calibration
 from tests.hwmodels.assembly.listed import Listed, grouped, make_model
 
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from hwmodels.assembly.attention_weights import WithAttentionWeights
+from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.model import Block, DenseMlp, ModelSpec
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.mlp import DenseMlp
-from hwmodels.model.model_spec import Block, ModelSpec
 
 MODEL = ModelSpec(
     name="llama3_1_8b",

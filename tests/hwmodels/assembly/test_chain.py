@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.chain import Chain
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.device import Chain
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)

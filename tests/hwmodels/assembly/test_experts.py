@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hwmodels.assembly.mlp import expert_library
+from hwmodels.assembly import expert_library
 from tests.hwmodels.assembly.listed import BALANCED, Listed, experts, make_model
 
 

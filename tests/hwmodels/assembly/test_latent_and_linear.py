@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.model.model_spec import LinearAttention
+from hwmodels.model import LinearAttention
 from hwmodels.operators.attention import DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads
 from tests.hwmodels.assembly.listed import BALANCED, Listed, latent, make_model

@@ -10,8 +10,7 @@ from hwmodels.hf.architectures import ARCHITECTURES, Architecture
 from hwmodels.hf.config import from_hf_fields
 from hwmodels.iterations.ops import decode_shape
 from hwmodels.model.attention import Attention
-from hwmodels.model.matrices import Matrix, share_of
-from hwmodels.model.quantization import KV_BYTES
+from hwmodels.model.weights import KV_BYTES, Matrix, share_of
 from sim import simulate
 
 CONFIG = {

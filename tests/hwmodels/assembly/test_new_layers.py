@@ -2,9 +2,8 @@
 
 import pytest
 
+from hwmodels.model import Block, NoAttention, NoMlp
 from hwmodels.model.attention import CompressedAttention
-from hwmodels.model.mlp import NoMlp
-from hwmodels.model.model_spec import Block, NoAttention
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

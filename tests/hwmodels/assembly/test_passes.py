@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import AdapterBatch, DraftWork, IterationShape
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.operators.attention import AttentionCurve, DecodeAttention, HeadLayout
 from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads

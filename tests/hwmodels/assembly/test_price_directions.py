@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.operators.calibration import Calibration
-from hwmodels.operators.stream import StreamCurve
+from hwmodels.operators import Calibration
+from hwmodels.operators.gemm import StreamCurve
 from tests.hwmodels.assembly.drawn_iterations import NO_HOST, drawn_shapes, few
 
 alike = st.tuples(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
+from hwmodels.host import HostOverhead
+from hwmodels.iterations import COMPONENTS, IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.ops import bound_of
 from tests.hwmodels.assembly.drawn_iterations import NO_HOST, contexts, drawn_shapes, few

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
 from tests.hwmodels.assembly.drawn_iterations import NO_HOST, drawn_shapes, few
 

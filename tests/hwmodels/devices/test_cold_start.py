@@ -4,10 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.devices.cold_start import ColdStart, WeightSource
-from hwmodels.devices.device import Storage
-from hwmodels.devices.host import CudaGraphs
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Link, Storage
+from hwmodels.host import ColdStart, CudaGraphs, WeightSource
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import weight_bytes
 from sim.settings.build import build

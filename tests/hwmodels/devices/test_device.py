@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Device, Link
 
 PCIE = Link(name="PCIe 4.0 x16", bandwidth_bytes_per_s=32e9, latency_s=2.5e-6)
 NVLINK = Link(name="NVLink 3", bandwidth_bytes_per_s=300e9, latency_s=0.8e-6)

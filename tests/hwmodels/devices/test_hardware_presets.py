@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Calibrated, Replica
-from hwmodels.operators.calibration import Calibration
+from hwmodels.levels import Calibrated, Replica
+from hwmodels.operators import Calibration
 
 PROJECT = Path(__file__).resolve().parents[3]
 PRESETS = sorted((PROJECT / "configs" / "hardware").glob("*.yaml"))

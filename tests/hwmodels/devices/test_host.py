@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import Compilation, CudaGraphs, HostOverhead, HostShare
+from hwmodels.host import Compilation, CudaGraphs, HostOverhead, HostShare
 from hwmodels.iterations.ops import decode_shape, prefill_shape
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Link
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hwmodels.devices.time_slicing import STATE_BYTES, TimeSlicing
+from hwmodels.device import STATE_BYTES, TimeSlicing
 
 
 def test_a_switch_saves_and_restores_all_sms_and_fills_the_l2(toy_device):

@@ -7,7 +7,7 @@ import pytest
 
 from hwmodels.fitting.gemm import GROUP_BY, capability_of, fit_gemm, modelled_rows, predict_gemm
 from hwmodels.fitting.robust import errors, validation_rows
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.gemm import GemmCurve, gemm_seconds
 
 pytestmark = pytest.mark.xdist_group("gemm")  # its tests share a fit of all rows

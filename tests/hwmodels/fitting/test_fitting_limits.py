@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Device, Link
 from hwmodels.fitting import limits
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from hwmodels.fitting.mla import GROUP_BY, Attention, fit_mla, predict_mla, projections
 from hwmodels.fitting.robust import errors, validation_rows
-from hwmodels.model.quantization import weight_format
-from hwmodels.operators.gemm import GemmCurve, gemm_seconds
+from hwmodels.model.weights import weight_format
+from hwmodels.operators.gemm import GemmCurve, StreamCurve, gemm_seconds, stream_seconds
 from hwmodels.operators.mla import MlaCurve, MlaDecode, MlaHeads
-from hwmodels.operators.stream import StreamCurve, stream_seconds
 
 MEASURED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ops" / "mla.parquet"
 DEVICES = {

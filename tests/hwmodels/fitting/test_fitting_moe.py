@@ -8,7 +8,7 @@ import pytest
 
 from hwmodels.fitting.moe import FORMATS, GROUP_BY, fit_moe, fitted_rows, predict_moe
 from hwmodels.fitting.robust import errors, validation_rows
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.moe import MoeCurve, kernel_family, moe_seconds
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hwmodels.fitting.linear import fit_terms
+from hwmodels.fitting.robust import fit_terms
 
 SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64])
 TRUE = {"iteration_s": 2e-4, "sequence_s": 3e-6, "token_s": 5e-6}

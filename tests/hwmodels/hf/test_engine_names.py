@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from hwmodels.hf.asked import ENGINE_NAMES, REFUSED
 from hwmodels.hf.config import from_hf_config, from_hf_fields
+from hwmodels.hf.quantization import ENGINE_NAMES, REFUSED
 from tests.hwmodels.hf.published import DEEPSEEK_V3, GPT_OSS, LLAMA, QWEN2_MOE, group
 
 VLLM_0_32 = [

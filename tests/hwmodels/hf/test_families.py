@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     DenseMlp,
     GroupedQueryAttention,
     LatentAttention,

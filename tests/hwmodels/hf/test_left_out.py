@@ -2,7 +2,7 @@
 
 import pytest
 
-from hwmodels.model.matrices import Role
+from hwmodels.model.weights import Role
 from tests.hwmodels.hf.published import DEEPSEEK_V3, GPT_OSS, LLAMA, QWEN2_MOE, QWEN3_NEXT, group, read
 
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}

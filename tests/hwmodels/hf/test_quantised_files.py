@@ -6,7 +6,7 @@ import re
 import pytest
 
 from hwmodels.hf.config import from_hf_config
-from hwmodels.hf.json_files import mtp_bytes
+from hwmodels.hf.fields import mtp_bytes
 from tests.hwmodels.hf.published import DEEPSEEK_V3, GPT_OSS, LLAMA, group, read
 
 LLAMA_70B = LLAMA | {

@@ -1,7 +1,7 @@
 """Number formats of the newer architectures: those of their quantisers, matrix by matrix."""
 
 from hwmodels.hf.config import from_hf_fields
-from hwmodels.model.matrices import Role
+from hwmodels.model.weights import Role
 
 V4 = {
     "architectures": ["DeepseekV4ForCausalLM"],

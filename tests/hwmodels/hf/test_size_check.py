@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from hwmodels.hf.config import from_hf_config
-from hwmodels.hf.json_files import stored_size
+from hwmodels.hf.fields import stored_size
 from tests.hwmodels.hf.published import DEEPSEEK_V3, LLAMA
 
 

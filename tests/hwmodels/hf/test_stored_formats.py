@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.hf.config import from_hf_fields
-from hwmodels.hf.quantizers import MODELOPT, NOT_PRICED, READERS
-from hwmodels.model.quantization import WEIGHT_FORMATS, weight_format
+from hwmodels.hf.quantization import MODELOPT
+from hwmodels.hf.quantizers import NOT_PRICED, READERS
+from hwmodels.model.weights import WEIGHT_FORMATS, weight_format
 from tests.hwmodels.hf.published import DEEPSEEK_V3, GPT_OSS, LLAMA, QWEN2_MOE, group, read
 
 FP8, INT8, FP4 = ({"type": kind, "num_bits": bits} for kind, bits in (("float", 8), ("int", 8), ("float", 4)))

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from hwmodels.hf.config import from_hf_config, from_hf_fields
-from hwmodels.model.model_spec import LatentAttention, MixtureOfExperts
+from hwmodels.model import LatentAttention, MixtureOfExperts
 from tests.hwmodels.hf.published import DEEPSEEK_V3, LLAMA, QWEN2_MOE, read
 
 NEW = {"architectures": ["NeverSeenForCausalLM"]}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.energy import EnergySettings, PowerModel, energy_joules, idle_joules
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.costs import EnergySettings, PowerModel, energy_joules, idle_joules
+from hwmodels.iterations import IterationShape
 
 H100 = PowerModel(idle_w=70, tdp_w=700)
 DECODE = IterationShape(8, 8_192, 0, 0, 0, 0, 8)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.jitter import Jitter, JitterFactors
+from hwmodels.iterations import Jitter, JitterFactors
 
 MANY = 400_000
 

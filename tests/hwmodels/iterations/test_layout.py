@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 
 alike = st.tuples(

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import (
+    GIB,
+    MemoryProfile,
     adapter_bytes,
     kv_split,
     plan_memory,
     redundant_bytes,
     weight_bytes,
 )
-from hwmodels.iterations.memory_profile import GIB, MemoryProfile
-from hwmodels.model.lora import Lora
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     Block,
     DenseMlp,
     GroupedQueryAttention,
@@ -26,6 +26,7 @@ from hwmodels.model.model_spec import (
     ModelSpec,
     Role,
 )
+from hwmodels.model.weights import Lora
 from hwmodels.speculation.draft import LayerDraft, ModelDraft
 
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory import plan_memory, weight_bytes
-from hwmodels.iterations.memory_profile import ERAS, GIB, MIB, MemoryProfile, padding_bytes
-from hwmodels.model.model_spec import Block, DenseMlp, GroupedQueryAttention, MixtureOfExperts, ModelSpec
+from hwmodels.iterations.memory import ERAS, GIB, MIB, MemoryProfile, padding_bytes, plan_memory, weight_bytes
+from hwmodels.model import Block, DenseMlp, GroupedQueryAttention, MixtureOfExperts, ModelSpec
 
 NEWEST = MemoryProfile()
 SORTING = MemoryProfile(version="0.16.0")

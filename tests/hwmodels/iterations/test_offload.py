@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.host import Offload
+from hwmodels.iterations import IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import GIB, plan_memory
-from hwmodels.iterations.offload import Offload
 
 SPLIT = Offload(n_gpu_layers=24)
 

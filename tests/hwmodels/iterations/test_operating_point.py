@@ -2,7 +2,7 @@
 
 import pytest
 
-from hwmodels.iterations.iteration import Explained, IterationShape
+from hwmodels.iterations import Explained, IterationShape
 from hwmodels.iterations.memory import plan_memory
 from hwmodels.iterations.ops import (
     decode_shape,

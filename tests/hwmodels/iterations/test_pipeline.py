@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.layout import InFlight, ParallelLayout
-from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages, bubble_share
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations.layout import (
+    InFlight,
+    MicroBatch,
+    ParallelLayout,
+    Pass,
+    Pipeline,
+    Stages,
+    bubble_share,
+)
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)
 

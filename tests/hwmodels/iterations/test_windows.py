@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.windows import within_window
+from hwmodels.iterations.layout import ParallelLayout, within_window
 
 windows = st.integers(1, 60)
 

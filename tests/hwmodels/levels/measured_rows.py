@@ -3,10 +3,10 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, causal_pairs
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import COMPONENTS, Explained, IterationShape, causal_pairs
+from hwmodels.levels.files import MeasuredTable
 from hwmodels.levels.profile import Profile
-from hwmodels.levels.table import MeasuredTable
 
 NO_HOST = HostOverhead(iteration_s=0, sequence_s=0, launch_s=0, graph_replay_s=0)
 NO_GRAPHS = CudaGraphs(enabled=False)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
+from hwmodels.iterations import IterationShape, causal_pairs
 from hwmodels.iterations.layout import ParallelLayout
+from hwmodels.levels import Spec
 from hwmodels.levels.afd import Afd, ping_pong_seconds
-from hwmodels.levels.rooflines import Spec
 from sim.settings.scenario import build_scenario
 
 DECODES = IterationShape(96, 96 * 1000, 0, 0, 0, 0, 96)

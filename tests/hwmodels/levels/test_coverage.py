@@ -8,9 +8,9 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
+from hwmodels.levels import Calibrated
 from hwmodels.levels.files import TableLevel
-from hwmodels.levels.rooflines import Calibrated
 from sim.settings.scenario import build_scenario
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

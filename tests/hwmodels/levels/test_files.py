@@ -10,7 +10,7 @@ import pytest
 from experiments.app.cli import main
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape, UnknownIterationError
+from hwmodels.iterations import IterationShape, UnknownIterationError
 from hwmodels.levels.files import RecordedLevel, TableLevel
 from sim.cluster.settings import SimSettings
 from sim.records.table import column

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hwmodels.levels.files import MeasuredTable
 from hwmodels.levels.physical import check_physical
 from hwmodels.levels.profile import Profile
-from hwmodels.levels.readers import Layers, llmservingsim_rows, vidur_rows
-from hwmodels.levels.table import MeasuredTable
+from hwmodels.levels.tables import Layers, llmservingsim_rows, vidur_rows
 from tests.hwmodels.levels.measured_rows import ATTENTION, NO_GRAPHS, NO_HOST, Base, decode
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"

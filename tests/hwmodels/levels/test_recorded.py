@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hwmodels.iterations.iteration import COMPONENTS, Explained, IterationShape, UnknownIterationError
+from hwmodels.iterations import COMPONENTS, Explained, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
 
 NOTHING = dict.fromkeys(COMPONENTS, 0.0)

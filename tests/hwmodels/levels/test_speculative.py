@@ -5,11 +5,11 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
-from hwmodels.levels.rooflines import Spec
+from hwmodels.iterations import IterationShape, causal_pairs
+from hwmodels.levels import Spec
 from hwmodels.levels.speculative import Speculative
+from hwmodels.speculation import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.draft import LayerDraft
-from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
 from sim.settings.scenario import build_scenario
 
 DECODES = IterationShape(8, 8 * 1000, 0, 0, 0, 0, 8)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, IterationShape, causal_pairs
-from hwmodels.levels.grid import Grid, fill_holes
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.iterations import COMPONENTS, IterationShape, causal_pairs
+from hwmodels.levels.profile import Grid, fill_holes
 from tests.hwmodels.levels.measured_rows import (
     APART,
     ATTENTION,

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwmodels.model import Block, DenseMlp, ModelSpec
 from hwmodels.model.attention import GroupedQueryAttention
-from hwmodels.model.kv_sharing import SharedKv
-from hwmodels.model.mlp import DenseMlp
-from hwmodels.model.model_spec import Block, ModelSpec
+from hwmodels.model.transforms import SharedKv
 
 CONTEXT = 10_240
 

@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from experiments.app.settings.hydra_errors import composed
-from hwmodels.model.attention import CompressedAttention
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     GroupedQueryAttention,
     LatentAttention,
     LinearAttention,
     MixtureOfExperts,
     NoAttention,
 )
+from hwmodels.model.attention import CompressedAttention
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

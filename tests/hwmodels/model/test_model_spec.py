@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.model.model_spec import (
+from hwmodels.model import (
     Block,
     DenseMlp,
     GroupedQueryAttention,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.model.precision import precision_notes
+from hwmodels.model import precision_notes
 
 
 def test_nothing_is_said_where_all_is_well(models, devices):

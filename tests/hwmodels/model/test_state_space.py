@@ -2,9 +2,8 @@
 
 import pytest
 
+from hwmodels.model import Block, MixtureOfExperts, ModelSpec, NoMlp
 from hwmodels.model.attention import CompressedAttention, GroupedQueryAttention, LatentAttention, NoAttention
-from hwmodels.model.mlp import MixtureOfExperts, NoMlp
-from hwmodels.model.model_spec import Block, ModelSpec
 from hwmodels.model.recurrent import (
     BesideAttention,
     KimiDeltaAttention,

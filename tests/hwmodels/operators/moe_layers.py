@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.moe import MoeCurve, moe_seconds
 from hwmodels.operators.moe_routing import ExpertLayer, Routing
 

@@ -5,16 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
-from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.device import Device, Link
+from hwmodels.iterations import causal_pairs
 from hwmodels.operators.attention import (
+    KERNELS,
     AttentionCurve,
     DecodeAttention,
     HeadLayout,
     PrefillAttention,
 )
-from hwmodels.operators.attention_kernels import KERNELS
 
 H100 = Device(
     name="H100 SXM",

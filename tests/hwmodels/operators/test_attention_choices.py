@@ -6,7 +6,7 @@ import pytest
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
-from hwmodels.iterations.iteration import causal_pairs
+from hwmodels.iterations import causal_pairs
 from hwmodels.operators.attention import AttentionCurve, DecodeAttention, HeadLayout, PrefillAttention
 
 SM80, SM90 = AttentionCurve(compute_capability="sm80"), AttentionCurve(compute_capability="sm90")

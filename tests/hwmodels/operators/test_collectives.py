@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.devices.interconnect import Link
+from hwmodels.device import Link
 from hwmodels.operators.collectives import COLLECTIVES, CollectiveCurve, collective_seconds
 
 PRICES = [partial(collective_seconds, name) for name in COLLECTIVES]

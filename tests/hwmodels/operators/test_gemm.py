@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.devices.device import Device
-from hwmodels.devices.interconnect import Link
-from hwmodels.model.quantization import WEIGHT_FORMATS
+from hwmodels.device import Device, Link
+from hwmodels.model.weights import WEIGHT_FORMATS
 from hwmodels.operators.gemm import (
     CUBLAS,
     CUBLAS_SM90,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hwmodels.operators.gemm import StreamCurve
 from hwmodels.operators.lora_kernels import (
     BLOCK_CYCLES,
     FAMILIES,
@@ -19,7 +20,6 @@ from hwmodels.operators.lora_kernels import (
     num_launches,
     projection_seconds,
 )
-from hwmodels.operators.stream import StreamCurve
 
 QKV = Projection(4096, (4096, 1024, 1024))
 CURVE = StreamCurve()

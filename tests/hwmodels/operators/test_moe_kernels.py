@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.model.quantization import WEIGHT_FORMATS, WeightFormat
+from hwmodels.model.weights import WEIGHT_FORMATS, WeightFormat
 from hwmodels.operators.moe import FAMILIES, MoeCurve, kernel_family
 from tests.hwmodels.operators.moe_layers import DEEPSEEK, MIXTRAL, seconds
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.systolic import SystolicArray
-from hwmodels.model.quantization import weight_format
+from hwmodels.device import SystolicArray
+from hwmodels.model.weights import weight_format
 from hwmodels.operators.attention import AttentionCurve, HeadLayout
 from hwmodels.operators.gemm import GemmCurve
 from hwmodels.operators.moe import MoeCurve

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.devices.interconnect import Torus
+from hwmodels.device import Torus
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.operators.collectives import CollectiveCurve, block_of, torus_seconds
 

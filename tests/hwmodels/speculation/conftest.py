@@ -3,11 +3,11 @@
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs
+from hwmodels.host import CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Replica
-from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.model import SpeculativeModel
+from hwmodels.levels import Replica
+from hwmodels.operators import Calibration
+from hwmodels.speculation import SpeculativeModel
 from hwmodels.speculation.steps import CHAIN
 from tests.hwmodels.speculation.drafting import IDLE
 

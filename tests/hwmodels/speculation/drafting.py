@@ -1,8 +1,8 @@
 """Hosts and methods of iterations with drafting."""
 
-from hwmodels.devices.host import HostOverhead
-from hwmodels.iterations.iteration import DraftWork
-from hwmodels.speculation.host import DraftHost
+from hwmodels.host import HostOverhead
+from hwmodels.iterations import DraftWork
+from hwmodels.speculation.steps import DraftHost
 
 IDLE = HostOverhead(iteration_s=0.0, sequence_s=0.0, launch_s=0.0, graph_replay_s=0.0)
 QUICK = {"start_s": 0.0, "step_s": 0.0}

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.devices.host import CudaGraphs
-from hwmodels.iterations.iteration import IterationShape, causal_pairs
-from hwmodels.operators.calibration import Calibration
+from hwmodels.host import CudaGraphs
+from hwmodels.iterations import IterationShape, causal_pairs
+from hwmodels.operators import Calibration
+from hwmodels.speculation import SpeculativeModel, decodes_with_drafts
 from hwmodels.speculation.draft import HeadDraft, HostDraft, LayerDraft, ModelDraft, PassDraft, SkipDraft
-from hwmodels.speculation.host import DraftHost, draft_host_of
-from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts
-from hwmodels.speculation.steps import DraftShape
+from hwmodels.speculation.steps import DraftHost, DraftShape, draft_host_of
 from tests.hwmodels.speculation.drafting import IDLE, MEASURED, QUICK, drafting, shaped
 
 

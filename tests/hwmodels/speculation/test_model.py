@@ -5,10 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hwmodels.devices.host import HostOverhead
-from hwmodels.iterations.iteration import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
+from hwmodels.host import HostOverhead
+from hwmodels.iterations import COMPONENTS, DraftWork, IterationShape, UnknownIterationError
 from hwmodels.levels.recorded import Recorded
-from hwmodels.operators.calibration import Calibration
+from hwmodels.operators import Calibration
+from hwmodels.speculation import SpeculativeModel, decodes_with_drafts, pass_of_equal
 from hwmodels.speculation.draft import (
     HeadDraft,
     HostDraft,
@@ -18,7 +19,6 @@ from hwmodels.speculation.draft import (
     SeveralDrafts,
     SkipDraft,
 )
-from hwmodels.speculation.model import SpeculativeModel, decodes_with_drafts, pass_of_equal
 from hwmodels.speculation.steps import CHAIN, DraftShape
 from tests.hwmodels.speculation.drafting import MEASURED, shaped
 

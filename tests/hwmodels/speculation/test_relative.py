@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Replica
-from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft
-from hwmodels.speculation.drafting import drafting_of
-from hwmodels.speculation.model import decodes_with_drafts
+from hwmodels.levels import Replica
+from hwmodels.operators import Calibration
+from hwmodels.speculation import decodes_with_drafts
+from hwmodels.speculation.draft import HeadDraft, ModelDraft, SkipDraft, drafting_of
 from hwmodels.speculation.steps import CHAIN, DraftShape, TargetScale
 
 FACTORS = {"gemm": 2.0, "attention": 5.0, "elementwise": 7.0, "lm_head": 3.0}

@@ -3,13 +3,12 @@
 import pytest
 
 from hwmodels.assembly.site import Kernels
-from hwmodels.devices.host import CudaGraphs, HostOverhead
+from hwmodels.host import CudaGraphs, HostOverhead
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.levels.rooflines import Replica
-from hwmodels.operators.calibration import Calibration
-from hwmodels.speculation.draft import ModelDraft, SeveralDrafts
-from hwmodels.speculation.drafting import drafting_of
-from hwmodels.speculation.model import decodes_with_drafts
+from hwmodels.levels import Replica
+from hwmodels.operators import Calibration
+from hwmodels.speculation import decodes_with_drafts
+from hwmodels.speculation.draft import ModelDraft, SeveralDrafts, drafting_of
 from hwmodels.speculation.steps import CHAIN, DraftShape
 
 

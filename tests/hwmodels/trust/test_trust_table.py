@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hwmodels.trust.table import (
+from hwmodels.trust import (
     ALL_ENGINES,
     ALL_GPUS,
     COLUMNS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.adapters.registry import Adapter, AdapterMemory, Registry
+from policies.adapters.serving import Adapter, AdapterMemory, Registry
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory

@@ -7,7 +7,7 @@ import pytest
 from policies.adapters.exchange import Exchange
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter, Registry
+from policies.adapters.serving import Adapter, Registry
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.caching.contiguous import Contiguous
 from policies.caching.prefix import PrefixCaching

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.adapters.registry import Adapter, AdapterMemory, Registry
+from policies.adapters.serving import Adapter, AdapterMemory, Registry
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.adapters.exchange import Exchange
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter, AdapterMemory, Registry
+from policies.adapters.serving import Adapter, AdapterMemory, Registry
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged

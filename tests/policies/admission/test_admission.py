@@ -7,10 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from policies.admission import AdmitAll
 from policies.admission.deadline_feasible import DeadlineFeasible
-from policies.admission.none import AdmitAll
-from policies.admission.outstanding import Outstanding
-from policies.admission.queue_bound import QueueBound
+from policies.admission.queue_bound import Outstanding, QueueBound
 from policies.admission.tenant_quotas import TenantQuotas
 from policies.admission.token_bucket import TokenBucket
 from policies.core.request import Branching

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.static import Static
+from policies.batching.whole_prompts import PrefillFirst
 from policies.core.sequence import Sequence, SequenceView
 from policies.core.view import StepView
 

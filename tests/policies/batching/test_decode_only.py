@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.batching.decode_only import DecodeOnly
+from policies.batching.disaggregated import DecodeOnly
 from policies.core.plan import StepOutcome
 
 A, B, C = range(3)

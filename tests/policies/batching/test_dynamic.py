@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from policies.batching.dynamic import Dynamic
+from policies.batching.static import Dynamic
 from policies.core.plan import StepOutcome
 
 A, B, C, D = range(4)

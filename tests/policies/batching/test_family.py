@@ -7,19 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight
-from policies.batching.one_at_a_time import OneAtATime
-from policies.batching.orca import Orca
 from policies.batching.paced_prefills import PacedPrefills
 from policies.batching.partial_prefills import PartialPrefills
 from policies.batching.prefill_delayer import PrefillDelayer
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
 from policies.batching.slots import Slots
 from policies.batching.splitfuse import SplitFuse
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, OneAtATime, Static
 from policies.batching.tgi import Tgi
+from policies.batching.whole_prompts import Orca, PrefillFirst
 from policies.core.plan import StepOutcome
 
 BUDGET = 8

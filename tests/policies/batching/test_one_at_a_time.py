@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.batching.one_at_a_time import OneAtATime
+from policies.batching.static import OneAtATime
 
 A, B = range(2)
 

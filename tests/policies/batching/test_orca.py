@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.batching.orca import Orca
+from policies.batching.whole_prompts import Orca
 
 A, B, C = range(3)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from policies.batching.prefill_delayer import PrefillDelayer
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.s3 import S3
 
 A, B, C, D = range(4)

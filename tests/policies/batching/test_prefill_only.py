@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.batching.prefill_only import PrefillOnly
+from policies.batching.disaggregated import PrefillOnly
 from policies.core.plan import StepOutcome
 from policies.core.sequence import SequenceState
 

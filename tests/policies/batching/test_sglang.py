@@ -4,7 +4,7 @@ import pytest
 
 from policies.batching.sglang import Sglang
 from policies.core.plan import StepOutcome
-from policies.scheduling.queue_order import QueueOrder
+from policies.scheduling.fcfs import QueueOrder
 
 A, B, C = range(3)
 

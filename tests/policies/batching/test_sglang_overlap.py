@@ -14,8 +14,8 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.release import SGLANG_0_5, VLLM_0_32
 from policies.core.request import Prompt, Request, Segment
+from policies.scheduling.fcfs import QueueOrder
 from policies.scheduling.longest_prefix import LongestPrefix
-from policies.scheduling.queue_order import QueueOrder
 
 A, B, C, D = range(4)
 

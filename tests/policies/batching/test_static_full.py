@@ -8,10 +8,9 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.batching.dynamic import Dynamic
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, Static
 from policies.core.plan import StepOutcome
-from policies.user_code.decisions import WrongDecisionError
+from policies.user_code import WrongDecisionError
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.caching.branches import Branches
+from policies.caching.block_tables import Branches
 
 FOR_EVER = 10**6
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.caching.buddy import Buddy
+from policies.caching.regions import Buddy
 
 # Small sizes too, so that many regions are held at once.
 SIZES = st.one_of(st.integers(1, 4), st.integers(1, 40))

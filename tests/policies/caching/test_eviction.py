@@ -7,11 +7,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.caching.content import FutureUses, extend_history
-from policies.caching.eviction import s3_fifo
-from policies.caching.eviction.orders import Belady, Fifo, Lfu, Lru, Priority
-from policies.caching.eviction.s3_fifo import SMALL, S3Fifo
-from policies.caching.eviction.size_aware import SizeAware
-from policies.caching.eviction.two_q import MAIN, PROBATION, TwoQ
+from policies.caching.eviction import (
+    MAIN,
+    PROBATION,
+    SMALL,
+    Belady,
+    Fifo,
+    Lfu,
+    Lru,
+    Priority,
+    S3Fifo,
+    SizeAware,
+    TwoQ,
+)
 from policies.caching.radix_tree import RadixTree
 from policies.core.request import Segment
 
@@ -255,7 +263,7 @@ def test_s3_fifo_holds_what_the_papers_algorithm_holds(references, capacity, sma
         tree.insert(single(content_id))
         assert is_hit == paper.read(content_id)
         queues = {node.segments[0][0]: node.queue for node in tree.nodes()}
-        assert queues == dict.fromkeys(paper.small, SMALL) | dict.fromkeys(paper.main, s3_fifo.MAIN)
+        assert queues == dict.fromkeys(paper.small, SMALL) | dict.fromkeys(paper.main, MAIN)
 
 
 def test_s3_fifo_by_hand():
@@ -266,7 +274,7 @@ def test_s3_fifo_by_hand():
         tree.insert(single(content_id))
     tree.evict(1)  # 0 goes to main, 1 is evicted: a single use does not count
     assert cached(tree, range(10)) == [0, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert tree.insert(single(1)).node.queue == s3_fifo.MAIN  # it was remembered
+    assert tree.insert(single(1)).node.queue == MAIN  # it was remembered
     for content_id in range(20, 28):  # 2 to 9 are evicted unused
         tree.evict(1)
         tree.insert(single(content_id))

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
+from policies.caching.block_tables import KvGroup, KvLayerKind, kv_groups
 from policies.caching.hybrid import KvGroups
-from policies.caching.kv_groups import KvGroup, KvLayerKind, kv_groups
 from policies.caching.pool import KvMemory
 from policies.core.endings import Ends
 from policies.core.engine import EngineCore

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from policies.caching.content import FutureUses
-from policies.caching.eviction.orders import Belady, Lru, Priority
+from policies.caching.eviction import Belady, Lru, Priority
 from policies.caching.radix_tree import RadixTree
 from policies.core.request import Segment
 from tests.examples import examples

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.caching.buddy import Buddy
-from policies.caching.regions import FirstFit, Region, must_tile
+from policies.caching.regions import Buddy, FirstFit, Region, must_tile
 
 ALLOCATORS = {
     "first_fit": lambda num_tokens: FirstFit(num_tokens),

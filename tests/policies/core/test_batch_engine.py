@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.batching.dynamic import Dynamic
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, Static
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore

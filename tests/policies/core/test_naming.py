@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
-from policies.caching.tier import Tier
-from policies.caching.tier_ledger import TierLedger
+from policies.caching.tier import Tier, TierLedger
 from policies.caching.tiered import GIB, Tiered
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome, Transfer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.user_code.traits import OTHERWISE_NAMED, name_of
+from policies.user_code import OTHERWISE_NAMED, name_of
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 TARGET = re.compile(r"^_target_: policies\.\S*\.(\w+)$", re.MULTILINE)

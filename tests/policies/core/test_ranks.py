@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import InFlight
 from policies.batching.prefill_delayer import PrefillDelayer
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching

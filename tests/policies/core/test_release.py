@@ -15,10 +15,9 @@ from policies.core.release import RELEASES, VLLM_0_32, release_of
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.priority import Priority
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.drafts import Speculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.mtp import Mtp
+from policies.speculation.proposers import Eagle, Mtp
 from tests.policies.cores import speculative_core
 
 VLLM_0_33 = RELEASES[0, 33]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.batching.chunked import Chunked
-from policies.batching.prefill_first import PrefillFirst
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory

@@ -5,9 +5,8 @@ from math import inf
 
 import pytest
 
-from policies.migration import MovableRequest, Move
+from policies.migration import MovableRequest, Move, Stay
 from policies.migration.llumnix import Llumnix
-from policies.migration.none import Stay
 
 
 @dataclass

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.parallelism import Facts, Figures, Load, Sizes
-from policies.parallelism.as_set import AsSet
+from policies.parallelism import AsSet, Facts, Figures, Load, Sizes
 from policies.parallelism.auto import MIN_RING_TOKENS, Auto, Objective
 
 

@@ -7,12 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.placement import Demand, Hosting, Objective, Plan, Pool, Problem
-from policies.placement.best_fit import BestFitDecreasing
-from policies.placement.densest_first import DensestFirst
-from policies.placement.first_fit import FirstFitDecreasing
-from policies.placement.milp import Milp
-from policies.placement.program import plan_of
-from policies.placement.units import units_of
+from policies.placement.greedy import BestFitDecreasing, DensestFirst, FirstFitDecreasing
+from policies.placement.milp import Milp, plan_of, units_of
 from tests.examples import examples
 
 GREEDY = [FirstFitDecreasing(), BestFitDecreasing(), DensestFirst()]

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request
-from policies.prediction.buckets import BucketClassifier
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import BucketClassifier, OracleWithNoise
 
 NUM_DRAWS = 20_000
 BOUNDS = (100, 200, 400)

@@ -11,13 +11,11 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.prediction import LengthPredictor
-from policies.prediction.buckets import BucketClassifier
-from policies.prediction.draws import uniform
+from policies.prediction import LengthPredictor, uniform
 from policies.prediction.histogram import RunningHistogram
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import BucketClassifier, OracleWithNoise
 from policies.prediction.regression import PromptLengthRegression
-from policies.user_code.traits import name_of
+from policies.user_code import name_of
 from sim.settings.build import build, build_as
 from tests.policies.prediction.asked import NUM_DRAWS, STAND_INS, draws, ids, lengths, request, teach
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.prediction.buckets import S3_ACCURACY, BucketClassifier
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import S3_ACCURACY, BucketClassifier, OracleWithNoise
 from tests.policies.prediction.asked import BOUNDS, CONFUSION, NUM_DRAWS, STAND_INS, draws, lengths, request
 
 
@@ -95,7 +94,7 @@ def test_a_bucket_without_share_is_never_drawn(rows, request_id, bucket):
 
 
 def test_a_row_that_rounding_left_below_1_still_names_a_bucket_for_every_draw(monkeypatch):
-    monkeypatch.setattr("policies.prediction.buckets.uniform", lambda *name: 1 - 2**-53)
+    monkeypatch.setattr("policies.prediction.oracles.uniform", lambda *name: 1 - 2**-53)
     row = (0.3333331, 0.6666661, 0.0)
     predictor = BucketClassifier(upper_bounds=BOUNDS, confusion=(row,) * 3)
     assert predictor.predict(request(), 50) == 200

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.roles import ReplicaLoad, Switch
+from policies.roles import Fixed, ReplicaLoad, Switch
 from policies.roles.balance import Balance
-from policies.roles.fixed import Fixed
 
 
 def loads(prefill, decode, is_changing=False):

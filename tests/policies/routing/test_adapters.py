@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request
-from policies.routing.adapter_affinity import AdapterAffinity
-from policies.routing.dedicated import Dedicated
+from policies.routing.adapter_aware import AdapterAffinity, Dedicated
 
 
 def replicas(*loads):

@@ -4,10 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
-from policies.routing.prefix_affinity import PrefixAffinity
-from policies.routing.prefix_index import PrefixIndex
-from policies.routing.prefix_tree import PrefixTree
-from policies.routing.weighted_score import WeightedScore
+from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, PrefixTree, WeightedScore
 from tests.policies.routing.called import ask, idle, replicas
 
 

@@ -7,20 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.routing.cost_aware import CostAware
-from policies.routing.freest import Freest
-from policies.routing.join_shortest_kv import JoinShortestKv
-from policies.routing.least_outstanding import LeastOutstanding
-from policies.routing.power_of_two import PowerOfTwo
-from policies.routing.prefix_affinity import PrefixAffinity
-from policies.routing.prefix_index import PrefixIndex
-from policies.routing.random import Random
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import (
+    Freest,
+    JoinShortestKv,
+    LeastOutstanding,
+    PowerOfTwo,
+    Random,
+    RoundRobin,
+    Weighted,
+)
+from policies.routing.prefix_aware import PrefixAffinity, PrefixIndex, WeightedScore
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.slo_aware import SloAware
-from policies.routing.ttft_estimates import TtftEstimates
-from policies.routing.weighted import Weighted
-from policies.routing.weighted_score import WeightedScore
+from policies.routing.slo_aware import CostAware, SloAware, TtftEstimates
 from tests.policies.routing.called import ask, choices, idle, replicas
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.scaling.forecast import HoltWinters, SeasonalNaive
-from policies.scaling.predictive import Predictive
+from policies.scaling.predictive import HoltWinters, Predictive, SeasonalNaive
 from policies.scaling.scheduled import Scheduled
 
 DAY = ({"at": "06:00", "replicas": 4}, {"at": "18:30", "replicas": 6}, {"at": "22:00", "replicas": 2})

@@ -2,10 +2,7 @@
 
 import pytest
 
-from policies.scaling.concurrency import Concurrency
-from policies.scaling.queue_length import QueueLength
-from policies.scaling.slo_attainment import SloAttainment
-from policies.scaling.utilisation import Utilisation
+from policies.scaling.reactive import Concurrency, QueueLength, SloAttainment, Utilisation
 
 
 def test_utilisation_is_the_formula_of_kubernetes(make_pool):

@@ -7,15 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.plan import StepOutcome
-from policies.scheduling.edf import EarliestDeadlineFirst
+from policies.scheduling.deadlines import EarliestDeadlineFirst, LeastSlack
 from policies.scheduling.fcfs import Fcfs
-from policies.scheduling.least_slack import LeastSlack
-from policies.scheduling.length_aware import LengthAware
-from policies.scheduling.online_batch import OnlineBatch
-from policies.scheduling.priority import Priority
+from policies.scheduling.priority import OnlineBatch, Priority
 from policies.scheduling.s3 import S3
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 
 

@@ -5,10 +5,8 @@ from typing import ClassVar
 import pytest
 
 from policies.core.plan import StepOutcome
-from policies.scheduling.length_aware import LengthAware
-from policies.scheduling.overdue import Overdue
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling import Overdue
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 
 
 class FixedPredictions:

@@ -17,16 +17,16 @@ from experiments.conformance.worlds import Ask, World
 from policies.adapters.exchange import Exchange
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.core.request import Branching
-from policies.prediction.oracle_with_noise import OracleWithNoise
-from policies.scheduling.least_slack import LeastSlack
+from policies.prediction.oracles import OracleWithNoise
+from policies.scheduling.deadlines import LeastSlack
 from policies.scheduling.mlfq import Mlfq
-from policies.scheduling.online_batch import OnlineBatch
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.priority import OnlineBatch
+from policies.scheduling.shortest_job import ShortestRemaining
 from sim.engine.links import Links
 
 NAMES = "abcdef"

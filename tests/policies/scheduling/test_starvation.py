@@ -7,12 +7,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from experiments.conformance.draws import draw_worlds_with
 from experiments.conformance.promises import starvation_bound_s_holds
-from policies.prediction.oracle_with_noise import OracleWithNoise
-from policies.scheduling.length_aware import LengthAware
+from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.mlfq import Mlfq
-from policies.scheduling.shortest_job_first import ShortestJobFirst
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.scheduling.shortest_job import LengthAware, ShortestJobFirst, ShortestRemaining
 from tests.examples import IS_FAST
 
 MAKERS = {

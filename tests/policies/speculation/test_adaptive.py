@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.view import AcceptanceCounts, DraftView
+from policies.speculation import AcceptanceCounts, DraftView
+from policies.speculation.draft_lengths import Adaptive
 
 PASS_S = (0.010, 0.011, 0.012, 0.013)
 RATES = (0.8, 0.5, 0.2)  # goodput of 0 to 3 draft tokens: 100, 164, 183, 175 tokens/s

@@ -8,14 +8,9 @@ import pytest
 
 from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.speculation import DraftLength
-from policies.speculation.backoff import Backoff
-from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.fixed import Fixed
-from policies.speculation.none import NoDrafts
-from policies.speculation.slo_aware import SloAware
-from policies.speculation.view import AcceptanceCounts, DraftView
-from policies.user_code.traits import name_of
+from policies.speculation import AcceptanceCounts, DraftLength, DraftView
+from policies.speculation.draft_lengths import Backoff, ByBatchSize, Fixed, NoDrafts, SloAware
+from policies.user_code import name_of
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 
@@ -126,7 +121,7 @@ def test_requests_count_whether_they_get_a_token_or_not():
     ],
 )
 def test_by_batch_size_rejects_ranges_that_are_no_table(ranges, message):
-    node = {"_target_": "policies.speculation.by_batch_size.ByBatchSize"}
+    node = {"_target_": "policies.speculation.draft_lengths.ByBatchSize"}
     with pytest.raises(ConfigError, match=re.escape(message)):
         build(node | {"num_speculative_tokens_per_batch_size": ranges}, "draft_length")
 

@@ -20,10 +20,9 @@ from policies.core.plan import StepOutcome
 from policies.core.request import Branching, Prompt, Request, Segment
 from policies.core.sequence import FinishReason
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation import SlotRules
+from policies.speculation import SlotRules, TokenTree
+from policies.speculation.draft_lengths import Fixed
 from policies.speculation.engine.drafts import Speculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.tree import TokenTree
 from tests.policies.cores import async_speculative_core, speculative_core
 
 NO_RULES = SlotRules()

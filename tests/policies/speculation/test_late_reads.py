@@ -22,12 +22,8 @@ from policies.scheduling.fcfs import Fcfs
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.priority import Priority
 from policies.speculation import SlotRules
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.backoff import Backoff
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.draft_lengths import Adaptive, Backoff, ByBatchSize, Fixed, SloAware
 from policies.speculation.engine.drafts import Speculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.slo_aware import SloAware
 from tests.policies.cores import async_speculative_core
 from tests.policies.speculation.test_engine import Any4
 

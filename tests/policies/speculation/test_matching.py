@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.matching import ngram_draft, ngram_matches
-from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
+from policies.speculation.matching import SEPARATOR, SuffixRules, Text, ngram_draft, ngram_matches
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 sizes = st.tuples(st.integers(1, 4), st.integers(0, 3)).map(lambda pair: (pair[0], sum(pair)))

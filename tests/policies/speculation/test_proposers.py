@@ -4,18 +4,19 @@ from typing import Any
 
 import pytest
 
-from policies.speculation import Proposer, SlotRules, num_places
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.lookahead import Lookahead
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.self_speculative import SelfSpeculative
-from policies.speculation.proposers.specinfer_tree import SpecinferTree
-from policies.speculation.proposers.suffix import Suffix
-from policies.speculation.tree import TokenTree
+from policies.speculation import Proposer, SlotRules, TokenTree, num_places
+from policies.speculation.proposers import (
+    DraftModel,
+    Eagle,
+    Eagle3,
+    Lookahead,
+    Medusa,
+    Mtp,
+    Ngram,
+    SelfSpeculative,
+    SpecinferTree,
+    Suffix,
+)
 
 CHAINS = (DraftModel, Ngram, Suffix, Medusa, Eagle, Eagle3, Mtp, SelfSpeculative)
 SYNCHRONOUS = SlotRules(overlaps=False)

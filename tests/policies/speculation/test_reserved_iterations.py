@@ -17,11 +17,9 @@ from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation import SlotRules
-from policies.speculation.adaptive import Adaptive
+from policies.speculation import SlotRules, TokenTree
+from policies.speculation.draft_lengths import Adaptive, Fixed
 from policies.speculation.engine.drafts import Speculation
-from policies.speculation.fixed import Fixed
-from policies.speculation.tree import TokenTree
 from tests.policies.cores import async_speculative_core, speculative_core
 from tests.policies.speculation.test_engine import Any4
 from tests.policies.speculation.test_late_reads import pass_seconds

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 
 
 def test_a_tree_of_widths_has_all_its_nodes_by_depth() -> None:

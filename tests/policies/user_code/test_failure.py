@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from policies.user_code.failure import signature_lack
+from policies.user_code import signature_lack
 
 
 class Traffic(Protocol):

@@ -7,7 +7,7 @@ import pytest
 from policies.admission import AdmissionTraits
 from policies.batching import BatchingTraits, supports_mixed_role
 from policies.routing import RoutingTraits
-from policies.user_code.traits import traits_of
+from policies.user_code import traits_of
 
 
 class SaysNothing:

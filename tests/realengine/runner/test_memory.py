@@ -7,7 +7,7 @@ import torch
 
 from kernels.prefill_hopper import DENSE_BYTES
 from policies.batching.chunked import Chunked
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.draft_lengths import ByBatchSize
 from realengine.model.architecture import Architecture
 from realengine.runner import memory
 from realengine.runner.graph_mode import MODES

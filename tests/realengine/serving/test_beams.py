@@ -20,7 +20,7 @@ from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
-from sim.workload.answers import Answers
+from sim.workload.base import Answers
 from tests.realengine.checkpoints import LLAMA
 from tests.realengine.eager import eager_logits
 from tests.realengine.steps import prompts

@@ -6,22 +6,16 @@ import random
 from dataclasses import dataclass
 
 from policies.batching.chunked import Chunked
-from policies.batching.dynamic import Dynamic
 from policies.batching.inflight import InFlight
-from policies.batching.prefill_first import PrefillFirst
 from policies.batching.sglang import Sglang
-from policies.batching.static import Static
+from policies.batching.static import Dynamic, Static
 from policies.batching.tgi import Tgi
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.backoff import Backoff
-from policies.speculation.by_batch_size import ByBatchSize
-from policies.speculation.fixed import Fixed
-from policies.speculation.none import NoDrafts
-from policies.speculation.slo_aware import SloAware
+from policies.speculation.draft_lengths import Adaptive, Backoff, ByBatchSize, Fixed, NoDrafts, SloAware
 from realengine.model.architecture import Architecture
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.settings import SpeculationSettings

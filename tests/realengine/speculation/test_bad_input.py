@@ -7,7 +7,7 @@ import torch
 
 from policies.batching.chunked import Chunked
 from policies.batching.splitfuse import SplitFuse
-from policies.speculation.fixed import Fixed
+from policies.speculation.draft_lengths import Fixed
 from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.settings import KEYS, SpeculationSettings
 from tests.realengine.small_models import make

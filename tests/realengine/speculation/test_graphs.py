@@ -15,13 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from kernels.launch import compiling_for
 from policies.batching.chunked import Chunked
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.by_batch_size import ByBatchSize
+from policies.speculation.draft_lengths import Adaptive, ByBatchSize, Fixed, NoDrafts
 from policies.speculation.engine.drafts import Shapes
-from policies.speculation.fixed import Fixed
-from policies.speculation.none import NoDrafts
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.medusa import Medusa
+from policies.speculation.proposers import DraftModel, Medusa
 from realengine.model.architecture import Architecture
 from realengine.model.kv_cache import KvCache
 from realengine.model.lora import make_segments

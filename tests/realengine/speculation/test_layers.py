@@ -6,14 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from policies.speculation.proposers.eagle import Eagle
-from policies.speculation.proposers.eagle3 import Eagle3
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.proposers.mtp import Mtp
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
+from policies.speculation.proposers import Eagle, Eagle3, Medusa, Mtp
 from realengine.model.architecture import Architecture
 from realengine.model.kv_cache import KvCache
-from realengine.speculation.checkpoints.configs import Eagle3Options
+from realengine.speculation.checkpoints import Eagle3Options
 from realengine.speculation.drafters import eagle, eagle3, medusa, mtp
 from realengine.speculation.settings import SpeculationSettings
 from tests.realengine.small_models import CONFIGS

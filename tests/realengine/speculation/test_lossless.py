@@ -10,9 +10,8 @@ from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
+from policies.speculation.proposers import DraftModel, Medusa
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
 from realengine.serving.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
 from policies.core.endings import LateEnds
 from policies.scheduling.fcfs import Fcfs
-from policies.speculation.proposers.draft_model import DraftModel
+from policies.speculation.proposers import DraftModel
 from realengine.model.architecture import Architecture
 from realengine.runner import rank
 from realengine.speculation.drafter import LoadedDraft

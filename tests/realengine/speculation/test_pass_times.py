@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from policies.caching.paged import Paged
-from policies.speculation.adaptive import Adaptive
+from policies.speculation import TokenTree
+from policies.speculation.draft_lengths import Adaptive
 from policies.speculation.engine.drafts import DraftPlan
-from policies.speculation.proposers.draft_model import DraftModel
-from policies.speculation.proposers.medusa import Medusa
-from policies.speculation.tree import TokenTree
+from policies.speculation.proposers import DraftModel, Medusa
 from realengine.model.architecture import Architecture
 from realengine.speculation.pass_times import (
     INTERVAL,

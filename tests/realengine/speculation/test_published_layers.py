@@ -10,9 +10,7 @@ from safetensors.torch import save_file
 from realengine.model.architecture import Architecture
 from realengine.serving.llm import LLM
 from realengine.serving.model import Model
-from realengine.speculation.checkpoints.configs import Eagle3Options
-from realengine.speculation.checkpoints.heads import load_heads
-from realengine.speculation.checkpoints.layers import load_eagle, load_eagle3, load_mtp
+from realengine.speculation.checkpoints import Eagle3Options, load_eagle, load_eagle3, load_heads, load_mtp
 from realengine.weights.load import load_weights
 from realengine.weights.table import expected
 from tests.realengine.small_models import CONFIGS

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 from realengine.model.backend import TORCH
 from realengine.model.decoder import Decoder
 from realengine.speculation.drafters.draft_model import DraftModel

@@ -12,8 +12,10 @@ torch = pytest.importorskip("torch", reason="the engine needs torch")
 
 from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.serving.tokenizer import find_smollm2  # noqa: E402
-from realengine.weights.blocks import FORMATS  # noqa: E402
-from realengine.weights.gguf import GgufFile  # noqa: E402
+from realengine.weights.gguf import (  # noqa: E402
+    FORMATS,
+    GgufFile,
+)
 from realengine.weights.load import load_weights  # noqa: E402
 from tests.realengine.checkpoints import LLAMA, as_gguf, gguf_metadata, random_checkpoint, write_gguf  # noqa: E402
 

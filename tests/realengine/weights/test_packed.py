@@ -13,7 +13,7 @@ from realengine.model.backend import TORCH  # noqa: E402
 from realengine.model.decoder import Decoder  # noqa: E402
 from realengine.model.kv_cache import KvCache  # noqa: E402
 from realengine.weights.load import load_weights  # noqa: E402
-from realengine.weights.packed_format import PackedFormat  # noqa: E402
+from realengine.weights.quantized_formats import PackedFormat  # noqa: E402
 from tests.realengine.checkpoints import LLAMA, QWEN2, random_checkpoint  # noqa: E402
 from tests.realengine.eager import dense, eager_logits  # noqa: E402
 from tests.realengine.steps import all_logits, prompts  # noqa: E402

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.toys import ToyModel
-from hwmodels.iterations.iteration import IterationModel
-from policies.admission.none import AdmitAll
-from policies.routing.least_outstanding import LeastOutstanding
+from hwmodels.iterations import IterationModel
+from policies.admission import AdmitAll
+from policies.routing.load_balancing import LeastOutstanding
+from policies.scaling.reactive import Utilisation
 from policies.scaling.scheduled import Scheduled
-from policies.scaling.utilisation import Utilisation
 from sim.cluster.failures import Failures, Scripted
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from tests.worlds.clusters import WorldPool, draw_clusters

@@ -12,7 +12,7 @@ from sim.cluster.availability import (
     simulated_kv_copies_left,
 )
 from sim.cluster.failures import Failures, Random, Scripted
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 
 
 def failing(**changed):

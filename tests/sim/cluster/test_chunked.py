@@ -13,9 +13,9 @@ from experiments.conformance.draws import draw_worlds
 from sim.cluster import simulation
 from sim.cluster.chunked import ChunkedRecording
 from sim.cluster.simulation import Simulation
-from sim.records.chunk import without_rows
 from sim.records.mapped_requests import MappedRequestLog
 from sim.records.requests import EMPTY_ROW
+from sim.records.run import without_rows
 from sim.records.table import to_pandas
 from tests.examples import examples
 from tests.tables import assert_equal_tables, joined_frame

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_leap_equals_step
-from policies.admission.outstanding import Outstanding
+from policies.admission.queue_bound import Outstanding
 from sim.cluster.failures import Failures, Scripted
 from sim.cluster.fleet import State
 from sim.cluster.gateway import GatewayAttachment
-from sim.metrics.conservation import check_conservation
-from sim.records.failure import FailureKind
+from sim.metrics.output import check_conservation
+from sim.records.run import FailureKind
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
 

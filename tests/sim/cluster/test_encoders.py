@@ -5,7 +5,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.request import Prompt, Request
-from sim.cluster.encoders import Encoders, EncoderSettings
+from sim.cluster.disaggregation import Encoders, EncoderSettings
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 

@@ -3,9 +3,9 @@
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from sim.cluster.failures import Failures, Random, Scripted
-from sim.records.failure import FailureKind
+from sim.records.run import FailureKind
 
 TICK_S = 0.125
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster.failures import BadRelease, Failures, Random, Scripted
-from sim.records.failure import Failure, FailureKind
+from sim.records.run import Failure, FailureKind
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 

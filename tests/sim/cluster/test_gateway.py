@@ -11,11 +11,11 @@ import pytest
 
 from policies.admission.queue_bound import QueueBound
 from policies.admission.token_bucket import TokenBucket
-from policies.routing.least_outstanding import LeastOutstanding
-from policies.user_code.decisions import WrongDecisionError
+from policies.routing.load_balancing import LeastOutstanding
+from policies.user_code import WrongDecisionError
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
-from sim.records.failure import FailureKind
-from sim.workload.retries import Retries
+from sim.records.run import FailureKind
 
 TICK_S = 0.125
 

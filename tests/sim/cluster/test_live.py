@@ -14,8 +14,7 @@ from sim.report.files import write_table
 from sim.settings.scenario import build_scenario
 from sim.workload.base import WorkloadNotes
 from sim.workload.listed import ListedSource
-from sim.workload.recording import Recording
-from sim.workload.traffic_log import FILE
+from sim.workload.recording import FILE, Recording
 from tests.tables import assert_equal_tables
 
 MANY = 1 << 40

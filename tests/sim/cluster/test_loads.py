@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.routing import COUNTS
-from policies.routing.least_outstanding import counts_of
+from policies.routing.load_balancing import counts_of
 from sim import simulate
 from sim.cluster import fleet
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters
 

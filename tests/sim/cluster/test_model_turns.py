@@ -6,7 +6,7 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.roles.turns import Turns
+from policies.roles import Turns
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
 

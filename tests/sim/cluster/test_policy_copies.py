@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from policies.scheduling.mlfq import Mlfq
 from policies.scheduling.virtual_token_counter import VirtualTokenCounter
 

@@ -7,14 +7,13 @@ from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Branching
 from policies.scaling.scheduled import Scheduled
-from sim.cluster.failures import Failures, Scripted
-from sim.cluster.recovery import Recovery
+from sim.cluster.clients import Retries
+from sim.cluster.failures import Failures, Recovery, Scripted
 from sim.engine.links import Links
-from sim.metrics.conservation import check_conservation
 from sim.metrics.fleet import failure_use
-from sim.records.failure import FailureKind
+from sim.metrics.output import check_conservation
+from sim.records.run import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.workload.retries import Retries
 from tests.worlds.clusters import WorldPool, toy_network
 from tests.worlds.services import Service
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.conformance.same_run import assert_same_decisions
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from tests.worlds.clusters import draw_crashes
 
 

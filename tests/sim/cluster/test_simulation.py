@@ -13,8 +13,7 @@ from experiments.conformance.draws import draw_worlds
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
-from policies.routing.least_outstanding import LeastOutstanding
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import LeastOutstanding, RoundRobin
 from policies.scheduling.fcfs import Fcfs
 from tests.examples import examples
 

@@ -7,11 +7,11 @@ import pytest
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.worlds import Ask, World
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.scheduling.s3 import S3
 from sim.engine.links import Links
 from tests.worlds.services import Service

@@ -8,20 +8,19 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.assembly.site import Kernels
-from hwmodels.model.lora import Lora
+from hwmodels.model.weights import Lora
 from hwmodels.operators.lora_kernels import LoraKernels
 from policies.adapters.fixed_slots import FixedSlots
 from policies.adapters.merged import Merged
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from policies.batching.chunked import Chunked
 from policies.batching.tgi import Tgi
 from policies.caching.paged import Paged
-from policies.routing.adapter_affinity import AdapterAffinity
-from policies.routing.dedicated import Dedicated
-from policies.routing.round_robin import RoundRobin
+from policies.routing.adapter_aware import AdapterAffinity, Dedicated
+from policies.routing.load_balancing import RoundRobin
 from sim.engine.links import Links
-from sim.records.event_table import events_table
+from sim.records.run import events_table
 from sim.settings.scenario import build_scenario
 
 TICK_S = 0.125  # one iteration of the flat toy model

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_leap_equals_step
-from hwmodels.iterations.jitter import Jitter
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.iterations import Jitter
+from hwmodels.levels import Calibrated
 from sim import simulate
 from tests.examples import examples
 from tests.worlds.clusters import draw_clusters, draw_crashes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.toys import ToyModel
-from hwmodels.iterations.stages import Pass
+from hwmodels.iterations.layout import Pass
 from policies.batching.chunked import Chunked
 from policies.core.engine import EngineCore
 from sim import simulate

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from hwmodels.iterations.iteration import Gathered, IterationShape
+from hwmodels.iterations import Gathered, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged

@@ -16,7 +16,7 @@ from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.routing.prefix_index import PrefixIndex
+from policies.routing.prefix_aware import PrefixIndex
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.signals import Signals
 

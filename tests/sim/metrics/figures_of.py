@@ -2,16 +2,14 @@
 
 import pandas as pd
 
-from sim.metrics.costs import Cost
+from sim.metrics.definitions import Window
+from sim.metrics.features import KvTransferUse
 from sim.metrics.figure import EndedRun, FigureSetting, Part
 from sim.metrics.fleet import PoolUse, Retries
-from sim.metrics.hardware_use import HardwareUse
-from sim.metrics.kv_use import KvUse
+from sim.metrics.hardware_use import Cost, HardwareUse
+from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import request_metrics
-from sim.metrics.pressure import CacheUse, PreemptionUse, Waiting
-from sim.metrics.transfers import KvTransferUse
-from sim.metrics.window import Window
-from sim.records.chunk import RecordChunk
+from sim.records.run import RecordChunk
 
 NOTHING = pd.DataFrame()
 

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.batches import (
+from sim.metrics.series import MAX_BINS, Bins
+from sim.metrics.sketches import (
     MAX_GROUPS,
     Distributions,
     GroupedSeries,
     IdGroups,
     MetSeries,
+    Sketch,
     means_of_batches,
 )
-from sim.metrics.bins import MAX_BINS, Bins
-from sim.metrics.one_run import share_interval
-from sim.metrics.sketch import Sketch
-from sim.metrics.steady import MEAN, Lack, Series, interval_of, percentile
+from sim.metrics.steady import MEAN, Lack, Series, interval_of, percentile, share_interval
 
 parts_of_ids = st.lists(st.lists(st.integers(0, 60_000), unique=True, max_size=30), min_size=1, max_size=5)
 

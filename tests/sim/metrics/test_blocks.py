@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.metrics.blocks import MIN_BLOCKS, Blocks, blocks_of, figure_of
-from sim.metrics.paired import Outcome
+from sim.metrics.confidence import Outcome
 from sim.metrics.steady import percentile
 
 

@@ -19,13 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.by_class import COUNTS, MAX_CLASSES, ByPriority, ByTenant
+from sim.metrics.by_class import MAX_CLASSES, ByPriority, ByTenant
+from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
+from sim.metrics.output import COUNTS
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from tests.sim.metrics.figures_of import figure_of, part_of
 

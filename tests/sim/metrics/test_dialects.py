@@ -20,11 +20,18 @@ from hypothesis import strategies as st
 
 from experiments.validate.foreign.bench_exports import read_vllm_bench
 from experiments.validate.foreign.complete_prefix import Prefix
-from sim.metrics.dialects import DIALECTS, in_dialects, latency
-from sim.metrics.served import Served, interpolated, measured_value, next_value
+from sim.metrics.definitions import Window
+from sim.metrics.dialects import (
+    DIALECTS,
+    Served,
+    in_dialects,
+    interpolated,
+    latency,
+    measured_value,
+    next_value,
+)
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
-from sim.metrics.window import Window
 from sim.report.dialect_tables import dialect_tables
 from sim.report.vllm_bench import as_vllm_bench, spec_decode_of, write_vllm_bench
 

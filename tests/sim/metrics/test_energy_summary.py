@@ -17,7 +17,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from hwmodels.iterations.energy import EnergySettings, PowerModel
+from hwmodels.costs import EnergySettings, PowerModel
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.exact import ExactTotals, exact_units
+from sim.metrics.sums import ExactTotals, exact_units
 
 UNITS = 1 << 1074
 numbers = st.floats(-1e300, 1e300, allow_nan=False, allow_subnormal=True)

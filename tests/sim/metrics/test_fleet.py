@@ -4,15 +4,15 @@ import pytest
 
 from experiments.conformance.toys import ToyModel
 from policies.admission.queue_bound import QueueBound
-from policies.routing.least_outstanding import LeastOutstanding
+from policies.routing.load_balancing import LeastOutstanding
 from policies.scaling.scheduled import Scheduled
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
+from sim.metrics.definitions import Window
 from sim.metrics.fleet import failure_use, replicas_over_time, scaling_use
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window
-from sim.records.failure import FailureKind
-from sim.workload.retries import Retries
+from sim.records.run import FailureKind
 from tests.sim.metrics.figures_of import pool_figures, retry_use
 from tests.worlds.clusters import WorldPool
 

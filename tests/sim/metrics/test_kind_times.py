@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.metrics.kind_times import KindTimes
+from sim.metrics.plots import KindTimes
 from sim.metrics.utilisation import KINDS, component_seconds, iteration_kind
 
 NUM_PARTS = 7

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from policies.caching.contiguous import Contiguous
 from policies.caching.paged import Paged
 from policies.caching.streaming import StreamingLlm
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
+from sim.metrics.definitions import measured_window
 from sim.metrics.utilisation import seconds_inside
-from sim.metrics.window import measured_window
 from tests.sim.metrics.figures_of import kv_waste
 
 SHARES = ("filled", "reserved", "internal", "external", "free")

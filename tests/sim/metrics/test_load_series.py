@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sim import simulate
-from sim.metrics.load_series import MAX_INTERVALS, LoadSeries
+from sim.metrics.series import MAX_INTERVALS, LoadSeries
 from tests.tables import assert_equal_tables
 
 

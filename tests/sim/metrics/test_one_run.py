@@ -4,16 +4,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.intervals import Intervals
-from sim.metrics.measured import Latencies, request_metrics
-from sim.metrics.one_run import find_warm_up
+from sim.metrics.definitions import Window
+from sim.metrics.measured import Intervals, Latencies, request_metrics
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
+from sim.metrics.steady import find_warm_up
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
-from sim.report.evidence import caveats, interval_lines
+from sim.report.lines import caveats, interval_lines
 from tests.sim.metrics.figures_of import figure_of, part_of
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.paired import (
+from sim.metrics.confidence import (
     Held,
     Interval,
     Outcome,

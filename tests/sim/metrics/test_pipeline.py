@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.stages import MicroBatch, Pass, Pipeline, Stages
+from hwmodels.iterations.layout import MicroBatch, ParallelLayout, Pass, Pipeline, Stages
 from sim import simulate
-from sim.metrics import pipeline
-from sim.metrics.hardware_use import HardwareUse
-from sim.metrics.pipeline import add_pipeline
-from sim.metrics.window import Window
+from sim.metrics.definitions import Window
+from sim.metrics.hardware_use import HardwareUse, add_pipeline
 from tests.sim.metrics.figures_of import part_of
 
 NAMES = (
@@ -42,7 +39,7 @@ class FixedRoofline:
 
 @pytest.fixture(autouse=True)
 def fixed_roofline(monkeypatch):
-    monkeypatch.setattr(pipeline, "Roofline", FixedRoofline)
+    monkeypatch.setattr("sim.metrics.hardware_use.Roofline", FixedRoofline)
 
 
 def use(model, *duration_s):

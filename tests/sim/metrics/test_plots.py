@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from sim.metrics.points import Points
-from sim.metrics.series import mean_and_max_over_time
-from sim.metrics.states import States
+from sim.metrics.series import Points, States, mean_and_max_over_time
 
 
 def parts_of(rng, size, num_parts):

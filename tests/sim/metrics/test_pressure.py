@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.window import Window
+from sim.metrics.definitions import Window
 from sim.records.event_rows import WAIT_COLUMNS, Event, logged_events
 from sim.records.run import PoolRecord
 from tests.sim.metrics.figures_of import cache_use, preemption_use, waiting_use

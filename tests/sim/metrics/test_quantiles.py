@@ -4,8 +4,7 @@ import pytest
 from scipy.special import stdtrit
 
 from sim.cluster.early_stop import LEVEL, PARTS
-from sim.metrics.paired import CONFIDENCE
-from sim.metrics.quantiles import KNOWN, student_t
+from sim.metrics.confidence import CONFIDENCE, KNOWN, student_t
 from sim.metrics.steady import BATCHES
 
 

@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from experiments.conformance.adapting import draw_adapter_worlds
 from experiments.conformance.draws import draw_worlds
 from experiments.conformance.recording_core import RecordingCore
-from hwmodels.iterations.energy import EnergySettings, PowerModel
-from hwmodels.tariff import Tariff
+from hwmodels.costs import EnergySettings, PowerModel, Tariff
 from policies.core.engine import EngineCore
 from sim import simulate
 from sim.metrics.figure import FigureSetting
 from sim.metrics.settings import MetricsSettings
-from sim.metrics.sketch import PERCENTILE_ERROR
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.sketches import PERCENTILE_ERROR, SKETCHED
 from sim.metrics.slo import Slo
 from sim.metrics.summary import RunFigures, summarise
 from sim.metrics.utilisation import PoolHardware

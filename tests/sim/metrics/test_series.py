@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.bins import Bins
-from sim.metrics.series import cdf_points, mean_and_max_over_time, octaves
-from sim.metrics.window import Window, measured_window
+from sim.metrics.definitions import Window, measured_window
+from sim.metrics.series import Bins, cdf_points, mean_and_max_over_time, octaves
 
 # busy times of a replica: (idle before, duration, value)
 spans = st.lists(st.tuples(st.floats(0, 2), st.floats(0.01, 3), st.integers(0, 100)), min_size=1, max_size=12)

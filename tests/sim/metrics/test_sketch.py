@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.metrics.definitions import describe, weighted_percentile
-from sim.metrics.sketch import PERCENTILE_ERROR, Sketch, bucket_of, middle_of
+from sim.metrics.sketches import PERCENTILE_ERROR, Sketch, bucket_of, middle_of
 
 Q = (0, 1, 10, 50, 90, 95, 99, 99.9, 100)
 SMALL = 2.0**-40

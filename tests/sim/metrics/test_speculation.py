@@ -15,7 +15,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.toys import ToyModel
 from experiments.conformance.worlds import Ask
-from hwmodels.speculation.model import PassFlops, SpeculativeModel
+from hwmodels.speculation import PassFlops, SpeculativeModel
 from sim import simulate
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import summarise

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sim.metrics.kind_times import KindTimes
+from sim.metrics.plots import KindTimes
 from sim.metrics.utilisation import iteration_kind, iteration_shape
 from tests.sim.metrics.figures_of import prefill_time_share
 

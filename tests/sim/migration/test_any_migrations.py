@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import given
 
 from experiments.conformance.same_run import assert_leap_equals_step
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from sim.metrics.token_times import known_token_times
-from sim.records.migrations import Outcome
+from sim.records.run import Outcome
 from tests.worlds.migrating import draw_migrations
 
 

@@ -5,13 +5,13 @@ import pytest
 from experiments.conformance.toys import TICK_S
 from policies.core.request import Branching
 from policies.migration import Move
-from policies.user_code.decisions import WrongDecisionError
+from policies.user_code import WrongDecisionError
+from sim.cluster.clients import Retries
 from sim.engine.links import Links
-from sim.metrics.conservation import check_conservation
-from sim.metrics.migrations import migration_figures
+from sim.metrics.features import migration_figures
+from sim.metrics.output import check_conservation
 from sim.metrics.token_times import token_times
-from sim.records.migrations import Outcome
-from sim.workload.retries import Retries
+from sim.records.run import Outcome
 from tests.worlds.clusters import Cluster, toy_network
 from tests.worlds.migrating import Scripted
 

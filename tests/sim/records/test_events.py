@@ -16,7 +16,7 @@ from policies.core.plan import Cause
 from policies.scheduling.fcfs import Fcfs
 from sim.engine.links import Links
 from sim.records.event_rows import WAIT_COLUMNS, WAITS
-from sim.records.event_table import events_table
+from sim.records.run import events_table
 
 TICK_S = 0.125
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.batching.prefill_first import PrefillFirst
+from policies.batching.whole_prompts import PrefillFirst
 from policies.caching.paged import Paged
-from sim.records.iteration_tables import expanded
 from sim.records.iterations import IterationLog
+from sim.records.run import expanded
 
 
 @pytest.fixture(params=[True, False], ids=["leap", "step"])

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
 from sim.records.event_rows import WAIT_COLUMNS
-from sim.records.event_table import events_table
-from sim.records.failure import FailureKind
 from sim.records.request_phases import phases_by_request, phases_of
-from sim.workload.retries import Retries
+from sim.records.run import FailureKind, events_table
 
 TICK_S = 0.125  # one iteration of the flat toy model
 

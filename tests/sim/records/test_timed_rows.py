@@ -5,7 +5,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.cluster import simulation
-from sim.records.chunk import RecordChunk
+from sim.records.run import RecordChunk
 from sim.records.timed_rows import TimedRows, interval_s
 from sim.settings.scenario import build_run
 from sim.setup.streaming import stream

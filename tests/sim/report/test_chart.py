@@ -9,8 +9,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
-from sim.report.chart import Chart, panels, plotly_js
-from sim.report.look import LIMIT, styled
+from sim.report.chart import LIMIT, Chart, panels, plotly_js, styled
 
 CONFIG = {"displaylogo": False, "responsive": True}
 LINE = {"width": 2, "color": "#2563a8", "shape": "hv"}

@@ -5,10 +5,10 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from sim.metrics.run_sums import RunSums
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.result import RunSums
+from sim.metrics.sketches import SKETCHED
 from sim.report.chunk_tables import ChunkTables, check_free_space
-from sim.report.files import write_result
+from sim.report.run_files import write_result
 from sim.settings.scenario import build_run
 from tests.tables import assert_equal_tables
 from tests.worlds.chunks import chunks_of

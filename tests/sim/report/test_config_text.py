@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from sim.report.config_text import config_yaml
+from sim.report.files import config_yaml
 
 
 @pytest.mark.parametrize("value", [1, 1.0, True, "1", "1e6", None, "null", [], {}, [1, {"a": [2.5]}], "ä: b"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.paired import Interval
+from sim.metrics.confidence import Interval
 from sim.report.numbers import bounds_text, decimals_of, half_text, mean_text, supported, with_interval
 
 

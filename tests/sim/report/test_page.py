@@ -7,18 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hwmodels.iterations.iteration import COMPONENTS
+from hwmodels.iterations import COMPONENTS
+from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
 from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
-from sim.metrics.window import Window
 from sim.records.event_rows import WAITS
 from sim.records.run import PoolRecord, RunRecords, replicas_throughout
 from sim.report.page import write_report
-from sim.report.timeline import timeline
+from sim.report.plots import timeline
 
 MAX_BYTES = 6_000_000
 CHAT = Slo(name="chat", ttft_ms=500, tpot_ms=50)

@@ -10,16 +10,16 @@ from numpy.testing import assert_allclose
 
 from experiments.conformance.speculating import SpeculatingWorld
 from experiments.conformance.worlds import Ask
-from hwmodels.iterations.unknown import UnknownMachine
+from hwmodels.iterations import UnknownMachine
 from sim import simulate
+from sim.metrics.definitions import Window
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
-from sim.metrics.window import Window
+from sim.report.lines import speculation_lines
 from sim.report.page import report_sections
 from sim.report.perfetto import write_timeline
-from sim.report.pressure_lines import speculation_lines
-from sim.report.saved import read_records
-from sim.report.speculation import speculation
+from sim.report.plots import speculation
+from sim.report.run_files import read_records
 from sim.speculation.acceptance.iid import Iid
 from tests.tables import assert_equal_tables
 

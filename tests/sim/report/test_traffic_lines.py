@@ -1,6 +1,6 @@
 """The lines on clients and tasks: what they say, and that other runs have none."""
 
-from sim.report.traffic_lines import traffic_lines
+from sim.report.lines import traffic_lines
 
 CLIENTS = {
     "streams": False,

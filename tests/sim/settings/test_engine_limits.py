@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
-from hwmodels.devices.device import Device
+from hwmodels.device import Device
 from policies.core.release import RELEASES, SGLANG_0_5, VLLM_0_32
 from sim import simulate
 from sim.settings.build import build

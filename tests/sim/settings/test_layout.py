@@ -13,7 +13,7 @@ from hwmodels.iterations.layout import ParallelLayout
 from policies.parallelism import Load, Sizes
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
-from sim.setup.layout_choice import figures_of, prefill_seconds
+from sim.setup.estimates import figures_of, prefill_seconds
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 

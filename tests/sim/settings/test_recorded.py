@@ -5,7 +5,11 @@ import pytest
 import sim.settings.recorded as recorded
 from sim.settings.errors import ConfigError
 
-OWN = {"routing": {"_target_": "policies.routing.round_robin.RoundRobin"}, "seeds": [1, "${seed}"], "seed": 0}
+OWN = {
+    "routing": {"_target_": "policies.routing.load_balancing.RoundRobin"},
+    "seeds": [1, "${seed}"],
+    "seed": 0,
+}
 
 
 def test_classes_of_ours_and_references_within_the_config_are_allowed():

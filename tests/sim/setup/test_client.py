@@ -6,7 +6,7 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.setup.client import Client, frontend_note
+from sim.setup.engine_profile import Client, frontend_note
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 ALONE = (

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.combinations import FEATURES, OF_RUN, OF_RUN_AND_POOL, RULES, remedies

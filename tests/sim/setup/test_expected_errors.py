@@ -8,9 +8,9 @@ import pytest
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
-from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, LORA, ExpectedError, Level
+from hwmodels.trust import ALL_ENGINES, ALL_GPUS, HELD_BACK, LORA, ExpectedError, Level
 from sim.settings.scenario import build_scenario
-from sim.setup.expected_errors import (
+from sim.setup.notes import (
     ENGINES,
     expected_error_note,
     expected_errors_json,
@@ -20,7 +20,7 @@ from sim.setup.expected_errors import (
     traffic_of,
     unknown_because,
 )
-from sim.workload.marked import WithCallers
+from sim.workload.modified import WithCallers
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 
@@ -42,7 +42,7 @@ TABLE = (
 
 @pytest.fixture(autouse=True)
 def hand_made_table(monkeypatch):
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE)
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: TABLE)
 
 
 def scenario_of(*overrides):
@@ -105,7 +105,7 @@ def test_burst_has_the_errors_of_bursts_and_of_closed_loops_if_no_burst_was_comp
     words = ("workload=synthetic", *ONCE)
     assert "TPOT 5.2 / 14 %" in note(*words)
     assert "93 closed-loop runs" in note(*words)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *BURST))
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: (*TABLE, *BURST))
     assert note(*words, held_back_share=0.9) == (
         "Expected error (median / p90): TTFT 30 / 70 %, TPOT 20 / 50 % "
         "(measured: 93 bursts in 3 groups of dense models with vLLM on H100 SXM)."
@@ -122,9 +122,9 @@ def test_adapters_have_the_errors_of_runs_with_and_without_them(monkeypatch):
     words = ("workload=lora", "adapters=fixed_slots", "workload.num=2")
     assert "Never compared: LoRA adapters" in note(*words)
     others = (LORA_ROW._replace(engine="sglang"), LORA_ROW._replace(engine=ALL_ENGINES))
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *others))
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: (*TABLE, *others))
     assert "Never compared: LoRA adapters" in note(*words)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *others, LORA_ROW))
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: (*TABLE, *others, LORA_ROW))
     assert note(*words).endswith(
         "; throughput kept with LoRA 15 / 40 % (measured on other GPUs than H100 SXM: 12 comparisons with "
         "and without adapters in 6 groups of dense models with vLLM)."
@@ -140,14 +140,14 @@ def test_adapters_have_the_errors_of_runs_with_and_without_them(monkeypatch):
 
 def test_few_groups_and_other_engines_are_named(monkeypatch):
     few = [row._replace(groups=1, rows=20, basis_groups=12) for row in BURST]
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (*TABLE, *few))
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: (*TABLE, *few))
     assert note("workload=offline_batch").endswith(
         "(measured: 20 bursts in 1 group of dense models with vLLM on H100 SXM; too few groups, so not "
         "narrower than for 12 groups)."
     )
     of_all = [row._replace(engine=ALL_ENGINES, gpu=ALL_GPUS) for row in BURST]
     sglang = TABLE[0]._replace(engine="sglang")
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: (sglang, *of_all))
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: (sglang, *of_all))
     words = ("workload=offline_batch", "engine=sglang")
     assert note(*words).endswith(
         "(measured: 93 bursts in 3 groups of dense models with all engines and GPUs, as such runs of SGLang "
@@ -164,7 +164,7 @@ DEPENDS = "Whether more than 1 % do depends on the seed and on a few percent of 
 
 def test_tail_of_a_run_at_a_limit_has_the_errors_of_such_runs(monkeypatch):
     table = (*rows("open", "H100 SXM", Level.measured, **OPEN), *AT_LIMIT)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: table)
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: table)
     free, held = (note("workload=poisson", held_back_share=share) for share in (0.0009, 0.02))
     assert free == note("workload=poisson")
     assert "TTFT p99 14 / 25 %" in free
@@ -181,7 +181,7 @@ def test_tail_of_a_run_at_a_limit_has_the_errors_of_such_runs(monkeypatch):
 def test_tail_is_unknown_where_no_measured_run_was_at_a_limit(monkeypatch):
     of_experts = [row._replace(architecture="moe") for row in AT_LIMIT]
     table = (*TABLE, *rows("open", "H100 SXM", Level.measured, **{"TTFT p99": (14.0, 25.0)}), *of_experts)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: table)
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: table)
     waited = "of the requests waited for a sequence slot or KV memory"
     held = note("workload=poisson", held_back_share=0.02)
     assert "14 / 25 %" not in held
@@ -196,7 +196,7 @@ def test_tail_is_unknown_where_no_measured_run_was_at_a_limit(monkeypatch):
 
 def test_a_run_that_waits_for_slots_says_so(monkeypatch):
     table = (*rows("open", "H100 SXM", Level.measured, **OPEN), *AT_LIMIT)
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: table)
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: table)
     base = ("model=smollm2_135m", "workload=poisson", "workload.num_requests=300")
     free = scenario_of(*base).run().summary
     assert free["waiting"]["held_back_share"] == 0
@@ -290,7 +290,7 @@ def test_json_has_the_rows_of_every_figure():
 
 
 def test_engine_that_was_compared_in_an_open_loop_only_shows_these_figures(monkeypatch):
-    monkeypatch.setattr("sim.setup.expected_errors.shipped", lambda: TABLE[3:5])
+    monkeypatch.setattr("sim.setup.notes.shipped", lambda: TABLE[3:5])
     assert [list(rows) for rows in figures_of(scenario_of(), "closed")] == [["TTFT", "ITL"]]
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
-from hwmodels.iterations.jitter import Jitter
-from hwmodels.levels.rooflines import Calibrated
+from hwmodels.iterations import Jitter
+from hwmodels.levels import Calibrated
 from sim.metrics.slo import Slo
 from sim.settings.scenario import build_scenario
 from sim.setup.replica_bounds import (

@@ -5,7 +5,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim import simulate
-from sim.report.pressure_lines import pressure_lines
+from sim.report.lines import pressure_lines
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 

@@ -10,11 +10,11 @@ from experiments.app.settings.config_groups import CONFIG_DIR, first_comment
 from experiments.app.settings.hydra_errors import composed
 from hwmodels.speculation.draft import HostDraft
 from policies.core.endings import LateEnds
-from policies.speculation.proposers.ngram import Ngram
+from policies.speculation.proposers import Ngram
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
+from sim.setup.notes import pool_notes
 from sim.setup.replica_bounds import Demand, decode_token_seconds, idle_latencies
-from sim.setup.run_notes import pool_notes
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("workload=poisson", "workload.num_requests=2")

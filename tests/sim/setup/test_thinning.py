@@ -12,7 +12,7 @@ from experiments.bench.thinning import checked, random_fleet
 from policies.core.request import Prompt, Request, Segment
 from sim import simulate
 from sim.metrics.thinned import ratio
-from sim.report.evidence import thinned_lines
+from sim.report.lines import thinned_lines
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.chunks import ROWS

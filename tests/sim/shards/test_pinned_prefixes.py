@@ -7,7 +7,7 @@ import pytest
 
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Prompt, Request, Segment
-from policies.routing.random import Random
+from policies.routing.load_balancing import Random
 from sim.cluster.settings import SimSettings
 from sim.shards.assignment import assign
 from sim.shards.merge import merged

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
-from policies.routing.dedicated import Dedicated
-from policies.routing.random import Random
-from policies.routing.round_robin import RoundRobin
+from policies.routing.adapter_aware import Dedicated
+from policies.routing.load_balancing import Random, RoundRobin, Weighted
 from policies.routing.session_affinity import SessionAffinity
-from policies.routing.weighted import Weighted
-from policies.user_code.decisions import WrongDecisionError
+from policies.user_code import WrongDecisionError
 from sim.cluster.settings import SimSettings
-from sim.records.event_table import events_table
+from sim.records.run import events_table
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.shards.assignment import assign

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.routing.round_robin import RoundRobin
+from policies.routing.load_balancing import RoundRobin
 from sim.metrics.plots import OVER_TIME
-from sim.metrics.run_sums import RunSums
-from sim.metrics.sketched import SKETCHED
+from sim.metrics.result import RunSums
+from sim.metrics.sketches import SKETCHED
 from sim.metrics.summary import RunFigures
-from sim.records.chunk import RecordChunk, without_rows
+from sim.records.run import RecordChunk, without_rows
 from sim.records.timed_rows import TimedRows
 from sim.setup.streaming import check_streamed
 from sim.shards.accumulators import accumulator_bytes, read_accumulator
@@ -165,7 +165,7 @@ def test_a_file_with_foreign_classes_is_not_read():
 
 @pytest.mark.parametrize("name", ["np.load", "np.ctypeslib.ctypes.CDLL", "isin", "Protocol"])
 def test_what_a_module_of_accumulators_imports_is_not_read(name):
-    module = "sim.metrics.batches"
+    module = "sim.metrics.sketches"
     texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
     with pytest.raises(DamagedShardError):
         read_accumulator(b"\x80\x04" + texts + b"\x93\x8c\x04true\x85R.", RunFigures)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.core.request import Prompt, Request
-from policies.speculation import SlotRules
-from policies.speculation.tree import TokenTree
+from policies.speculation import SlotRules, TokenTree
 
 
 @dataclass(frozen=True)

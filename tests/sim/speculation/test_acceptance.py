@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
 from sim.speculation.acceptance.by_position import ByPosition
-from sim.speculation.acceptance.draws import uniforms
 from sim.speculation.acceptance.iid import Iid
-from sim.speculation.acceptance.rates import mean_accepted_length, with_ranks
-from sim.speculation.acceptance.walks import accepted_of_chain, accepted_of_tree
+from sim.speculation.acceptance.rates import (
+    accepted_of_chain,
+    accepted_of_tree,
+    mean_accepted_length,
+    uniforms,
+    with_ranks,
+)
 from tests.sim.speculation.drafts import Drafts, chain, passes, request, tree
 
 RATES = (0.9, 0.7, 0.75, 0.4)

@@ -13,13 +13,13 @@ from experiments.conformance.draws import draw_worlds
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
-from hwmodels.iterations.jitter import Jitter
+from hwmodels.iterations import Jitter
 from policies.batching.inflight import InFlight
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
 from policies.core.request import Branching
 from policies.speculation import SlotRules
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from tests.worlds.branching import draw_branching_worlds
 from tests.worlds.clusters import draw_clusters, draw_crashes
 from tests.worlds.services import Service, draw_adapter_services, draw_failing_services, draw_services

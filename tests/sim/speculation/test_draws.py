@@ -1,7 +1,7 @@
 import numpy as np
 from scipy import stats
 
-from sim.speculation.acceptance.draws import split_mix, start_state, uniforms
+from sim.speculation.acceptance.rates import split_mix, start_state, uniforms
 
 
 def test_split_mix_is_the_published_generator():

@@ -7,9 +7,8 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.speculation.acceptance.iid import Iid
+from sim.speculation.acceptance.iid import ASSUMED_RATE, PUBLISHED, TASKS, Iid, published_rate
 from sim.speculation.acceptance.lengths import MeanLengths, rate_of_chain
-from sim.speculation.acceptance.published import ASSUMED_RATE, PUBLISHED, TASKS, published_rate
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "workload=synthetic", "workload.num_requests=60", "slo=none")

@@ -12,8 +12,8 @@ from experiments.conformance.speculating import SpeculatingWorld, ToyProposer
 from experiments.conformance.worlds import Ask
 from policies.batching.sglang import Sglang
 from policies.caching.paged import Paged
-from policies.prediction.oracle_with_noise import OracleWithNoise
-from policies.scheduling.shortest_remaining import ShortestRemaining
+from policies.prediction.oracles import OracleWithNoise
+from policies.scheduling.shortest_job import ShortestRemaining
 from sim import simulate
 from sim.speculation.acceptance.iid import Iid
 from tests.worlds.speculating import draw_speculating

@@ -9,14 +9,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.tree import TokenTree
+from policies.speculation import TokenTree
+from policies.speculation.proposers import Ngram
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.speculation.acceptance.lengths import MeanLengths, mean_length_of_tree, rate_of_chain, rate_of_tree
 from sim.speculation.acceptance.rates import mean_accepted_length, with_ranks
-from sim.speculation.acceptance.table import Table
-from sim.speculation.acceptance.tasks import task_of
+from sim.speculation.acceptance.table import Table, task_of
 from tests.sim.speculation.drafts import Drafts, chain, passes, request
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "acceptance"

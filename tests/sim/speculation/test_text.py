@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from policies.speculation.matching import ngram_draft
-from policies.speculation.proposers.ngram import Ngram
-from policies.speculation.proposers.suffix import Suffix
-from policies.speculation.suffix_matching import SEPARATOR, SuffixRules, Text
+from policies.speculation.matching import SEPARATOR, SuffixRules, Text, ngram_draft
+from policies.speculation.proposers import Ngram, Suffix
 from sim.speculation.acceptance.iid import Iid
 from sim.speculation.acceptance.text import TextAcceptance
 from sim.workload import token_ids

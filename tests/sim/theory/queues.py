@@ -11,19 +11,18 @@ import pandas as pd
 import pytest
 
 from policies.batching.chunked import Chunked
-from policies.batching.one_at_a_time import OneAtATime
+from policies.batching.static import OneAtATime
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
-from policies.routing.random import Random
+from policies.routing.load_balancing import Random
 from policies.scheduling.fcfs import Fcfs
 from sim.cluster.settings import ClusterSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.run import RunRecords
 from sim.workload.arrivals import Poisson
-from sim.workload.distributions import Distribution, Fixed, Geometric
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Distribution, Fixed, Geometric, Lengths
 from sim.workload.synthetic import Synthetic
 
 PROMPT_TOKENS = 1000

@@ -34,12 +34,8 @@ import pytest
 from numpy.typing import ArrayLike
 from scipy import linalg, stats
 
-from policies.routing.least_outstanding import LeastOutstanding
-from policies.routing.power_of_two import PowerOfTwo
-from policies.routing.random import Random
-from policies.routing.round_robin import RoundRobin
-from policies.routing.weighted import Weighted
-from sim.metrics.paired import Outcome, compare_paired
+from policies.routing.load_balancing import LeastOutstanding, PowerOfTwo, Random, RoundRobin, Weighted
+from sim.metrics.confidence import Outcome, compare_paired
 from sim.workload.distributions import Distribution, Fixed, Lognormal
 from tests.sim.theory.queueing_formulas import (
     cyclic_sojourn_s,

@@ -2,7 +2,7 @@
 
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.worlds.services import Service
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
 from policies.adapters.fixed_slots import FixedSlots
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.adapters.unified_paging import UnifiedPaging
 from sim.engine.links import Links
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks
 from tests.worlds.services import draw_adapter_services, toy_network
 

@@ -9,13 +9,13 @@ from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
 from policies.caching.prefix import PrefixCaching
-from policies.prediction.oracle_with_noise import OracleWithNoise
+from policies.prediction.oracles import OracleWithNoise
 from policies.roles import Switch
 from policies.roles.balance import Balance
 from policies.routing.length_aware import LengthAware
-from sim.metrics.conservation import check_conservation
-from sim.metrics.transfers import transferred
-from sim.records.event_table import events_table
+from sim.metrics.features import transferred
+from sim.metrics.output import check_conservation
+from sim.records.run import events_table
 from sim.transfer.kv_transfers import KvTransferSettings
 from tests.sim.metrics.figures_of import transfer_use
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks

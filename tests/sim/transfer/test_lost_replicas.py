@@ -8,11 +8,11 @@ from hypothesis import given
 from experiments.conformance.same_run import assert_leap_equals_step
 from experiments.conformance.toys import TICK_S
 from policies.batching.chunked import Chunked
+from sim.cluster.clients import Retries
 from sim.cluster.failures import Failures, Scripted
-from sim.metrics.conservation import check_conservation
-from sim.records.failure import FailureKind
+from sim.metrics.output import check_conservation
+from sim.records.run import FailureKind
 from sim.transfer.kv_transfers import KvTransferSettings
-from sim.workload.retries import Retries
 from tests.sim.transfer.prefill_and_decode import AT_END, run_world, ticks
 from tests.worlds.services import Service, draw_failing_services
 

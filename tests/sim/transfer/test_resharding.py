@@ -9,7 +9,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.engine.replica_pool import KvLayout
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.transfer.kv_copy import _head_copies, resharding
+from sim.transfer.kv_transfers import _head_copies, resharding
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SIZES = st.sampled_from([1, 2, 4, 8, 16])

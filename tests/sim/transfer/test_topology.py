@@ -6,7 +6,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from sim.transfer.topology import NetworkSettings, Topology
+from sim.transfer.network import NetworkSettings, Topology
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 

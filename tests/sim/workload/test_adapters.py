@@ -5,10 +5,9 @@ from collections import Counter
 import pytest
 
 from sim.workload.arrivals import ClosedLoop, Constant, Poisson
-from sim.workload.conversation import Conversation
-from sim.workload.distributions import Fixed, Geometric
-from sim.workload.lengths import Lengths
-from sim.workload.marked import WithAdapters
+from sim.workload.distributions import Fixed, Geometric, Lengths
+from sim.workload.modified import WithAdapters
+from sim.workload.sessions import Conversation
 from sim.workload.synthetic import Synthetic
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.core.request import Segment
+from sim.metrics.definitions import Window
 from sim.metrics.tasks import TasksFigure
-from sim.metrics.window import Window
 from sim.workload.agentic import Agentic
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Constant
 from sim.workload.distributions import Exponential, Fixed, Geometric, Uniform

@@ -7,7 +7,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from policies.core.request import Branching
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.workload.answers import Answers
+from sim.workload.base import Answers
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sim.workload.arrivals import AllAtOnce
-from sim.workload.batch_files import OpenAiBatch
+from sim.workload.untimed_traces import OpenAiBatch
 from tests.sim.workload.test_brought_traces import lines
 
 SYSTEM = {"role": "system", "content": "x" * 256}

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 
 from policies.core.request import Segment
-from sim.workload.answers import Answers
 from sim.workload.arrivals import AllAtOnce, Constant, Diurnal, Poisson
-from sim.workload.base import WorkloadNotes
+from sim.workload.base import Answers, WorkloadNotes
 from sim.workload.chunks import ROWS, PartOfSource, TableSource, arrivals_of, chunks_of
-from sim.workload.distributions import Exponential, Lognormal, stream
-from sim.workload.lengths import Lengths
-from sim.workload.marked import WithCallers
-from sim.workload.scaled import faster
+from sim.workload.distributions import Exponential, Lengths, Lognormal, stream
+from sim.workload.modified import WithCallers, faster
 from sim.workload.synthetic import Synthetic
 
 LENGTHS = Lengths(

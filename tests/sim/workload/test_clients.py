@@ -8,8 +8,7 @@ from sim import simulate
 from sim.metrics.client_view import SessionNumbers
 from sim.workload.arrivals import Constant
 from sim.workload.clients import WithClients
-from sim.workload.distributions import Fixed, Uniform
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths, Uniform
 from sim.workload.synthetic import Synthetic
 
 SMALL = {"model": "smollm2_135m", "hardware": "l4"}

@@ -10,8 +10,8 @@ from scipy import stats
 
 from policies.core.request import Segment
 from sim.workload.arrivals import AllAtOnce, Constant
-from sim.workload.conversation import Conversation
 from sim.workload.distributions import Exponential, Fixed, Geometric, Uniform
+from sim.workload.sessions import Conversation
 
 
 def make_conversation(**settings):

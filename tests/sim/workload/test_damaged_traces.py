@@ -24,9 +24,8 @@ from sim.workload.formats import (
     PlainCsv,
     TraceLabJsonl,
 )
-from sim.workload.recording import Recording
+from sim.workload.recording import Recording, TrafficLog
 from sim.workload.token_ids import TokenIdsJsonl
-from sim.workload.traffic_log import TrafficLog
 from sim.workload.untimed_traces import WekaJsonl
 
 

@@ -10,13 +10,14 @@ from sim.workload.distributions import (
     Exponential,
     Fixed,
     Geometric,
+    Lengths,
     Lognormal,
     Quantiles,
     Uniform,
+    clip_to_context,
     normal_cdf,
     whole_numbers,
 )
-from sim.workload.lengths import Lengths, clip_to_context
 
 INF, NAN = float("inf"), float("nan")
 Z = np.random.default_rng(1).standard_normal(40_000)

@@ -5,7 +5,7 @@ import pytest
 
 from policies.core.request import Prompt, Request
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.scaled import faster
+from sim.workload.modified import faster
 
 
 class ThreeRequests:

@@ -14,7 +14,7 @@ from policies.core.request import Prompt, Request, Segment
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario, run
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.scaled import LongerSource
+from sim.workload.modified import LongerSource
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])
 SMALL = ("model=smollm2_135m", "hardware=l4")

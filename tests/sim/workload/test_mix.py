@@ -5,18 +5,16 @@ import pytest
 from policies.core.request import Prompt, Request, Segment
 from sim import simulate
 from sim.metrics.slo import Slo
-from sim.report.traffic_lines import traffic_lines
+from sim.report.lines import traffic_lines
 from sim.settings.errors import ConfigError
 from sim.workload.agentic import Agentic
-from sim.workload.answers import Answers
 from sim.workload.arrivals import Constant
-from sim.workload.base import Arrival, WorkloadNotes
+from sim.workload.base import Answers, Arrival, WorkloadNotes
 from sim.workload.clients import WithClients
-from sim.workload.conversation import Conversation
-from sim.workload.distributions import Fixed, Uniform
-from sim.workload.lengths import Lengths
-from sim.workload.marked import WithCallers
+from sim.workload.distributions import Fixed, Lengths, Uniform
 from sim.workload.mix import Mix
+from sim.workload.modified import WithCallers
+from sim.workload.sessions import Conversation
 from sim.workload.synthetic import Synthetic
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sim.workload.arrivals import Constant
 from sim.workload.distributions import Fixed
-from sim.workload.rag import Rag
+from sim.workload.prefix_sessions import Rag
 
 
 def make(**settings):

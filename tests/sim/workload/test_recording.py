@@ -4,16 +4,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from policies.core.request import Prompt, Request, Segment
 from sim.report.files import write_table
 from sim.settings.errors import ConfigError
 from sim.workload import recording
 from sim.workload.base import Arrival
 from sim.workload.chunks import chunks_of
-from sim.workload.recording import Recording
-from sim.workload.scaled import faster
-from sim.workload.traffic_log import FILE, TrafficLog
+from sim.workload.modified import faster
+from sim.workload.recording import FILE, Recording, TrafficLog
 from tests.sim.workload.reading_memory import peak_mib_of
 
 PROMPT = Prompt(40, (Segment(7, 16), Segment(1 << 60, 16), Segment(3, 8)))

@@ -11,8 +11,8 @@ from scipy.stats import kstest, uniform
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
+from sim.cluster.clients import Retries
 from sim.settings.build import build
-from sim.workload.retries import Retries
 
 NUM = 3000
 LEAST_P = 1e-3  # of a test that a right distribution fails; draws are fixed, so it passes or not for good

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from sim.workload.arrivals import ClosedLoop, Poisson
-from sim.workload.conversation import Conversation
 from sim.workload.distributions import Fixed
+from sim.workload.sessions import Conversation
 from sim.workload.untimed_traces import MooncakeSessions, ShareGptJson
 from tests.sim.workload.test_agentic import make as make_agentic
 from tests.sim.workload.test_conversation import make_conversation, run, varied

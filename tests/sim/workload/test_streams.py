@@ -7,8 +7,7 @@ from omegaconf import OmegaConf
 
 from experiments.app.settings.config_groups import CONFIG_DIR
 from sim.workload.arrivals import Constant, Poisson
-from sim.workload.distributions import Fixed, Lognormal, stream
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths, Lognormal, stream
 from sim.workload.synthetic import Synthetic
 
 NAMES = ("arrivals", "lengths", "priorities", "troubles.0")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sim.workload.arrivals import ClosedLoop, Constant, Poisson
-from sim.workload.distributions import Exponential, Fixed, Lognormal
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Exponential, Fixed, Lengths, Lognormal
 from sim.workload.synthetic import Synthetic
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from policies.core.request import Prompt, Request
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.throttle import TOO_LARGE, ThrottledSource, WithThrottle
+from sim.workload.clients import TOO_LARGE, ThrottledSource, WithThrottle
 
 
 class Given:

@@ -9,7 +9,7 @@ import zstandard
 
 from policies.core.request import Segment
 from sim.workload.formats import AzureCsv, BailianJsonl, BurstGptCsv, MooncakeJsonl, PlainCsv, VidurCsv
-from sim.workload.scaled import faster
+from sim.workload.modified import faster
 from sim.workload.traces import Trace
 
 REAL_TRACES = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "traces"

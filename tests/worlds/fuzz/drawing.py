@@ -18,12 +18,10 @@ from typing import Any
 
 import yaml
 
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
-from experiments.app.settings.resolve import resolved
 from experiments.app.settings.variants import Variants
-from sim.records.failure import FailureKind
-from sim.records.run import RunRecords
+from sim.records.run import FailureKind, RunRecords
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run

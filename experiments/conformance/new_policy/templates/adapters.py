@@ -1,7 +1,7 @@
 """Adapters policy: decides which LoRA adapters an engine holds on its GPU. Describe it here; name the paper.
 
 It sees: which requests wait for each adapter and which use it; which adapters are on the GPU, being loaded,
-and in host memory; sizes and ranks (policies.adapters.residents.Residents keeps these records).
+and in host memory; sizes and ranks (policies.adapters.serving.Residents keeps these records).
 It never sees output lengths or future requests.
 It may: define the memory that an adapter takes (`_fits`, `_enter`, `_leave`, `_blocks_of`), choose the
 adapter to evict (`_victim`) and the requests that may start (`may_start`), and load, evict and bound a step
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from fieldlimits import NonNegativeInt, Unit
 from policies.adapters.fixed_slots import FixedSlots, SlotResidents
-from policies.adapters.registry import Registry
+from policies.adapters.serving import Registry
 from policies.caching.pool import BlockPool
 
 

@@ -1,6 +1,6 @@
 """Draft-length policy: decides how many tokens are drafted. Describe it here; name the paper.
 
-It sees, in every step (policies.speculation.view.DraftView): how often draft tokens were accepted so far, by
+It sees, in every step (policies.speculation.DraftView): how often draft tokens were accepted so far, by
 their place in the pass; the requests of the step and those that wait; free KV blocks and what is left of the
 token budget; the TPOT of the SLO; the sequences that get a token in the step; with reads_sequences = True, of
 each of them its passes, draft tokens, accepted ones, failed passes in a row, output tokens, and the time of
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fieldlimits import Checked, PositiveInt
-from policies.speculation.view import DraftView, Ints
+from policies.speculation import DraftView, Ints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from fieldlimits import Positive, Unit
 from policies.scaling import PoolView
-from policies.scaling.pace import Paced
+from policies.scaling.bounds import Paced
 
 
 @dataclass(kw_only=True, slots=True)

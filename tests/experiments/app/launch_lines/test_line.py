@@ -225,7 +225,7 @@ def test_adapter_flags_without_adapters_have_no_effect():
 
 def test_roofline_has_an_adapter_of_each_slot_in_every_batch():
     found = with_launch_line(["--from", f"{LLAMA} --enable-lora --max-loras 4"], "roofline")
-    assert "lora={_target_: hwmodels.model.lora.Lora, rank: 16, num_active: 4}" in found
+    assert "lora={_target_: hwmodels.model.weights.Lora, rank: 16, num_active: 4}" in found
     assert not any(word.startswith("adapters") for word in found)
 
 

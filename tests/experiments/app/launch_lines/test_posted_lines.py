@@ -7,11 +7,11 @@ import shlex
 
 import pytest
 
-from experiments.app.launch_lines.branches import holds, number_of
 from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.deployment import deployed
 from experiments.app.launch_lines.engines import translated
 from experiments.app.launch_lines.line import with_launch_line
+from experiments.app.launch_lines.shell import holds, number_of
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed

@@ -7,7 +7,7 @@ import pytest
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import COMPOSE_ERRORS, check_edits, composed, explain
-from hwmodels.model.lora import Lora
+from hwmodels.model.weights import Lora
 from sim.settings.build import build
 from sim.settings.errors import ConfigError
 

@@ -5,10 +5,9 @@ import re
 import pytest
 
 from experiments.app.settings.bounded_yaml import read_yaml
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.renamed import _CHECKPOINTS, EQUAL, model_named, note
-from experiments.app.settings.resolve import resolved
 from sim.settings.build import build
 
 FILES = sorted(file for file in (CONFIG_DIR / "model").glob("*.yaml") if file.stem != "hf")

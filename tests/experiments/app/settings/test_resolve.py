@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.app.settings.resolve import resolved
+from experiments.app.settings.compose import resolved
 from sim.settings.errors import ConfigError
 
 NODES = {"side": 4, "art": {"side_m": "${side}", "title": "???", "frames": [{"width": "${art.side_m}"}, 2]}}

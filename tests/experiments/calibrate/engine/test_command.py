@@ -72,7 +72,7 @@ def test_the_report_says_how_far_whole_iterations_are_from_the_table(calibrated)
 @pytest.mark.slow
 def test_calibrating_again_writes_over_its_own_files_only(calibrated, capsys):
     assert main(["calibrate", "device=cpu", "model=random_8m", f"out={calibrated}", *SMALLEST]) == 0
-    (calibrated / "hardware" / "hers.yaml").write_text("_target_: hwmodels.devices.device.Device\n")
+    (calibrated / "hardware" / "hers.yaml").write_text("_target_: hwmodels.device.Device\n")
     arguments = ["calibrate", "device=cpu", "model=random_8m", f"out={calibrated}", "measure.name=hers"]
     assert main([*arguments, *SMALLEST]) == 2
     assert "was not written by calibrate" in capsys.readouterr().err

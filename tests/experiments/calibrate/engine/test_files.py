@@ -13,8 +13,8 @@ from experiments.calibrate.engine.files import Files, engine_yaml, hardware_yaml
 from experiments.calibrate.engine.host_time import host_of
 from experiments.calibrate.engine.machine import Machine
 from experiments.calibrate.engine.run import device_of
-from hwmodels.devices.host import CudaGraphs, HostOverhead
-from hwmodels.speculation.host import DraftHost
+from hwmodels.host import CudaGraphs, HostOverhead
+from hwmodels.speculation.steps import DraftHost
 from sim.settings.build import build
 from sim.setup.engine_profile import EngineProfile
 

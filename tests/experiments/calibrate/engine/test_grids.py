@@ -18,7 +18,7 @@ from experiments.calibrate.engine.profile_rows import profile_rows
 from experiments.calibrate.engine.residuals import errors_by_kind, random_steps, residual_table
 from experiments.calibrate.engine.settings import MeasureSettings
 from experiments.calibrate.engine.steps import Chunk, Step, Tables
-from hwmodels.iterations.iteration import IterationShape
+from hwmodels.iterations import IterationShape
 from hwmodels.levels.profile import Profile
 from tests.experiments.calibrate.engine.tiny import spec
 

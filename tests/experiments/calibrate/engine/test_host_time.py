@@ -20,7 +20,7 @@ from experiments.calibrate.engine.draft_host import (
     measure_draft_host,
 )
 from experiments.calibrate.engine.host_time import HostClock, HostTime, measure_host
-from policies.speculation.proposers.ngram import Ngram
+from policies.speculation.proposers import Ngram
 
 torch.set_num_threads(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import OmegaConf
 
-from hwmodels.model.model_spec import ModelSpec
+from hwmodels.model import ModelSpec
 from sim.settings.build import build
 
 TINY = {

@@ -30,7 +30,7 @@ from experiments.score.trust.left_out import (
 )
 from experiments.score.trust.predictions import Predictions, Task
 from experiments.study.presets import base_scenario
-from hwmodels.trust.table import ALL_ENGINES, ALL_GPUS, HELD_BACK, Level, read
+from hwmodels.trust import ALL_ENGINES, ALL_GPUS, HELD_BACK, Level, read
 
 SHIPPED = {
     "iteration_s": 600e-6,

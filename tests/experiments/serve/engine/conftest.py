@@ -12,10 +12,9 @@ pytest.importorskip("tokenizers", reason="text needs the package tokenizers")
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.serve.engine.backend import EngineBackend
+from experiments.serve.engine.backend import EngineBackend, EngineSleep
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.engine.recorder import ServingRecorder
-from experiments.serve.engine.sleep import EngineSleep
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_control_routes

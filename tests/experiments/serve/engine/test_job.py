@@ -12,10 +12,9 @@ import torch
 from aiohttp import FormData
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.app.settings.compose import Composition, ConfigSource
+from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.resolve import resolved
 from experiments.serve import command
 from experiments.serve.arguments import with_checkpoint
 from experiments.serve.engine.result import result_of
@@ -23,7 +22,7 @@ from policies.scheduling.priority import Priority
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.serving.tokenizer import find_smollm2
-from sim.report.files import run_files
+from sim.report.run_files import run_files
 from sim.settings.errors import ConfigError
 from tests.experiments.serve.conftest import Client
 

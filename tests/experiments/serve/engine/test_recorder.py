@@ -10,7 +10,7 @@ pytest.importorskip("aiohttp")
 
 from experiments.serve.engine.recorder import ServingRecorder
 from realengine.serving.sampling_params import SamplingParams
-from sim.metrics.conservation import check_conservation
+from sim.metrics.output import check_conservation
 from sim.metrics.token_times import token_times
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}

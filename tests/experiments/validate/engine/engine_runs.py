@@ -16,8 +16,8 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.validate.engine.drive import Drive, PromptTokens
 from experiments.validate.engine.engine_run import Stopwatch, settings_of
 from experiments.validate.engine.recording import Recorder, Recording
-from hwmodels.devices.host import HostOverhead
 from hwmodels.hf.config import from_hf_fields
+from hwmodels.host import HostOverhead
 from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
 from realengine.build import assemble

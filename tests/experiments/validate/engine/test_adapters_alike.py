@@ -17,7 +17,7 @@ from realengine.model.architecture import Architecture  # noqa: E402
 from realengine.runner.parallel import Group  # noqa: E402
 from realengine.runner.rank import build_executor  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
-from sim.workload.marked import WithAdapters  # noqa: E402
+from sim.workload.modified import WithAdapters  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import CPU, UnevenClock, scenario_of, traffic  # noqa: E402
 from tests.realengine.adapters import random_adapter  # noqa: E402
 from tests.realengine.small_models import LLAMA  # noqa: E402

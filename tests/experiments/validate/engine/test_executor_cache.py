@@ -13,7 +13,7 @@ from experiments.validate.engine.engine_run import run_on_engine, settings_of, w
 from experiments.validate.engine.executor_cache import ExecutorCache  # noqa: E402
 from experiments.validate.engine.replay import replay  # noqa: E402
 from policies.batching.chunked import Chunked  # noqa: E402
-from policies.batching.orca import Orca  # noqa: E402
+from policies.batching.whole_prompts import Orca  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.scheduling.fcfs import Fcfs  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402

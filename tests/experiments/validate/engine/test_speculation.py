@@ -31,23 +31,27 @@ from policies.batching.chunked import Chunked  # noqa: E402
 from policies.caching.paged import Paged  # noqa: E402
 from policies.caching.radix import Radix  # noqa: E402
 from policies.scheduling.fcfs import Fcfs  # noqa: E402
-from policies.speculation.adaptive import Adaptive  # noqa: E402
-from policies.speculation.backoff import Backoff  # noqa: E402
-from policies.speculation.by_batch_size import ByBatchSize  # noqa: E402
-from policies.speculation.fixed import Fixed  # noqa: E402
-from policies.speculation.none import NoDrafts  # noqa: E402
-from policies.speculation.proposers.draft_model import DraftModel  # noqa: E402
-from policies.speculation.proposers.eagle import Eagle  # noqa: E402
-from policies.speculation.proposers.eagle3 import Eagle3  # noqa: E402
-from policies.speculation.proposers.lookahead import Lookahead  # noqa: E402
-from policies.speculation.proposers.medusa import Medusa  # noqa: E402
-from policies.speculation.proposers.mtp import Mtp  # noqa: E402
-from policies.speculation.proposers.ngram import Ngram  # noqa: E402
-from policies.speculation.proposers.self_speculative import SelfSpeculative  # noqa: E402
-from policies.speculation.proposers.specinfer_tree import SpecinferTree  # noqa: E402
-from policies.speculation.proposers.suffix import Suffix  # noqa: E402
-from policies.speculation.slo_aware import SloAware  # noqa: E402
-from policies.speculation.tree import TokenTree  # noqa: E402
+from policies.speculation import TokenTree  # noqa: E402
+from policies.speculation.draft_lengths import (  # noqa: E402
+    Adaptive,
+    Backoff,
+    ByBatchSize,
+    Fixed,
+    NoDrafts,
+    SloAware,
+)
+from policies.speculation.proposers import (  # noqa: E402
+    DraftModel,
+    Eagle,
+    Eagle3,
+    Lookahead,
+    Medusa,
+    Mtp,
+    Ngram,
+    SelfSpeculative,
+    SpecinferTree,
+    Suffix,
+)
 from sim.speculation.acceptance.iid import Iid  # noqa: E402
 from sim.speculation.acceptance.table import Table  # noqa: E402
 from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of, traffic  # noqa: E402

@@ -16,11 +16,11 @@ from experiments.validate.engine.from_recording import measured
 from experiments.validate.engine.recording import load
 from experiments.validate.engine.swapped import RecordedSource, RecordedTimes, num_equal, replay_in_simulator
 from experiments.validate.fidelity.measured import of_records
-from hwmodels.devices.host import HostOverhead
 from hwmodels.hf.config import from_hf_fields
-from hwmodels.iterations.iteration import COUNTED, IterationShape
+from hwmodels.host import HostOverhead
+from hwmodels.iterations import COUNTED, IterationShape
 from policies.batching.chunked import Chunked
-from policies.scheduling.length_aware import LengthAware
+from policies.scheduling.shortest_job import LengthAware
 from realengine.model.architecture import Architecture
 from tests.experiments.validate.engine.engine_runs import UnevenClock, run_engine, scenario_of, traffic
 from tests.experiments.validate.engine.test_recording import WORLDS

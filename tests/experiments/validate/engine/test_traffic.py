@@ -15,8 +15,7 @@ from policies.core.request import Prompt, Request
 from sim.settings.scenario import build_scenario
 from sim.workload.arrivals import AllAtOnce, ClosedLoop, Poisson
 from sim.workload.base import Arrival, WorkloadNotes
-from sim.workload.distributions import Fixed
-from sim.workload.lengths import Lengths
+from sim.workload.distributions import Fixed, Lengths
 from sim.workload.synthetic import Synthetic
 from tests.experiments.validate.engine.engine_runs import run_engine, scenario_of
 

@@ -7,7 +7,7 @@ import pytest
 from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.new_policy.templates.adapters import MyPolicy
 from experiments.conformance.worlds import Ask, World
-from policies.adapters.registry import Adapter
+from policies.adapters.serving import Adapter
 from sim.engine.links import Links
 
 

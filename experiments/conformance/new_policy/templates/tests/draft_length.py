@@ -5,7 +5,7 @@ import pytest
 
 from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.new_policy.templates.draft_length import MyPolicy
-from policies.speculation.view import AcceptanceCounts, DraftView
+from policies.speculation import AcceptanceCounts, DraftView
 
 
 @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)

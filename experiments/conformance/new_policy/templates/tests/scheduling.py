@@ -5,7 +5,7 @@ import pytest
 from experiments.conformance.claims import Claim, claims_of
 from experiments.conformance.new_policy.templates.scheduling import MyPolicy
 from experiments.conformance.worlds import Ask, World
-from policies.batching.one_at_a_time import OneAtATime
+from policies.batching.static import OneAtATime
 
 
 @pytest.mark.parametrize("claim", claims_of(MyPolicy()), ids=str)

@@ -1,1 +1,0 @@
-"""Accelerators, their links, hosts and storage, as data sheets and calibrations describe them."""

@@ -1,0 +1,321 @@
+"""Prefix-aware routing: by the prefixes that a replica was sent, or by the contents of its cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappush, heapreplace
+from typing import Annotated, ClassVar, NamedTuple
+
+from fieldlimits import Checked, Ge, NonNegative, NonNegativeInt, PositiveInt, Share, Unit, check
+from policies.caching.content import prompt_segments
+from policies.core.request import Request, Segment
+from policies.routing import ReplicaView
+from policies.routing.load_balancing import counts_of
+
+
+class PrefixNode:
+    """A segment of content that follows a given prefix; without a dictionary if only one replica has it.
+
+    A tree can have millions of nodes.
+    """
+
+    __slots__ = ("key", "longest", "num_longest", "tokens")
+
+    def __init__(self, key: tuple[PrefixNode, int, int] | None) -> None:
+        self.key = key  # parent, number of its tokens before this node, content id; None: the root
+        self.longest: int | None = None  # the replica that was sent the most tokens, the first of equals
+        self.num_longest = 0  # number of tokens sent to that replica
+        self.tokens: dict[int, int] | None = None  # tokens sent per replica; None: at most one replica
+
+    def tokens_of(self, replica: int) -> int:
+        """Returns the largest number of the segment's tokens that a replica was sent; 0: none."""
+        if self.tokens is not None:
+            return self.tokens.get(replica, 0)
+        return self.num_longest if self.longest == replica else 0
+
+    def lengthen(self, replica: int, num_tokens: int) -> None:
+        """Records that a replica was sent more tokens of the segment than before."""
+        if self.tokens is not None:
+            self.tokens[replica] = num_tokens
+        elif self.longest is not None and self.longest != replica:
+            self.tokens = {self.longest: self.num_longest, replica: num_tokens}
+        if num_tokens > self.num_longest:
+            self.longest, self.num_longest = replica, num_tokens
+
+    def forget(self, replica: int) -> int:
+        """Removes a replica from the node. Returns the number of tokens that it was sent."""
+        if self.tokens is None:
+            num_tokens, self.longest, self.num_longest = self.num_longest, None, 0
+            return num_tokens
+        tokens = self.tokens
+        num_tokens = tokens.pop(replica)
+        if self.longest == replica:
+            self.longest = max(tokens, key=lambda other: (tokens[other], -other))
+            self.num_longest = tokens[self.longest]
+        if len(tokens) == 1:
+            self.tokens = None
+        return num_tokens
+
+
+class Match(NamedTuple):
+    """The longest prefix of a prompt that was sent before: its tokens, the replica, and the last node."""
+
+    num_tokens: int
+    replica: int | None
+    node: PrefixNode
+
+
+class PrefixTree:
+    """The prompts sent to each replica of the last `keep_only`, at most max_tokens tokens per replica.
+
+    A radix tree of the prompts sent to the replicas: one tree for all replicas.
+
+    A node stands for a segment of prompt content that follows a given prefix. Its key is (parent node, number
+    of the parent's tokens before it, content id). It stores for each replica the largest number of the
+    segment's tokens that the replica was sent. Segments that branch off after 5 and after 8 tokens of a
+    segment are thus children of the same node, and no node is ever split. Example with content ids 7, 9 and
+    3:
+
+        sent to replica 0    7 7 7 7 7 9 9         7: {0: 5, 1: 8} --5--> 9: {0: 2}
+        sent to replica 1    7 7 7 7 7 7 7 7 3                     --8--> 3: {1: 1}
+
+    The number of tokens of a replica is that of its distinct prefixes. Above a limit the least recently sent
+    segments are removed, the end of a prompt before its beginning. The cost grows with the number of segments
+    of a prompt, not with the number of replicas.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.num_tokens: dict[int, int] = {}
+        self._max_tokens = max_tokens
+        self._positions: dict[int, int] = {}  # position of each replica in the last `keep_only`
+        self._sizes: list[tuple[int, int, int]] = []
+        """A heap of (tokens, position, replica). A replica's least entry is its size, or an earlier one."""
+        self._root = PrefixNode(None)
+        self._nodes: dict[tuple[PrefixNode, int, int], PrefixNode] = {}  # one dict for all nodes saves memory
+        self._used: dict[int, OrderedDict[PrefixNode, None]] = {}
+        """Nodes of each replica, the least recently used first; children come before their parents."""
+
+    def keep_only(self, replicas: Iterable[int]) -> None:
+        """Sets the replicas that exist from now on, and removes the prompts sent to others."""
+        kept = dict.fromkeys(replicas)
+        for replica in [*self._used.keys() - kept.keys()]:
+            for node in [*self._used[replica]]:  # from the leaves up
+                self._forget(replica, node)
+            del self._used[replica], self.num_tokens[replica]
+        self._used = {replica: self._used.get(replica, OrderedDict()) for replica in kept}
+        self.num_tokens = {replica: self.num_tokens.get(replica, 0) for replica in kept}
+        self._positions = {replica: position for position, replica in enumerate(kept)}
+        self._list_sizes()
+
+    def _list_sizes(self) -> None:
+        self._sizes = [
+            (tokens, self._positions[replica], replica) for replica, tokens in self.num_tokens.items()
+        ]
+        heapify(self._sizes)
+
+    @property
+    def smallest(self) -> int:
+        """The replica with the fewest tokens; of equals the first one of the last `keep_only`."""
+        sizes = self._sizes
+        while True:
+            num_tokens, position, replica = sizes[0]
+            num_now = self.num_tokens[replica]
+            if num_now == num_tokens:
+                return replica
+            heapreplace(sizes, (num_now, position, replica))
+
+    def match(self, segments: Sequence[Segment]) -> Match:
+        """Returns the longest prefix sent before, and the replica that was sent the most of its last node.
+
+        The match does not count as a use; `use` marks it.
+        """
+        node, before, num_tokens, nodes = self._root, 0, 0, self._nodes
+        for content_id, num_in_segment in segments:
+            child = nodes.get((node, before, content_id))
+            if child is None:
+                break
+            node, before = child, num_in_segment
+            if child.num_longest < num_in_segment:
+                num_tokens += child.num_longest
+                break
+            num_tokens += num_in_segment
+        return Match(num_tokens, node.longest, node)
+
+    def use(self, match: Match) -> None:
+        """Marks the path of a match as used; it must be the result of the last call of `match`."""
+        if match.replica is not None:
+            self._touch(match.replica, match.node)
+
+    def insert(self, segments: Sequence[Segment], replica: int) -> None:
+        """Records that a prompt was sent to a replica, and marks it as used."""
+        node, before, nodes = self._root, 0, self._nodes
+        for content_id, num_in_segment in segments:
+            key = (node, before, content_id)
+            child = nodes.get(key)
+            if child is None:
+                child = nodes[key] = PrefixNode(key)
+            num_before = child.num_longest if child.longest == replica else child.tokens_of(replica)
+            if num_in_segment > num_before:
+                child.lengthen(replica, num_in_segment)
+                self.num_tokens[replica] += num_in_segment - num_before
+            node, before = child, num_in_segment
+        self._touch(replica, node)
+        if self.num_tokens[replica] > self._max_tokens:
+            while self.num_tokens[replica] > self._max_tokens:
+                self._forget(replica, next(iter(self._used[replica])))
+            self._note_smaller(replica)
+
+    def _note_smaller(self, replica: int) -> None:
+        """Records that a replica has fewer tokens than before."""
+        heappush(self._sizes, (self.num_tokens[replica], self._positions[replica], replica))
+        if len(self._sizes) > 4 * len(self._positions):
+            self._list_sizes()
+
+    def _touch(self, replica: int, node: PrefixNode) -> None:
+        """Marks the path to a node as used, the end first, so that the end is removed first."""
+        used = self._used[replica]
+        while node.key is not None:
+            used[node] = None
+            used.move_to_end(node)
+            node = node.key[0]
+
+    def _forget(self, replica: int, node: PrefixNode) -> None:
+        """Removes a replica from a node; the replica must have none of the nodes below it."""
+        del self._used[replica][node]
+        self.num_tokens[replica] -= node.forget(replica)
+        if node.longest is None:
+            assert node.key is not None
+            del self._nodes[node.key]
+
+
+@dataclass(kw_only=True, slots=True)
+class PrefixAffinity(Checked):
+    """Longest matching prefix. Reads only the outstanding requests of all replicas.
+
+    The router does not query the replicas: it keeps a tree of the prompts that it has sent to each, which
+    only approximates the contents of their caches. While the load is balanced, a prompt goes to the replica
+    with the longest matching prefix if that exceeds the share cache_threshold of the prompt, else to the
+    replica with the smallest tree. If the load is not balanced, it goes to the replica with the fewest
+    outstanding requests:
+
+        most - fewest > balance_abs_threshold  and  most > balance_rel_threshold * fewest
+
+    Defaults are those of SGLang's router (sglang-router 0.2 and later: 0.3, 64, 1.5). Differences: SGLang
+    counts characters, this policy tokens; SGLang trims its tree every two minutes, this policy at once; among
+    replicas with equal matches SGLang takes any, this policy the one that was sent the most tokens of the
+    last segment.
+    """
+
+    cache_threshold: Share = 0.3
+    """Share of the prompt that must match."""
+    balance_abs_threshold: Annotated[NonNegativeInt, Unit("requests")] = 64
+    """Outstanding requests by which the most loaded replica may exceed the least loaded."""
+    balance_rel_threshold: Annotated[float, Ge(1)] = 1.5
+    """Ratio of the most to the least loaded replica; the load is unbalanced if both are exceeded."""
+    max_tree_tokens: Annotated[PositiveInt, Unit("token")] = 2**24
+    """Maximum number of tokens in the tree per replica; about as many as SGLang's 2^26 characters."""
+    keeps_together: ClassVar[str] = "prefix"
+    _replicas: Sequence[ReplicaView] = field(init=False, default=(), repr=False, compare=False)
+    _positions: dict[int, int] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _tree: PrefixTree = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+        self._tree = PrefixTree(self.max_tree_tokens)
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the replica with the matching prefix, with the smallest tree, or with the least load."""
+        if replicas is not self._replicas:
+            self._positions = {replica.index: position for position, replica in enumerate(replicas)}
+            self._tree.keep_only(self._positions)
+            self._replicas = replicas
+        segments = prompt_segments(request)
+        position = self._chosen(self._tree, segments, request.prompt.num_tokens, replicas)
+        self._tree.insert(segments, replicas[position].index)
+        return position
+
+    def _chosen(
+        self, tree: PrefixTree, segments: list[Segment], num_tokens: int, replicas: Sequence[ReplicaView]
+    ) -> int:
+        counts = counts_of(replicas, "num_outstanding")
+        least = int(counts.argmin())
+        most, fewest = int(counts[counts.argmax()]), int(counts[least])
+        if most - fewest > self.balance_abs_threshold and most > self.balance_rel_threshold * fewest:
+            return least
+        match = tree.match(segments)
+        if match.replica is not None and match.num_tokens > self.cache_threshold * num_tokens:
+            return self._positions[match.replica]  # `insert` marks it
+        tree.use(match)
+        return self._positions[tree.smallest]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixIndex(Checked):
+    """Least cost of computation and load. Ties go to the smallest index.
+
+    Reads loads and caches of all replicas.
+
+    As in NVIDIA Dynamo's KV router, to which the engines report every block that they store and evict:
+
+        cost = overlap_weight * (tokens to compute before the request's first token) + outstanding tokens
+
+    The tokens to compute are the uncached part of the prompt, and the prompts sent to the replica that have
+    no output token yet. The replica of least cost gets the request. With overlap_weight=0 the policy is
+    least_outstanding by tokens.
+    """
+
+    overlap_weight: NonNegative = 1.0
+    """Weight of tokens to compute relative to outstanding tokens; Dynamo's default is 1."""
+
+    keeps_together: ClassVar[str] = "prefix"
+    reads_caches: ClassVar[bool] = True
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the replica of least cost."""
+        costs = [
+            self.overlap_weight * (replica.num_queued_tokens - replica.num_cached(request))
+            + replica.num_outstanding_tokens
+            for replica in replicas
+        ]
+        return costs.index(min(costs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedScore(Checked):
+    """Highest weighted score. Ties: fewest outstanding requests, then smallest index. Reads all replicas.
+
+    As in the endpoint pickers of the Gateway API Inference Extension and of llm-d, each replica gets three
+    scores from 0 to 1, and the highest sum of weight times score is chosen:
+
+        prefix   share of the prompt that the replica has cached
+        queue    (longest queue - its queue) / (longest - shortest), 1 where all are equal
+        kv       share of the replica's KV memory that is free
+
+    Weights are 3, 2, 2 as in the extension's default configuration. Queue lengths and free memory are as old
+    as the service's signals, corrected for the requests sent since then; the cache is looked up exactly, as
+    by llm-d's precise prefix scorer.
+    """
+
+    prefix_weight: NonNegative = 3.0
+    queue_weight: NonNegative = 2.0
+    kv_weight: NonNegative = 2.0
+
+    keeps_together: ClassVar[str] = "prefix"
+    reads_caches: ClassVar[bool] = True
+    reads_signals: ClassVar[bool] = True
+
+    def choose(self, request: Request, replicas: Sequence[ReplicaView], now: float) -> int:
+        """Returns the replica with the highest score."""
+        queues = [replica.num_waiting + replica.num_unseen for replica in replicas]
+        longest, spread = max(queues), max(queues) - min(queues)
+        keys = []
+        for replica, num_queued in zip(replicas, queues, strict=True):
+            queue = (longest - num_queued) / spread if spread else 1.0
+            free = (replica.num_free_kv_tokens - replica.num_unseen_tokens) / replica.num_kv_tokens
+            score = self.queue_weight * queue + self.kv_weight * max(0.0, free)
+            if self.prefix_weight:
+                score += self.prefix_weight * replica.num_cached(request) / request.prompt.num_tokens
+            keys.append((-score, replica.num_outstanding))
+        return keys.index(min(keys))

@@ -1,1 +1,0 @@
-"""Proposers: they draft the tokens that a pass verifies. One proposer per file."""
