@@ -25,7 +25,8 @@ from copy import deepcopy
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
-from policies.adapters.state import AdapterState, Residents
+from policies.adapters.serving import Residents
+from policies.adapters.state import AdapterState
 from policies.batching import Batching, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
