@@ -35,8 +35,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from fieldlimits import Ge, Lt, NonNegativeInt, PositiveShare, Share, Unit
 from policies.caching.pool import Caching, KvMemory, WeightReads
 from policies.caching.streaming import LossyPool
-from policies.core.growth import Growth
-from policies.core.sequence import Sequence
+from policies.core.sequence import Growth, Sequence
 
 POLICIES = ("special", "punctuation", "frequent", "local", "full")
 """Policies of a head, the cheapest first."""

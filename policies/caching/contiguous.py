@@ -31,8 +31,7 @@ from typing import Annotated, ClassVar
 from fieldlimits import OneOf
 from policies.caching.pool import BlockPool, Caching, KvMemory
 from policies.caching.regions import Buddy, FirstFit, Region, RegionAllocator
-from policies.core.growth import Growth
-from policies.core.sequence import Sequence
+from policies.core.sequence import Growth, Sequence
 
 RESERVES = ("max_model_len", "max_tokens", "predicted")
 ALLOCATORS = ("first_fit", "best_fit", "buddy")

@@ -18,10 +18,9 @@ from fieldlimits import Ge, Lt, Unit
 from policies.caching.block_tables import KvGroup
 from policies.caching.content import PathPart, Places, of_rank
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content
 from policies.core.request import Request
-from policies.core.sequence import Sequence
+from policies.core.sequence import PAGED, Growth, Sequence
 
 
 class CachedBlock:

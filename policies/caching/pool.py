@@ -17,10 +17,9 @@ from fieldlimits import Checked, PositiveInt, Unit
 from policies.caching.block_tables import KvGroup
 from policies.caching.content import ContentListener, FutureUses
 from policies.caching.pins import PinnedTime
-from policies.core.growth import PAGED, Growth
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
-from policies.core.sequence import Sequence
+from policies.core.sequence import PAGED, Growth, Sequence
 from policies.user_code import returned
 
 

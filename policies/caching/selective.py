@@ -30,8 +30,7 @@ from typing import Annotated, ClassVar
 from fieldlimits import Ge, Lt, NonNegativeInt, PositiveInt, Unit
 from policies.caching.pool import Caching, KvMemory, WeightReads
 from policies.caching.streaming import LossyPool, WindowPool
-from policies.core.growth import PAGED, Growth
-from policies.core.sequence import Sequence
+from policies.core.sequence import PAGED, Growth, Sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,7 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Lt, NonNegativeInt, PositiveInt, Unit
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.core.growth import PAGED, Growth
-from policies.core.sequence import Sequence
+from policies.core.sequence import PAGED, Growth, Sequence
 
 STEADY = Growth(takes_blocks=False, widens=False)
 """Growth of a sequence that drops one token for each new one."""

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 from policies.caching.block_tables import Branches
 from policies.caching.pool import BlockPool
-from policies.core.growth import PAGED
 from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan
 from policies.core.request import Branching
-from policies.core.sequence import DECODING, PAUSED, PREFILLING, Sequence, SequenceState
+from policies.core.sequence import DECODING, PAGED, PAUSED, PREFILLING, Sequence, SequenceState
 
 
 class Piece(NamedTuple):

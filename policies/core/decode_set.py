@@ -20,8 +20,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.core.growth import PAGED, Growth
-from policies.core.sequence import DECODING, PREFILLING, Sequence, SequenceState
+from policies.core.sequence import DECODING, PAGED, PREFILLING, Growth, Sequence, SequenceState
 
 
 class DecodeSet:

@@ -30,12 +30,11 @@ from typing import NamedTuple
 from policies.batching import Batching, max_unasked_of
 from policies.caching.content import of_rank as content_of_rank
 from policies.caching.pool import BlockPool
-from policies.core.growth import PAGED
 from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
 from policies.core.rank_shares import DataParallel, of_rank
 from policies.core.request import Request
-from policies.core.sequence import DECODING, Sequence, SequenceView
+from policies.core.sequence import DECODING, PAGED, Sequence, SequenceView
 from policies.core.state import EngineState
 from policies.core.step import StepBuilder
 from policies.core.view import StepView

@@ -19,14 +19,15 @@ from heapq import heappop, heappush
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet, num_prompt_block_tokens
 from policies.core.decode_set import DecodeSet
-from policies.core.growth import AT_LIMIT, PAGED
 from policies.core.plan import StepPlan
 from policies.core.sequence import (
+    AT_LIMIT,
     COMPUTING,
     DECODING,
     ENDING,
     LEAVING,
     LOADING,
+    PAGED,
     PAUSED,
     PREFILLING,
     Sequence,

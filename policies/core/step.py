@@ -16,13 +16,13 @@ from operator import index
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from policies.caching.block_tables import Branches
-from policies.core.growth import PAGED
 from policies.core.horizon import cut_horizon
 from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
 from policies.core.sequence import (
     ACTIVE_STATES,
     DECODING,
     ENDING,
+    PAGED,
     PAUSED,
     PREFILLING,
     WAITING,

@@ -15,15 +15,16 @@ import numpy as np
 
 from policies.caching.pool import BlockPool
 from policies.core.decode_set import DecodeSet
-from policies.core.growth import PAGED, Growth
 from policies.core.plan import StepPlan
 from policies.core.sequence import (
     DECODING,
     ENDED,
     LOADING,
+    PAGED,
     PAUSED,
     PREFILLING,
     WAITING,
+    Growth,
     Sequence,
     SequenceState,
 )
