@@ -13,6 +13,7 @@ The array that an engine uploads, computed tokens by slot, is built when it is r
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from heapq import heapify, heappop, heappush
@@ -20,6 +21,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.caching.pool import BlockPool
+from policies.core.plan import StepPlan
 from policies.core.sequence import DECODING, PAGED, PREFILLING, Growth, Sequence, SequenceState
 
 
@@ -229,3 +232,31 @@ class DecodeSet:
     def _is_current(join: int, seq: Sequence) -> bool:
         """Returns whether a heap entry is valid; entries of former members stay in the heap."""
         return seq.state is DECODING and seq.join_number == join
+
+
+def cut_horizon(plan: StepPlan, decodes: DecodeSet, pool: BlockPool) -> int:
+    """Returns the iterations for which a plan can be run unchanged: from 1 to the promised number."""
+    horizon = plan.horizon
+    if plan.num_decodes:
+        first_event = decodes.iterations_to_first_event()
+        if first_event < horizon:
+            horizon = first_event
+    for chunk in plan.chunks:  # the chunk that completes a prefill is a separate step
+        horizon = min(horizon, (chunk.seq.num_uncomputed - 1) // chunk.num_tokens)
+    num_free = pool.num_free_without_copy
+    if plan.chunks or plan.num_decodes * (horizon // pool.block_size + 1) > num_free:  # else they suffice
+        repeats = range(horizon)
+        return bisect_right(repeats, num_free, key=lambda num: blocks_of_repeats(plan, num, decodes, pool))
+    return horizon
+
+
+def blocks_of_repeats(plan: StepPlan, num_repeats: int, decodes: DecodeSet, pool: BlockPool) -> int:
+    """Counts the blocks that num_repeats further iterations of a plan need; the first has its blocks."""
+    num_blocks = decodes.blocks_due_after(1, num_repeats) if plan.num_decodes else 0
+    for chunk in plan.chunks:
+        first = chunk.num_cached + chunk.num_tokens
+        num_blocks += pool.blocks_to_grow(chunk.seq, first, first + num_repeats * chunk.num_tokens)
+    return num_blocks
+
+
+# DOC of policies.core.decode_set: Computes the number of iterations for which a plan holds: until a sequence ends or blocks run out.

@@ -30,8 +30,8 @@ from policies.adapters.state import AdapterState
 from policies.batching import Batching, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
+from policies.core.decode_set import blocks_of_repeats, cut_horizon
 from policies.core.endings import BatchEnds, Ends, LateEnds
-from policies.core.horizon import blocks_of_repeats, cut_horizon
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
 from policies.core.parts import Batches
 from policies.core.plan import (

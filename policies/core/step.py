@@ -16,7 +16,7 @@ from operator import index
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from policies.caching.block_tables import Branches
-from policies.core.horizon import cut_horizon
+from policies.core.decode_set import cut_horizon
 from policies.core.plan import FOREVER, NEW_CHUNK, Cause, Chunk, StepPlan
 from policies.core.sequence import (
     ACTIVE_STATES,
