@@ -7,6 +7,7 @@ whether the run leapt or stepped.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, ClassVar, Final, Protocol, Self
 
@@ -17,20 +18,64 @@ from hwmodels.exact import Num
 from hwmodels.iterations import COUNTED, AdapterBatch, IterationShape
 from policies.core.engine import EngineCore
 from policies.core.plan import AdapterUse, Cause, StepPlan
-from sim.records.iteration_rows import (
-    CHUNKS,
-    CHUNKS_ROW,
-    QUEUE_ROW,
-    QUEUED,
-    ROW,
-    TIME_PACKERS,
-    pack_chunks,
-    pack_queue,
-    pack_row,
-)
 from sim.records.mapped_buffers import MappedBuffers
 from sim.records.table import Gaps
 from sim.speculation.log import DRAFT_COLUMNS, DraftLog
+
+ROW = np.dtype(
+    [
+        ("start_s", "f8"),
+        ("emitted_s", "f8"),  # time of the latest tokens of the decoding sequences before this row
+        ("decode_context_tokens", "i8"),
+        ("kv_tokens_used", "i8"),
+        ("clock", "u4"),  # clock of the decode set
+        ("num_iterations", "u4"),
+        ("num_apart", "u4"),  # decoding sequences to which emitted_s does not apply: add_gap logs their gaps
+        ("num_widening", "u4"),  # decoding sequences the context of which grows by a token per iteration
+        ("decode_seqs", "u4"),
+        ("running", "u4"),
+        ("kv_blocks_used", "u4"),
+        ("more", "u4"),  # QUEUED, CHUNKS or their sum: it has a row there, or one per iteration
+    ]
+)
+"""The iterations of a plan. Tokens and blocks are those of the first iteration."""
+QUEUE_ROW = np.dtype([("waiting", "i4"), ("preempted", "i4"), ("waits_for_memory", "i4")])
+CHUNKS_ROW = np.dtype(
+    [
+        ("kv_tokens_used", "i8"),
+        ("kv_blocks_used", "i4"),
+        ("prefill_seqs", "i4"),
+        ("prefill_tokens", "i4"),
+        ("prefill_pairs", "i8"),
+        ("prefill_context_tokens", "i8"),
+        ("sampled_seqs", "i4"),
+    ]
+)
+QUEUED: Final = 1
+CHUNKS: Final = 2
+pack_row: Final = Struct("=2d2q8I").pack
+"""Packs the fields of `ROW`."""
+pack_queue: Final = Struct("=3i").pack
+"""Packs the fields of `QUEUE_ROW`."""
+pack_chunks: Final = Struct("=q3i2qi").pack
+"""Packs the fields of `CHUNKS_ROW`."""
+
+
+class _TimePackers(dict[int, Callable[..., bytes]]):
+    """Functions that pack times into bytes, by the number of times; twice as fast as `array.extend`."""
+
+    def __missing__(self, num_times: int) -> Callable[..., bytes]:
+        self[num_times] = pack = Struct(f"={num_times}d").pack
+        return pack
+
+
+TIME_PACKERS: Final = _TimePackers()
+
+
+def pack_times(times_s: list[float]) -> bytes:
+    """Packs times, in seconds."""
+    return TIME_PACKERS[len(times_s)](*times_s)
+
 
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields[1:]))
@@ -323,3 +368,6 @@ class IterationLog:
         gaps.gap_count[shared], gaps.gap_count[single] = count[decodes], 1
         gaps.gap_end_s[shared], gaps.gap_end_s[single] = ends_s[decodes], single_s
         return num_gaps
+
+
+# DOC of sim.records.iterations: The packed rows of the log of iterations: their formats and the functions that pack them.
