@@ -257,6 +257,3 @@ def blocks_of_repeats(plan: StepPlan, num_repeats: int, decodes: DecodeSet, pool
         first = chunk.num_cached + chunk.num_tokens
         num_blocks += pool.blocks_to_grow(chunk.seq, first, first + num_repeats * chunk.num_tokens)
     return num_blocks
-
-
-# DOC of policies.core.decode_set: Computes the number of iterations for which a plan holds: until a sequence ends or blocks run out.

@@ -371,6 +371,3 @@ class SequenceView(Protocol):
     def finish_reason(self) -> FinishReason | None:
         """Reason why it ended; None until then."""
         ...
-
-
-# DOC of policies.core.sequence: The growth of a sequence's KV while it decodes.

@@ -368,6 +368,3 @@ class IterationLog:
         gaps.gap_count[shared], gaps.gap_count[single] = count[decodes], 1
         gaps.gap_end_s[shared], gaps.gap_end_s[single] = ends_s[decodes], single_s
         return num_gaps
-
-
-# DOC of sim.records.iterations: The packed rows of the log of iterations: their formats and the functions that pack them.
