@@ -18,7 +18,7 @@ from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State, begin
 from experiments.study.bisection import FACTOR, MAX_STEPS, bisected, bracketed
 from experiments.study.workers import in_turn
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.metrics.definitions import plain_json
 from sim.metrics.slo import Slo
 from sim.report.numbers import number

@@ -17,7 +17,7 @@ from experiments.capacity.search import Search, State, begin, sets_formats
 from experiments.capacity.start_doubt import start_doubt
 from experiments.study.notes import merged_notes
 from experiments.study.workers import Report, in_turn
-from sim.engine.interpreter import Interrupt, ctrl_c_noted
+from sim.engine.clock import Interrupt, ctrl_c_noted
 from sim.settings.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from experiments.capacity.results import Limit, limit_of_run
 from experiments.capacity.search import Search, State
 from experiments.study.bisection import FACTOR, bisected, bracketed
 from experiments.study.workers import in_turn
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 PRECISION = 0.1
 """Relative width of the interval in which the largest multiple of the traffic is found."""

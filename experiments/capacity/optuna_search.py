@@ -26,7 +26,7 @@ from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Search, State
 from experiments.study.steady_state import Lack
 from experiments.study.workers import Report, as_asked
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.metrics.confidence import Interval
 from sim.settings.errors import NOT_OF_A_SCENARIO, ConfigError
 

@@ -14,7 +14,7 @@ from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.search import Search, State
 from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Role
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.settings.build import build
 
 FORMATS = ("weights", "moe_weights", "kv_cache_dtype")

@@ -24,7 +24,7 @@ from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Probe, Run, demand_of, keeps, sessions_of
 from experiments.capacity.settings import CapacitySettings
 from experiments.study.workers import Report, as_asked, in_turn
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.setup.replica_bounds import bounds
 from sim.setup.scenario import Scenario
 

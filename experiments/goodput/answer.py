@@ -15,7 +15,7 @@ from experiments.study.bisection import FACTOR, Bracket
 from experiments.study.launchers.outcome import Task
 from experiments.study.seeds import distinct_seeds
 from experiments.study.workers import Report, as_asked, in_turn
-from sim.engine.interpreter import Interrupt, ctrl_c_noted
+from sim.engine.clock import Interrupt, ctrl_c_noted
 
 AROUND = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.15, 1.3)
 """Rates of a curve as multiples of the highest rate; they are denser where the attainment falls."""

@@ -25,7 +25,7 @@ from experiments.observe.figures import client_notes, observed_figures, workload
 from experiments.observe.outputs import write_observation
 from experiments.observe.settings import DEFAULT_CONTEXT, ObserveSettings, build_settings
 from experiments.observe.tables import records_of
-from sim.engine.interpreter import ctrl_c_noted
+from sim.engine.clock import ctrl_c_noted
 from sim.records.run import RunRecords
 from sim.report import numbers, wording
 from sim.report.files import config_digest

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from experiments.observe.reply import Reply
 from policies.core.request import Request
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.records.requests import Status
 from sim.workload.base import Arrival, Source
 

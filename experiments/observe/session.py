@@ -12,7 +12,7 @@ from experiments.observe.load import BEAT_S, Load, PreparedRequest
 from experiments.observe.probe import Probed, probe
 from experiments.observe.reply import Reply
 from experiments.observe.settings import ObserveSettings
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.settings.errors import ConfigError
 from sim.workload.base import Arrival, Source
 

@@ -22,7 +22,7 @@ from experiments.study.code import code_version
 from experiments.study.figures import as_text, figures
 from experiments.study.runs import Point
 from experiments.study.workers import Report, in_turn, simulate_config
-from sim.engine.interpreter import ctrl_c_noted
+from sim.engine.clock import ctrl_c_noted
 from sim.metrics.confidence import Interval, compare_paired, mean_interval
 from sim.report.files import write_whole
 from sim.settings.errors import ConfigError, suggest

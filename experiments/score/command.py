@@ -30,7 +30,7 @@ from experiments.study.presets import taken_for
 from experiments.study.progress import lasting_progress
 from fieldlimits import Checked, OneOf, PositiveInt, check
 from hwmodels.levels import Calibrated, LatencyLevel
-from sim.engine.interpreter import ctrl_c_noted
+from sim.engine.clock import ctrl_c_noted
 from sim.report.wording import plural
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

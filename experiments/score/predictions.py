@@ -11,7 +11,7 @@ from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
 from experiments.study.presets import NotSimulatedError
 from hwmodels.levels import LatencyLevel
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from experiments.app.settings.override import not_about
 from experiments.simulate.shard_task import ShardTask, code_of_windtunnel
 from experiments.study.launchers.outcome import CannotLaunchError, Launcher, WorkerDiedError
 from experiments.study.progress import lasting_progress
-from sim.engine.interpreter import Interrupt, ctrl_c_noted
+from sim.engine.clock import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.metrics.sketches import SKETCHED
 from sim.records.timed_rows import interval_s

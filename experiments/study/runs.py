@@ -14,7 +14,7 @@ from experiments.study.figures import as_text, figures, leaves
 from experiments.study.seeds import distinct_seeds
 from experiments.study.trace_runs import TraceRun
 from experiments.study.workers import Report, in_turn, simulate_config
-from sim.engine.interpreter import ctrl_c_noted
+from sim.engine.clock import ctrl_c_noted
 from sim.metrics.result import RunResult
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario

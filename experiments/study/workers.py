@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.app.settings.compose import resolved
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import R, T
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run

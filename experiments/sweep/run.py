@@ -22,7 +22,7 @@ from experiments.sweep.plan import Point
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
 from experiments.sweep.setup import SweepOptions
 from policies.user_code import trace_of
-from sim.engine.interpreter import Interrupt, ctrl_c_noted
+from sim.engine.clock import Interrupt, ctrl_c_noted
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError
 

@@ -14,7 +14,7 @@ from experiments.study.workers import Report
 from experiments.sweep.page import findings_of
 from experiments.sweep.run import collect
 from experiments.sweep.setup import begun
-from sim.engine.interpreter import ctrl_c_noted
+from sim.engine.clock import ctrl_c_noted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from sim.cluster.recording import RecordedRun, tables, whole_records
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation
 from sim.engine.attachment import Attachment
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool

@@ -25,8 +25,7 @@ from sim.cluster.gateway_assembly import GatewayAssembly
 from sim.cluster.recording import Recording, WholeRecording
 from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.engine.attachment import PlanListener
-from sim.engine.clock import ARRIVE, Clock, Phase
-from sim.engine.interpreter import ctrl_c_noted, gc_paused
+from sim.engine.clock import ARRIVE, Clock, Phase, ctrl_c_noted, gc_paused
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.engine.signals import AdapterLoads, BusyTime, CacheView, Signals

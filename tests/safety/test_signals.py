@@ -14,7 +14,7 @@ import pytest
 
 from experiments.reproduce.findings import known
 from experiments.study.launchers.local import Local
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 MODEL = ("model=smollm2_135m", "hardware=l4")

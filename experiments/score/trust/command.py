@@ -34,7 +34,7 @@ from experiments.score.trust.left_out import (
 from experiments.score.trust.predictions import Predictions, Task, columns
 from experiments.study.progress import lasting_progress
 from hwmodels import trust
-from sim.engine.interpreter import ctrl_c_noted
+from sim.engine.clock import ctrl_c_noted
 from sim.report.files import write_whole
 from sim.report.wording import plural
 from sim.settings.errors import ConfigError

@@ -13,7 +13,7 @@ from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import WorkerDiedError
 from experiments.study.presets import NotSimulatedError, base_scenario
 from hwmodels.levels import Calibrated
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 Figures = dict[str, float]
 

@@ -23,7 +23,7 @@ from experiments.study.launchers.importing import passed_on
 from experiments.study.launchers.local import PATIENCE_S
 from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
 from fieldlimits import Checked, Gt, OneOf
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 CLUSTERS = ("local", "slurm")
 MAX_RUNS_PER_JOB = 200

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
 from fieldlimits import Checked, PositiveInt
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.settings.errors import ConfigError
 
 GRACE_S = 1.5

@@ -16,7 +16,7 @@ from experiments.study.launchers.importing import passed_on, python_path
 from experiments.study.launchers.local import PATIENCE_S
 from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
 from fieldlimits import Checked, Gt, PositiveInt, Unit, check
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 HERE = (None, "local")
 

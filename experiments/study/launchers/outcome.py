@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.settings.errors import ConfigError
 
 

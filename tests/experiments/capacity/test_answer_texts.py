@@ -21,7 +21,7 @@ from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from experiments.capacity.tables import price_sentence
 from experiments.study.steady_state import Lack
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.metrics.slo import Slo
 
 SIMULATE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

@@ -18,7 +18,7 @@ from experiments.capacity.candidates import build_candidates
 from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
 from experiments.capacity.search import Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from tests.experiments.capacity.questions import SCENARIO, SLO, SMALL, run_with
 
 

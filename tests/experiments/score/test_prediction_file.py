@@ -11,7 +11,7 @@ from experiments.app.cli import main
 from experiments.score.prediction_file import PredictionFile
 from experiments.study.launchers.outcome import Outcome, WorkerDiedError
 from hwmodels.levels import Spec
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.settings.errors import ConfigError
 from tests.experiments.score.measured_rows import SILICON
 

@@ -20,7 +20,7 @@ from experiments.study.launchers.local import Local
 from experiments.study.launchers.on_ray import OnRay
 from experiments.study.launchers.outcome import WorkerDiedError
 from experiments.study.workers import in_turn
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from sim.settings.errors import ConfigError
 
 
@@ -238,7 +238,7 @@ def test_without_an_address_ray_starts_here(importable_here):
 RESULTS_TOO_LARGE_FOR_A_PIPE = """
 import time
 from experiments.study.launchers.local import Local
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 
 for _ in Local(jobs=2).outcomes(bytes, [1 << 20] * 9, Interrupt()):
     print("begun", flush=True)

@@ -21,7 +21,7 @@ from experiments.sweep.run import collect
 from experiments.sweep.run_task import RunTask
 from experiments.sweep.settings import ReportSettings, SweepSettings
 from experiments.sweep.setup import SweepOptions
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Interrupt
 from tests.experiments.sweep.small_sweeps import SMALL, SOURCE, _noted, runs_of, sweep
 
 KILLER = """

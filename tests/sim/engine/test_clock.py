@@ -5,8 +5,7 @@ from math import inf
 import pytest
 import simpy
 
-from sim.engine.clock import Clock, Phase
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Clock, Interrupt, Phase
 
 
 def log_of(*settings):

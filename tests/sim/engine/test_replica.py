@@ -9,8 +9,7 @@ from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
-from sim.engine.clock import Clock, Phase
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Clock, Interrupt, Phase
 from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import RequestLog

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.engine.clock import Clock, Phase
-from sim.engine.interpreter import Interrupt
+from sim.engine.clock import Clock, Interrupt, Phase
 from sim.transfer.network import Capacity, Network, Route
 
 
