@@ -4,6 +4,9 @@ clock.at(time_s, phase, callback)           an event that calls callback(event)
 yield clock.at(time_s, phase)               a process waits for such an event
 yield clock.timeout(2.5)                    and for any other event of SimPy's
 yield request_has_ended | clock.timeout(2.5)
+
+While it runs, Ctrl-C becomes a flag, so that a simulation stops between two events and never in the middle of
+one, and Python's cyclic garbage collector is paused.
 """
 
 from __future__ import annotations
@@ -234,10 +237,3 @@ class Clock(Environment):
 
 def _is_own(event: Event) -> bool:
     return isinstance(event.process if isinstance(event, Interruption) else event, Moment | Begun)
-
-
-# DOC of sim.engine.clock: Changes what the Python interpreter does while a simulation runs: on Ctrl-C, and about garbage.
-#
-# Ctrl-C becomes a flag, so that a simulation stops between two events and never in the middle of one. The
-# cyclic garbage collector is paused.
-#
