@@ -33,8 +33,8 @@ from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import records_of
 from sim import simulate
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.measured import measure
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import request_figures
 from sim.records.requests import Status
 from sim.workload.arrivals import Poisson

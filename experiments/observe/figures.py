@@ -14,9 +14,9 @@ from experiments.observe.load import Load
 from experiments.observe.reply import Reply
 from sim.metrics import definitions
 from sim.metrics.definitions import Window, plain_json
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.measured import goodput, measure
 from sim.metrics.output import check_conservation
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import request_figures
 from sim.records.requests import Status

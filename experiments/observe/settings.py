@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from fieldlimits import Checked, Gt, NonNegative, NonNegativeInt, Positive, PositiveInt, check
-from sim.metrics.settings import MetricsSettings
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.slo import Slo, check_no_workload_terms
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError

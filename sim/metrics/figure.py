@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from hwmodels.costs import EnergySettings, Tariff
 from hwmodels.speculation import SpeculativeModel
 from sim.metrics.definitions import Window, times
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.distributions import EXACT, Kept
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware, of_pools, rented_s
 from sim.metrics.workload import OwnLatency, SectionFigure

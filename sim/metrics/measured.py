@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from sim.metrics import definitions
 from sim.metrics.definitions import Window, longest_tokens, measured_window, per, times
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.distributions import Distribution
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, Part
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.steady import LATENCIES, FoundWarmUp, find_warm_up, sections, share_interval
 from sim.metrics.sums import TableTotals, Totals

@@ -31,6 +31,7 @@ import numpy as np
 from hwmodels.costs import EnergySettings, Tariff
 from sim.metrics.by_class import MAX_KEPT, ByClass, ByPriority, ByTenant
 from sim.metrics.definitions import Window, measured_window, plain_json, times
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
 from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
@@ -38,7 +39,6 @@ from sim.metrics.hardware_use import Bill, Cost, HardwareUse, break_even, energy
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import Goodput, Intervals, Latencies, Measured, measure, request_metrics, trimmed
 from sim.metrics.output import IterationCounts, OutputFigure, RequestCounts
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.utilisation import PoolHardware
 from sim.metrics.workload import Sections

@@ -14,8 +14,8 @@ from policies.roles import Turns
 from sim.cluster.attached import ProcessError, UserProcess
 from sim.cluster.disaggregation import EncoderSettings
 from sim.cluster.settings import SimSettings
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.result import RunResult
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.settings.build import build, build_as, policy_errors
 from sim.settings.errors import NOT_OF_A_SCENARIO, ONLY_WITH_SPECULATION, OPTIONAL, ConfigError

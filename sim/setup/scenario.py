@@ -22,12 +22,11 @@ from sim.cluster.settings import ClusterSettings, SimSettings
 from sim.cluster.simulation import Simulation, check_fleet
 from sim.engine.replica_pool import ReplicaPool
 from sim.metrics.definitions import Window, plain_json
-from sim.metrics.dialects import in_dialects
+from sim.metrics.dialects import MetricsSettings, in_dialects
 from sim.metrics.distributions import EXACT, Kept
 from sim.metrics.figure import FigureSetting, own_figures
 from sim.metrics.measured import measure
 from sim.metrics.result import RunResult
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.summary import RunFigures
 from sim.metrics.token_times import known_token_times
 from sim.metrics.utilisation import PoolHardware

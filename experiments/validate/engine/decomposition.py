@@ -25,7 +25,7 @@ from experiments.validate.engine.swapped import RecordedTimes, num_equal, replay
 from experiments.validate.fidelity.errors import Part
 from experiments.validate.fidelity.measured import Measured, of_records
 from hwmodels.host import HostOverhead
-from sim.metrics.settings import MetricsSettings
+from sim.metrics.dialects import MetricsSettings
 from sim.setup.scenario import Scenario
 
 METRICS = {"ttft_s": "TTFT mean", "tpot_s": "TPOT mean", "e2e_s": "E2E mean"}

@@ -14,8 +14,8 @@ from experiments.validate.fidelity.metrics import Metric, ScaledSlo, metric_valu
 from experiments.validate.fidelity.thresholds import Thresholds
 from hwmodels.iterations import IterationModel
 from sim.metrics.definitions import plain_json
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.result import RunResult
-from sim.metrics.settings import MetricsSettings
 
 Verdict = Literal["met", "noise", "missed", ""]
 """met: within the threshold; noise: outside, but no more than real runs differ; empty: no threshold."""

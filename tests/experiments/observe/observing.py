@@ -10,7 +10,7 @@ from experiments.observe.scripted_server import Script, ScriptedServer
 from experiments.observe.session import Observed, observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import records_of
-from sim.metrics.settings import MetricsSettings
+from sim.metrics.dialects import MetricsSettings
 from sim.records.run import RunRecords
 from sim.workload.arrivals import Constant
 from sim.workload.distributions import Fixed, Lengths

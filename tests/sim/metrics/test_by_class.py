@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from sim.metrics.by_class import MAX_CLASSES, ByPriority, ByTenant
 from sim.metrics.definitions import Window
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.measured import request_metrics
 from sim.metrics.output import COUNTS
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware

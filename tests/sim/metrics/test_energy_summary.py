@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 from hwmodels.costs import EnergySettings, PowerModel
-from sim.metrics.settings import MetricsSettings
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.records.run import replicas_throughout

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from sim.metrics.definitions import Window
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.measured import Intervals, Latencies, request_metrics
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.steady import find_warm_up
 from sim.metrics.summary import summarise

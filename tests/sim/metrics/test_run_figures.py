@@ -22,8 +22,8 @@ from experiments.conformance.recording_core import RecordingCore
 from hwmodels.costs import EnergySettings, PowerModel, Tariff
 from policies.core.engine import EngineCore
 from sim import simulate
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.figure import FigureSetting
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.sketches import PERCENTILE_ERROR, SKETCHED
 from sim.metrics.slo import Slo
 from sim.metrics.summary import RunFigures, summarise

@@ -17,7 +17,7 @@ from experiments.conformance.toys import ToyModel
 from experiments.conformance.worlds import Ask
 from hwmodels.speculation import PassFlops, SpeculativeModel
 from sim import simulate
-from sim.metrics.settings import MetricsSettings
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware, iteration_shape
 from sim.settings.scenario import build_scenario

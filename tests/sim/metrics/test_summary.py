@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.measured import request_metrics
 from sim.metrics.output import check_conservation
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware

@@ -9,9 +9,9 @@ import pytest
 
 from hwmodels.iterations import COMPONENTS
 from sim.metrics.definitions import Window
+from sim.metrics.dialects import MetricsSettings
 from sim.metrics.measured import request_metrics
 from sim.metrics.plots import plots_of
-from sim.metrics.settings import MetricsSettings
 from sim.metrics.slo import Slo
 from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
