@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
+from fieldlimits import Checked, OneOf, PositiveInt
 from policies.core.step import StepBuilder
 from policies.core.view import StepView
 from policies.user_code import name_of, traits_of
@@ -96,3 +98,40 @@ def supports_mixed_role(policy: object) -> bool:
     """
     traits = traits_of(policy, BatchingTraits)
     return bool(traits.supports_mixed_role and traits.serves_alone)
+
+
+LOAD_BALANCE_METHODS = ("total_requests", "round_robin")
+LIMITS = (
+    "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs", "batch_size", "n_parallel",
+    "n_batch", "max_batch_prefill_tokens", "max_batch_total_tokens",
+)  # fmt: skip
+"""Settings of batching policies of which each rank has a share."""
+
+
+@runtime_checkable
+class DividesLimits(Protocol):
+    """A batching policy that makes the policy of a rank itself; others have a share of `LIMITS`."""
+
+    def of_rank(self, size: int) -> Batching:
+        """Returns a new policy for each of `size` ranks."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataParallel(Checked):
+    """Settings of the ranks of an engine."""
+
+    size: PositiveInt = 1
+    load_balance_method: Annotated[str, OneOf(LOAD_BALANCE_METHODS)] = "total_requests"
+
+
+def of_rank(batching: Batching, size: int) -> Batching:
+    """Returns the policy of one of `size` ranks: a copy that has its share of the limits."""
+    if isinstance(batching, DividesLimits):
+        return batching.of_rank(size)
+    own = deepcopy(batching)
+    for name in LIMITS:
+        limit = getattr(own, name, None)
+        if isinstance(limit, int):
+            object.__setattr__(own, name, max(1, limit // size))  # settings are frozen
+    return own

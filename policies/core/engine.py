@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from policies.adapters.serving import Residents
 from policies.adapters.state import AdapterState
-from policies.batching import Batching, max_unasked_of, supports_mixed_role
+from policies.batching import Batching, DataParallel, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
 from policies.core.decode_set import blocks_of_repeats, cut_horizon
@@ -44,7 +44,6 @@ from policies.core.plan import (
     StepPlan,
     Transfer,
 )
-from policies.core.rank_shares import DataParallel
 from policies.core.ranks import Ranks
 from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request

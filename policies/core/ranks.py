@@ -8,7 +8,10 @@ The ranks share the layers of experts, so all of them run every step together:
             blocks only, and budgets hold for it alone. A rank without tokens runs a dummy batch
     repeat  a plan holds until the first rank has an event, or runs out of its KV blocks
 
-Limits of an engine and of its policies are those of all ranks together; see rank_shares.py.
+Limits of an engine and of its policies are those of all ranks together: each rank has an equal share, rounded
+down (`policies.batching.of_rank`), as SGLang 0.5.23 divides `--chunked-prefill-size` and
+`--max-running-requests` with `--enable-dp-attention`. vLLM 0.32 has a scheduler for each rank, whose
+`--max-num-batched-tokens` and `--max-num-seqs` are such shares.
 
 The front end's choice (`load_balance_method`):
 
@@ -27,12 +30,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from policies.batching import Batching, max_unasked_of
+from policies.batching import Batching, DataParallel, max_unasked_of, of_rank
 from policies.caching.content import of_rank as content_of_rank
 from policies.caching.pool import BlockPool
 from policies.core.limits import Limits
 from policies.core.plan import Chunk, RankWork, StepPlan
-from policies.core.rank_shares import DataParallel, of_rank
 from policies.core.request import Request
 from policies.core.sequence import DECODING, PAGED, Sequence, SequenceView
 from policies.core.state import EngineState

@@ -24,11 +24,10 @@ from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.levels import AveragesDrafts, Calibrated, DividesAttention, LatencyLevel, Spec
 from hwmodels.model import ModelSpec
 from policies.admission import AdmitAll
-from policies.batching import Batching, BatchingTraits
+from policies.batching import Batching, BatchingTraits, DataParallel
 from policies.batching.static import Static
 from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, pool_of
-from policies.core.rank_shares import DataParallel
 from policies.routing import RoutingTraits, reads_replicas
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.speculation import DraftLengthTraits

@@ -28,11 +28,10 @@ from hwmodels.speculation.draft import Draft, HeadDraft, LayerDraft
 from hwmodels.speculation.steps import CHAIN, DraftHost, DraftShape, draft_host_of
 from policies.adapters import AdapterServing
 from policies.adapters.serving import AdapterMemory
-from policies.batching import Batching, BatchingTraits
+from policies.batching import Batching, BatchingTraits, DataParallel
 from policies.caching.block_tables import KvGroup, KvLayerKind, kv_groups
 from policies.caching.content import FutureUses
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.core.rank_shares import DataParallel
 from policies.core.release import Release
 from policies.scheduling import Scheduling
 from policies.speculation import DraftLength, Proposer, num_places

@@ -17,7 +17,7 @@ from experiments.app.launch_lines.translation import (
     set_text_only,
     text_of,
 )
-from policies.core.rank_shares import LOAD_BALANCE_METHODS
+from policies.batching import LOAD_BALANCE_METHODS
 from sim.settings.errors import ConfigError, suggest
 
 RUNNERS = {"marlin": "marlin", "flashinfer_trtllm": "auto"}

@@ -11,9 +11,9 @@ from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import build_candidates
 from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.settings import CapacitySettings
+from policies.batching import of_rank
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix
-from policies.core.rank_shares import of_rank
 from sim.settings.scenario import build_scenario
 
 SOURCE = ConfigSource(config_name="simulate", dirs=[CONFIG_DIR])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.batching import DataParallel, of_rank
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import InFlight
 from policies.batching.prefill_delayer import PrefillDelayer
@@ -21,7 +22,6 @@ from policies.core.endings import Ends
 from policies.core.engine import EngineCore
 from policies.core.limits import RejectedError
 from policies.core.plan import StepOutcome
-from policies.core.rank_shares import DataParallel, of_rank
 from policies.core.request import Prompt, Request, Segment
 from policies.scheduling.fcfs import Fcfs
 

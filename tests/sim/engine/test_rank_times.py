@@ -8,12 +8,12 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from hwmodels.iterations import Gathered, IterationShape
 from hwmodels.iterations.layout import ParallelLayout
+from policies.batching import DataParallel
 from policies.batching.chunked import Chunked
 from policies.caching.paged import Paged
 from policies.caching.pool import KvMemory
 from policies.core.engine import EngineCore
 from policies.core.plan import StepOutcome
-from policies.core.rank_shares import DataParallel
 from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from sim import simulate
