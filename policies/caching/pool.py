@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from fieldlimits import Checked, PositiveInt, Unit
 from policies.caching.block_tables import KvGroup
 from policies.caching.content import ContentListener, FutureUses
-from policies.caching.pins import PinnedTime
+from policies.caching.runs import PinnedTime
 from policies.core.plan import Content, Transfer
 from policies.core.request import Request
 from policies.core.sequence import PAGED, Growth, Sequence

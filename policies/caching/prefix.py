@@ -27,9 +27,8 @@ from typing import Annotated, ClassVar
 
 from fieldlimits import Ge, Gt, Lt, Unit
 from policies.caching.content import ENDLESS, Answers, ContentListener, Places, of_rank
-from policies.caching.pins import PinnedTime, Pins
 from policies.caching.pool import BlockPool, Caching, KvMemory
-from policies.caching.runs import Holding, ReportingRuns, Run, Runs
+from policies.caching.runs import Holding, PinnedTime, Pins, ReportingRuns, Run, Runs
 from policies.core.request import Request
 from policies.core.sequence import Sequence
 

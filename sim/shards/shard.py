@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.caching.pins import PinnedTime
+from policies.caching.runs import PinnedTime
 from policies.core.request import Request
 from policies.routing import ReplicaView
 from sim.cluster.fleet import new_replica

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from policies.adapters.serving import AdapterCounts
-from policies.caching.pins import PinnedTime
+from policies.caching.runs import PinnedTime
 from sim.records.parquet import of_arrow, parquet_bytes
 from sim.records.run import PoolRecord, ReplicaRecord, RunRecords
 from sim.records.table import Table
