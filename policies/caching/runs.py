@@ -14,6 +14,10 @@ its blocks are needed, and free runs are evicted in the order in which they beca
 Private content (see `content`) is stored as a mere number of blocks without a run, until its request is
 looked up again or the ids of the blocks are needed. Evictions are delayed until a place with content is read,
 because then most of them remove whole runs.
+
+A pin keeps a prefix for a time after its last use, for which clients pay (prompt caching of APIs). It owns the
+runs of its prefix like a sequence, so that they are not evicted until pin_s seconds have passed without a use.
+All pins together own at most max_blocks blocks; a prefix that does not fit is not pinned.
 """
 
 from __future__ import annotations
@@ -547,11 +551,3 @@ class Pins:
 
     def _num_tokens(self, pin: Pin) -> int:
         return pin.held.num_with_content * self._block_size
-
-
-# DOC of policies.caching.runs: Pinned prefixes, which clients pay to keep for a time after the last use (prompt caching of APIs).
-#
-# A pin owns the runs of its prefix like a sequence, so that they are not evicted until pin_s seconds have
-# passed without a use. All pins together own at most max_blocks blocks; a prefix that does not fit is not
-# pinned.
-#
