@@ -15,9 +15,9 @@ Private content (see `content`) is stored as a mere number of blocks without a r
 looked up again or the ids of the blocks are needed. Evictions are delayed until a place with content is read,
 because then most of them remove whole runs.
 
-A pin keeps a prefix for a time after its last use, for which clients pay (prompt caching of APIs). It owns the
-runs of its prefix like a sequence, so that they are not evicted until pin_s seconds have passed without a use.
-All pins together own at most max_blocks blocks; a prefix that does not fit is not pinned.
+A pin keeps a prefix for a time after its last use, for which clients pay (prompt caching of APIs). It owns
+the runs of its prefix like a sequence, so that they are not evicted until pin_s seconds have passed without a
+use. All pins together own at most max_blocks blocks; a prefix that does not fit is not pinned.
 """
 
 from __future__ import annotations
