@@ -11,7 +11,7 @@ from sim.report.numbers import MISSING, milliseconds, number, percent_at_least
 if TYPE_CHECKING:
     import pandas as pd
 
-LATENCIES = {
+DIALECT_LATENCIES = {
     "ttft": "time to first token",
     "per_token": "per token after the first",
     "per_token_with_first": "per token with the first",
@@ -28,7 +28,7 @@ FIGURES = {
     "good_share": "SLO attainment",
     "valid": "valid",
 }
-STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))
+DIALECT_STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))
 
 
 def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
@@ -47,18 +47,18 @@ def dialect_tables(summary: Mapping[str, Any]) -> list[list[list[str]]]:
 def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
     """Returns one row per figure and tool that reports it, ours first; columns name, value, mean_s, ...
 
-    Index: the keys of `FIGURES` and `LATENCIES`; `ours` and the tools of the summary.
+    Index: the keys of `FIGURES` and `DIALECT_LATENCIES`; `ours` and the tools of the summary.
     """
     import pandas as pd  # noqa: PLC0415 (a run that shows no frame need not load it)
 
     dialects = {"ours": ours(summary).to_json(), **summary["dialects"]}
     rows = {
         (key, dialect): found[key]
-        for key in (*FIGURES, *LATENCIES)
+        for key in (*FIGURES, *DIALECT_LATENCIES)
         for dialect, found in dialects.items()
         if key in found
     }
-    columns = ["name", "value", *(f"{name}_s" for name in STATISTICS)]
+    columns = ["name", "value", *(f"{name}_s" for name in DIALECT_STATISTICS)]
     index = pd.MultiIndex.from_tuples(rows, names=["figure", "dialect"])
     return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
@@ -66,14 +66,14 @@ def dialect_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
 def own_words(dialect: Mapping[str, Any]) -> list[list[list[str]]]:
     """Returns two tables with the terms of one tool: its latencies and its figures of the whole run."""
     latencies = [
-        [dialect[key]["name"], *(milliseconds(dialect[key][f"{name}_s"]) for name in STATISTICS)]
-        for key in LATENCIES
+        [dialect[key]["name"], *(milliseconds(dialect[key][f"{name}_s"]) for name in DIALECT_STATISTICS)]
+        for key in DIALECT_LATENCIES
         if key in dialect
     ]
     figures = [
         [dialect[key]["name"], _value(key, dialect[key]["value"])] for key in FIGURES if key in dialect
     ]
-    return [[[f"{dialect['tool']}, ms", *STATISTICS], *latencies], [[dialect["tool"], ""], *figures]]
+    return [[[f"{dialect['tool']}, ms", *DIALECT_STATISTICS], *latencies], [[dialect["tool"], ""], *figures]]
 
 
 def side_by_side(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -88,9 +88,9 @@ def side_by_side(summary: Mapping[str, Any]) -> list[list[str]]:
     rows = [["", *(column["tool"] for column in columns)]]
     for key in ("answered", "failed"):
         rows.append([FIGURES[key], *_figures(columns, key)])
-    for key, label in LATENCIES.items():
+    for key, label in DIALECT_LATENCIES.items():
         rows.append([label, *(column[key]["name"] if key in column else MISSING for column in columns)])
-        for name in STATISTICS:
+        for name in DIALECT_STATISTICS:
             cells = (
                 milliseconds(_known(column[key][f"{name}_s"])) if key in column else "" for column in columns
             )
