@@ -18,7 +18,6 @@ from sim.metrics.token_times import known_token_times
 from sim.records.run import RunRecords, events_table
 from sim.records.table import to_pandas
 from sim.report import lines, wording
-from sim.report.dialect_tables import dialect_frame
 from sim.report.page import headline_html
 from sim.report.plots import (
     iteration_times,
@@ -30,6 +29,7 @@ from sim.report.plots import (
     ttft_by_prompt_length,
 )
 from sim.report.run_files import write_result
+from sim.report.wording import dialect_frame
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, run_or_part
 

@@ -21,8 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sim.report import lines, wording
-from sim.report.dialect_tables import dialect_tables
-from sim.report.wording import bill_line, training_line
+from sim.report.wording import bill_line, dialect_tables, training_line
 from sim.workload.base import Source
 
 WIDE_COLUMNS = 96

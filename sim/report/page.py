@@ -14,7 +14,6 @@ from sim.metrics.slo import Slo
 from sim.records.run import RunRecords
 from sim.report import lines, wording
 from sim.report.chart import Chart, page_js
-from sim.report.dialect_tables import dialect_tables
 from sim.report.files import config_yaml, write_whole
 from sim.report.plots import (
     SPECULATION_CAPTION,
@@ -27,6 +26,7 @@ from sim.report.plots import (
     timeline,
     ttft_by_prompt_length,
 )
+from sim.report.wording import dialect_tables
 
 GLOSSARY = {
     "token": "piece of text that the model reads or writes: a short word or a part of a word",

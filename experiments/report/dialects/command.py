@@ -18,9 +18,9 @@ from sim.metrics.definitions import Window
 from sim.metrics.dialects import DIALECTS, DIFFERENCES, in_dialects
 from sim.metrics.slo import TERMS, Slo
 from sim.metrics.token_times import known_token_times
-from sim.report.dialect_tables import dialect_tables
 from sim.report.run_files import BURSTS
 from sim.report.vllm_bench import FILE, write_vllm_bench
+from sim.report.wording import dialect_tables
 from sim.settings.errors import ConfigError, suggest
 
 USAGE = f"""\

@@ -32,8 +32,8 @@ from sim.metrics.dialects import (
 )
 from sim.metrics.slo import Slo
 from sim.metrics.token_times import TokenTimes
-from sim.report.dialect_tables import dialect_tables
 from sim.report.vllm_bench import as_vllm_bench, spec_decode_of, write_vllm_bench
+from sim.report.wording import dialect_tables
 
 NAN = math.nan
 REQUESTS = pd.DataFrame(
