@@ -1,4 +1,4 @@
-"""Texts and tables of a summary, shared by the terminal and the report."""
+"""Texts and tables of a summary, also by the definitions of other tools, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -384,6 +384,3 @@ def _value(key: str, value: float | None) -> str:
 def _known(value: float | None) -> float | None:
     """Returns None for NaN."""
     return None if value is None or value != value else value
-
-
-# DOC of sim.report.wording: Formats figures by the definitions of other tools as tables of text, for the terminal and the report.
