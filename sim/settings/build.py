@@ -41,6 +41,7 @@ from policies.user_code import (
 from sim.settings.errors import ConfigError, suggest
 
 TARGET = "_target_"
+OWN_PACKAGES = ("fieldlimits", "policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
 _MISSING = "???"
 EXAMPLES = {
     "model.path": "/models/my-llama, a folder with the model's config.json",
@@ -122,6 +123,9 @@ def locate(path: str, key: str) -> Callable[..., Any]:
     found, num_imported = _import_longest(parts[:-1], where)
     for i in range(num_imported, len(parts)):
         if not hasattr(found, parts[i]):
+            present = moved_to(path)
+            if present is not None:
+                return locate(present, key)
             raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
         found = getattr(found, parts[i])
         if isinstance(found, ModuleType):
@@ -130,6 +134,28 @@ def locate(path: str, key: str) -> Callable[..., Any]:
         raise ConfigError(f"{where}: must be a class or a function, found a {type(found).__name__}")
     target: Callable[..., Any] = found
     return target
+
+
+@lru_cache(maxsize=1024)
+def moved_to(path: str) -> str | None:
+    """Returns the present path of a class or function of ours that a config of an older version names.
+
+    It is looked for by its name in the folder of its old module, then in the folders above; only files are
+    read. None: it is not there, or in several files, or not ours.
+    """
+    *modules, name = path.split(".")
+    if modules[0] not in OWN_PACKAGES:
+        return None
+    root = Path(str(importlib.import_module(modules[0]).__file__)).parent
+    definition = re.compile(rf"^(?:class|def) {re.escape(name)}\b", re.MULTILINE)
+    for depth in range(len(modules) - 1, 0, -1):
+        files = sorted(root.joinpath(*modules[1:depth]).rglob("*.py"))
+        homes = [file for file in files if definition.search(file.read_text(encoding="utf-8"))]
+        if homes:
+            home = homes[0].relative_to(root.parent).with_suffix("").parts
+            present = ".".join((*home[: -1 if home[-1] == "__init__" else None], name))
+            return present if len(homes) == 1 and present != path else None
+    return None
 
 
 def _nothing_there(owner: Any, owner_path: str, name: str, where: str) -> str:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.checks import UnreadableFileError, read_text
-from sim.settings.build import TARGET, locate
+from sim.settings.build import OWN_PACKAGES, TARGET, locate
 from sim.settings.errors import ConfigError
 
-OWN_PACKAGES = ("fieldlimits", "policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
 PLUGINS = "windtunnel.plugins"
 IMPORTED = "metrics.own["
 """Keys that name classes as plain texts begin like this."""

@@ -17,7 +17,7 @@ from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.study.measured_requests import scenario_of
 from experiments.study.presets import NotSimulatedError, preset
 from hwmodels.levels.table_files import read_table_file
-from sim.settings.build import shown
+from sim.settings.build import moved_to, shown
 from sim.setup.scenario import Scenario
 
 CONFIG_KEYS = (
@@ -109,10 +109,12 @@ def _config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) 
 
 def _leaves(key: str, recorded: Any, given: Any) -> Iterator[str]:
     if isinstance(recorded, Mapping) and isinstance(given, Mapping):
-        if recorded.get("_target_") != given.get("_target_"):
-            yield _choice(key, recorded.get("_target_"))
+        target = recorded.get("_target_")
+        if target != given.get("_target_") and moved_to(str(target)) != given.get("_target_"):
+            yield _choice(key, target)
             return
         names = [*recorded, *(name for name in given if name not in recorded)]
+        names = [name for name in names if name != "_target_"]
         for name in names:
             yield from _leaves(f"{key}.{name}", recorded.get(name), given.get(name))
     elif recorded != given:
