@@ -30,11 +30,9 @@ def test_a_class_is_found_by_its_name(old, present):
 
 
 def test_a_config_with_old_paths_is_built():
-    assert (
-        build({"_target_": "policies.routing.round_robin.RoundRobin"}, Fixed | RoundRobin, "routing")
-        == RoundRobin()
-    )
-    check_recorded({"routing": {"_target_": "policies.routing.round_robin.RoundRobin"}}, "folder=x")
+    node = {"_target_": "policies.routing.round_robin.RoundRobin"}
+    assert build(node, "routing", RoundRobin) == RoundRobin()
+    check_recorded({"routing": node}, "folder=x")
 
 
 def test_a_name_that_is_nowhere_is_refused():
