@@ -59,7 +59,7 @@ wheel-test: ## build wheel and sdist, and run the wheel in an environment of its
 	$(WHEEL_TEST)/env/bin/$(PIP_QUIETLY) "$$(ls dist/*.whl)[serve]"
 	$(WHEEL_TEST)/env/bin/python tests/wheel/check.py dist $(WHEEL_TEST)/from_sdist
 
-compiled: ## an environment with a compiled core, twice as fast (.venv-compiled; needs a C compiler and some minutes)
+compiled: ## an environment whose core is compiled to C (.venv-compiled; needs a C compiler and three minutes)
 	rm -rf $(COMPILED)
 	$(PYTHON) -m venv $(COMPILED)
 	$(COMPILED)/bin/$(PIP_QUIETLY) hatchling
