@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sim.records.table import AnyTable, Table, to_pandas
+if TYPE_CHECKING:  # commands that write no tables load no numpy
+    from sim.records.table import AnyTable
 
 
 def write_whole(file: Path, content: bytes | str) -> None:
@@ -69,8 +70,10 @@ def remove_folder_of_table(path: Path) -> None:
 
 def table_bytes(table: AnyTable) -> bytes:
     """Returns the table in the parquet format."""
+    from sim.records.table import Table, to_pandas  # noqa: PLC0415 (numpy takes a tenth of a second)
+
     if isinstance(table, Table):
-        from sim.records.parquet import parquet_bytes  # noqa: PLC0415 (pyarrow takes a tenth of a second)
+        from sim.records.parquet import parquet_bytes  # noqa: PLC0415 (so does pyarrow)
 
         return parquet_bytes(table, "zstd")
     content = BytesIO()
