@@ -31,9 +31,7 @@ OF_OTHER_RUNS = (
     "sim.cluster.chunked",
     "sim.metrics.sketches",
     "sim.metrics.plots",
-    "sim.metrics.result",
     "sim.setup.streaming",
-    "sim.report.chunk_tables",
     "sim.report.chunk_tables",
     "pyarrow.dataset",
     # thinned fleets
