@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from experiments.study.yaml_text import figure, quoted
 from hwmodels.operators import Calibration
+from sim.settings.build import moved_to
 
 MAX_WIDTH = 120
 CURVES = [f.name for f in fields(Calibration) if is_dataclass(getattr(Calibration(), f.name))]
@@ -57,7 +59,8 @@ def calibration_yaml(
 
 def is_calibration(file: Path) -> bool:
     """Returns whether the file is a choice of the group `calibration`, so that it may be overwritten."""
-    return f"_target_: {path_of(Calibration)}\n" in file.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^_target_: (\S+)$", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return found is not None and path_of(Calibration) in (found[1], moved_to(found[1]))
 
 
 def curve_lines(curve: Any, undetermined: Mapping[str, tuple[float, float]]) -> Iterator[str]:

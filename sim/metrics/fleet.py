@@ -55,7 +55,7 @@ def failure_use(records: RunRecords) -> dict[str, Any]:
     }
 
 
-class Retries(Figure):
+class RetryUse(Figure):
     """Attempts of clients, and the failed ones by reason.
 
     An attempt fails if it is refused, times out or loses its replica; the client may send it again.

@@ -34,7 +34,7 @@ from sim.metrics.definitions import Window, measured_window, plain_json, times
 from sim.metrics.dialects import MetricsSettings
 from sim.metrics.features import AdapterUse, KvTransferUse, SpeculationUse, migration_figures
 from sim.metrics.figure import EndedRun, Figure, FigureSetting, NewSections, Part, no_sections, own_figures
-from sim.metrics.fleet import PoolUse, Retries, failure_use, scaling_use
+from sim.metrics.fleet import PoolUse, RetryUse, failure_use, scaling_use
 from sim.metrics.hardware_use import Bill, Cost, HardwareUse, break_even, energy_figures, training_use
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import Goodput, Intervals, Latencies, Measured, measure, request_metrics, trimmed
@@ -67,7 +67,7 @@ FIGURES: Final[tuple[type[Figure], ...]] = (
     KvTransferUse,
     SpeculationUse,
     Cost,
-    Retries,
+    RetryUse,
     PoolUse,
     Bill,
 )

@@ -41,7 +41,6 @@ from policies.user_code import (
 from sim.settings.errors import ConfigError, suggest
 
 TARGET = "_target_"
-OWN_PACKAGES = ("fieldlimits", "policies", "hwmodels", "sim", "kernels", "realengine", "experiments")
 _MISSING = "???"
 EXAMPLES = {
     "model.path": "/models/my-llama, a folder with the model's config.json",
@@ -123,8 +122,8 @@ def locate(path: str, key: str) -> Callable[..., Any]:
     found, num_imported = _import_longest(parts[:-1], where)
     for i in range(num_imported, len(parts)):
         if not hasattr(found, parts[i]):
-            present = moved_to(path)
-            if present is not None:
+            present = moved_to(path) if parts[i][0].islower() and isinstance(found, ModuleType) else None
+            if present is not None:  # its old module is gone
                 return locate(present, key)
             raise ConfigError(_nothing_there(found, ".".join(parts[:i]), parts[i], where))
         found = getattr(found, parts[i])
@@ -138,22 +137,23 @@ def locate(path: str, key: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=1024)
 def moved_to(path: str) -> str | None:
-    """Returns the present path of a class or function of ours that a config of an older version names.
+    """Returns the present path of a class of ours, or of a method of it, that an older config names.
 
-    It is looked for by its name in the folder of its old module, then in the folders above; only files are
-    read. None: it is not there, or in several files, or not ours.
+    The class is looked for by its name in the folder of its old module, then in the folders above; only files
+    are read. None: it is not there, or in several files, or not ours.
     """
-    *modules, name = path.split(".")
-    if modules[0] not in OWN_PACKAGES:
+    parts = path.split(".")
+    at = next((i for i, part in enumerate(parts) if part[:1].isupper()), 0)
+    if at < 1 or parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
         return None
-    root = Path(str(importlib.import_module(modules[0]).__file__)).parent
-    definition = re.compile(rf"^(?:class|def) {re.escape(name)}\b", re.MULTILINE)
-    for depth in range(len(modules) - 1, 0, -1):
-        files = sorted(root.joinpath(*modules[1:depth]).rglob("*.py"))
-        homes = [file for file in files if definition.search(file.read_text(encoding="utf-8"))]
+    root = Path(str(importlib.import_module(parts[0]).__file__)).parent
+    its_class = re.compile(rf"^class {parts[at]}\b", re.MULTILINE)
+    for depth in range(at - 1, 0, -1):
+        files = sorted(root.joinpath(*parts[1:depth]).rglob("*.py"))
+        homes = [file for file in files if its_class.search(file.read_text(encoding="utf-8"))]
         if homes:
             home = homes[0].relative_to(root.parent).with_suffix("").parts
-            present = ".".join((*home[: -1 if home[-1] == "__init__" else None], name))
+            present = ".".join((*home[: -1 if home[-1] == "__init__" else None], *parts[at:]))
             return present if len(homes) == 1 and present != path else None
     return None
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.checks import UnreadableFileError, read_text
-from sim.settings.build import OWN_PACKAGES, TARGET, locate
+from policies.user_code import PACKAGES
+from sim.settings.build import TARGET, locate
 from sim.settings.errors import ConfigError
 
 PLUGINS = "windtunnel.plugins"
@@ -34,7 +35,7 @@ def check_recorded(config: Mapping[Any, Any], where: str) -> None:
 
     where: the setting that named the folder, with its value, for messages.
     """
-    allowed = (*OWN_PACKAGES, *(found.module for found in entry_points(group=PLUGINS)))
+    allowed = (*PACKAGES, *(found.module for found in entry_points(group=PLUGINS)))
     for key, value in _texts(config, ""):
         if key.rpartition(".")[2] == TARGET or key.startswith(IMPORTED):
             try:

@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.app.settings.resolve import resolved
-
-from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.compose import ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.variants import Variants
 from policies.core import engine

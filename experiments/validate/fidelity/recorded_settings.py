@@ -109,8 +109,9 @@ def _config_differences(recorded: Mapping[str, Any], config: Mapping[str, Any]) 
 
 def _leaves(key: str, recorded: Any, given: Any) -> Iterator[str]:
     if isinstance(recorded, Mapping) and isinstance(given, Mapping):
-        target = recorded.get("_target_")
-        if target != given.get("_target_") and moved_to(str(target)) != given.get("_target_"):
+        target = str(recorded.get("_target_"))
+        target = moved_to(target) or target
+        if target != str(given.get("_target_")):
             yield _choice(key, target)
             return
         names = [*recorded, *(name for name in given if name not in recorded)]

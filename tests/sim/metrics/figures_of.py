@@ -5,7 +5,7 @@ import pandas as pd
 from sim.metrics.definitions import Window
 from sim.metrics.features import KvTransferUse
 from sim.metrics.figure import EndedRun, FigureSetting, Part
-from sim.metrics.fleet import PoolUse, Retries
+from sim.metrics.fleet import PoolUse, RetryUse
 from sim.metrics.hardware_use import Cost, HardwareUse
 from sim.metrics.kv_use import CacheUse, KvUse, PreemptionUse, Waiting
 from sim.metrics.measured import request_metrics
@@ -73,7 +73,7 @@ def waiting_use(requests, records):
 
 
 def retry_use(records):
-    return figure_of(Retries, part_of(Window(0.0, records.end_s), requests=records.requests), records)
+    return figure_of(RetryUse, part_of(Window(0.0, records.end_s), requests=records.requests), records)
 
 
 def transfer_use(records, measured):
