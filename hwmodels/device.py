@@ -1,4 +1,6 @@
-"""Data-sheet figures of one accelerator, its links and the storage below its memory; its choice of a dtype.
+"""Data-sheet figures of one accelerator, its links, and the storage below its memory.
+
+Also here: the dtype in which it computes, its share by time slices, and chips with systolic arrays.
 
 Storage below the GPUs' memory that can hold KV: the host's memory and a disk. Defaults are one GPU's share of
 an 8-GPU server of the H100 generation (NVIDIA DGX H100 user guide: 2 TB of memory, 30 TB of NVMe disks for

@@ -1,4 +1,7 @@
-"""Builds the operators of an iteration on one device, from a model and a parallel layout."""
+"""Builds the operators of an iteration on one device, from a model and a parallel layout.
+
+Also here: layers of experts, weights in the host's memory, and chains of chips (`Chain`).
+"""
 
 from __future__ import annotations
 

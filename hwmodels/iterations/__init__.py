@@ -1,4 +1,4 @@
-"""The shape of one iteration (a forward pass of a replica), and the interface of models that price it."""
+"""The shape of one iteration (a forward pass of a replica), models that price it, and the jitter of times."""
 
 from __future__ import annotations
 

@@ -13,12 +13,11 @@ from typing import Annotated, NamedTuple, Protocol
 from fieldlimits import Checked, OneOf, check
 from hwmodels.checks import check_whole
 from hwmodels.device import Device
-from hwmodels.host import CudaGraphs, Offload
+from hwmodels.host import GIB, CudaGraphs, Offload
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.model import MixtureOfExperts, ModelSpec
 from hwmodels.model.weights import Lora, Ranks, Role
 
-GIB = 2.0**30
 MIB = 2.0**20
 
 DRIVER_BYTES, DRIVER_SHARE = 0.38 * GIB, 0.0018

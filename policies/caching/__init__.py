@@ -1,1 +1,1 @@
-"""KV caches: allocators, prefix reuse, eviction, tiers. One policy per file; `pool` has the interface."""
+"""KV caches: allocators, prefix reuse, eviction, tiers. `pool` has the interface."""

@@ -1,4 +1,7 @@
-"""The interface of scheduling policies, which order admissions and preemptions. One idea per file."""
+"""The interface of scheduling policies, which order admissions and preemptions.
+
+Also here: what several policies use, the displacement of running sequences and alarms for overdue ones.
+"""
 
 from __future__ import annotations
 

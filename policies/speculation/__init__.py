@@ -1,4 +1,7 @@
-"""Speculative decoding: proposers draft tokens, draft-length policies decide how many."""
+"""Speculative decoding: proposers draft tokens, draft-length policies decide how many.
+
+Also here: trees of draft tokens, and what a draft-length policy sees.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     | "GGUF" version | counts of tensors, keys | keys, values | names, dims, types, offsets | pad | data |
 
-Dimensions are stored innermost first, tensors row by row in blocks (`realengine.weights.gguf`).
+Dimensions are stored innermost first, tensors row by row in blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Signals of a replica for policies: load counts with their age, its prefix cache, and its busy time.
+"""Attachments of a replica: load counts with their age, its prefix cache, its busy time, loads of adapters.
 
 An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
 
@@ -230,6 +230,3 @@ class AdapterLoads(Attachment):
             replica.recorder.events.loaded(seq, self._clock.now)
         replica.core.adapter_loaded(name)
         replica.replan()
-
-
-# DOC of sim.engine.signals: Loads of LoRA adapters into the GPU memory of a replica.

@@ -27,6 +27,8 @@ other tools count successful requests only. Sources, read in November 2026: vllm
 (calculate_metrics); guidellm schemas/base/request_stats.py, statistics.py and schemas/benchmark/goodput.py;
 aiperf docs/metrics_reference.md and metrics/types; mlcommons/inference loadgen/results.cc and logging.cc
 (Server scenario with use_token_latencies).
+
+`MetricsSettings` says which of these definitions a run reports, and which part of it is measured.
 """
 
 from __future__ import annotations
@@ -456,7 +458,7 @@ class MetricsSettings:
     cooldown_s: float = 0.0
     """Simulated seconds at the end that are not measured."""
     dialect: Literal["ours", "vllm_bench", "guidellm", "aiperf", "mlperf", "all"] = "ours"
-    """Also reports the figures by the definitions of this tool: see `sim.metrics.dialects`."""
+    """Also reports the figures by the definitions of this tool: see `DIALECTS`."""
     percentiles: Literal["estimated", "exact"] = "estimated"
     """Percentiles of a run that streams its tables: estimated as it goes on, or, for all latencies but ITL,
     read from the table of requests at its end. Those of other runs are always exact."""
@@ -486,6 +488,3 @@ class MetricsSettings:
                 "warmup_s=auto: works in simulated runs only; here it must be a number of seconds"
             )
         return float(self.warmup_s)
-
-
-# DOC of sim.metrics.dialects: Settings of the measurement of a run.

@@ -72,11 +72,6 @@ class _TimePackers(dict[int, Callable[..., bytes]]):
 TIME_PACKERS: Final = _TimePackers()
 
 
-def pack_times(times_s: list[float]) -> bytes:
-    """Packs times, in seconds."""
-    return TIME_PACKERS[len(times_s)](*times_s)
-
-
 NO_USE = AdapterUse(0, 0, 0, 0)
 ADAPTER_COLUMNS = ("adapters", *(f"adapter_{name}" for name in AdapterBatch._fields[1:]))
 """Columns of the table if adapters are served: the fields of AdapterBatch."""
