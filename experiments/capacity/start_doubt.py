@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.capacity.candidates import Candidate
-from hwmodels.iterations.memory import GIB
+from hwmodels.host import GIB
 from sim.setup.pool import PoolSettings
 
 LEAST_KV_BYTES = 0.5 * GIB

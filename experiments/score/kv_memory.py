@@ -16,7 +16,7 @@ import pandas as pd
 
 from experiments.study.measured_rows import whole
 from experiments.study.presets import NotSimulatedError, base_scenario
-from hwmodels.iterations.memory import GIB
+from hwmodels.host import GIB
 from hwmodels.levels import LatencyLevel
 from policies.caching.block_tables import KvLayerKind, kv_groups
 from sim.setup.scenario import Scenario

@@ -1,7 +1,4 @@
-"""Builds the operators of an iteration on one device, from a model and a parallel layout.
-
-Also here: layers of experts, weights in the host's memory, and chains of chips (`Chain`).
-"""
+"""Builds the operators of an iteration of a model in a layout; experts, offloaded weights, chains of chips."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The interface of scheduling policies, which order admissions and preemptions.
-
-Also here: what several policies use, the displacement of running sequences and alarms for overdue ones.
-"""
+"""The interface of scheduling policies, which order admissions and preemptions; displacement, alarms."""
 
 from __future__ import annotations
 

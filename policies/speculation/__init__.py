@@ -1,7 +1,4 @@
-"""Speculative decoding: proposers draft tokens, draft-length policies decide how many.
-
-Also here: trees of draft tokens, and what a draft-length policy sees.
-"""
+"""Speculative decoding: proposers draft tokens, draft-length policies decide how many; trees of tokens."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from fieldlimits import Checked, check
 from hwmodels.assembly.attention import WithAttentionWeights
 from hwmodels.assembly.site import Kernels
 from hwmodels.device import Device
-from hwmodels.host import HostOverhead
+from hwmodels.host import GIB, HostOverhead
 from hwmodels.iterations import IterationModel, Jitter
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory import GIB, MemoryPlan, adapter_bytes, plan_memory, weight_bytes
+from hwmodels.iterations.memory import MemoryPlan, adapter_bytes, plan_memory, weight_bytes
 from hwmodels.levels import Calibrated, LatencyLevel, Replica, Spec, jitter_of
 from hwmodels.model import ModelSpec
 from hwmodels.model.weights import Lora

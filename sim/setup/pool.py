@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 from fieldlimits import Ge, Le, OneOf, check
 from hwmodels.assembly.roofline import Roofline
 from hwmodels.device import Storage
-from hwmodels.host import ColdStart, ColdStartParts, WeightSource
-from hwmodels.iterations.memory import GIB
+from hwmodels.host import GIB, ColdStart, ColdStartParts, WeightSource
 from hwmodels.levels import Calibrated, Spec
 from policies.adapters import residents_of
 from policies.adapters.serving import Adapter, Registry

@@ -39,7 +39,7 @@ from simpy import Event
 
 from fieldlimits import Checked, NonNegative, OneOf, Positive, PositiveInt, PositiveShare, Unit, check
 from hwmodels.device import Device, Link
-from hwmodels.iterations.memory import GIB
+from hwmodels.host import GIB
 from sim.engine.clock import Clock, Moment, Phase
 from sim.records.run import LinkRecord
 

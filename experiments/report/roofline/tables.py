@@ -10,8 +10,8 @@ from rich.text import Text
 
 from experiments.app.terminal import plain_table
 from experiments.report.roofline.survey import Survey
+from hwmodels.host import GIB
 from hwmodels.iterations import Explained
-from hwmodels.iterations.memory import GIB
 from hwmodels.iterations.ops import OperatingPoint, ridge_points
 from sim.report.numbers import number, percent
 from sim.report.wording import plural

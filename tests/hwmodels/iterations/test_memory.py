@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hwmodels.host import CudaGraphs
+from hwmodels.host import GIB, CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
 from hwmodels.iterations.memory import (
-    GIB,
     MemoryProfile,
     adapter_bytes,
     kv_split,

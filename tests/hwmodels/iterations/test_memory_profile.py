@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from hwmodels.host import CudaGraphs
+from hwmodels.host import GIB, CudaGraphs
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory import ERAS, GIB, MIB, MemoryProfile, padding_bytes, plan_memory, weight_bytes
+from hwmodels.iterations.memory import ERAS, MIB, MemoryProfile, padding_bytes, plan_memory, weight_bytes
 from hwmodels.model import Block, DenseMlp, GroupedQueryAttention, MixtureOfExperts, ModelSpec
 
 NEWEST = MemoryProfile()

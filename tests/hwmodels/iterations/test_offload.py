@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hwmodels.assembly.roofline import Roofline
-from hwmodels.host import Offload
+from hwmodels.host import GIB, Offload
 from hwmodels.iterations import IterationShape
 from hwmodels.iterations.layout import ParallelLayout
-from hwmodels.iterations.memory import GIB, plan_memory
+from hwmodels.iterations.memory import plan_memory
 
 SPLIT = Offload(n_gpu_layers=24)
 
