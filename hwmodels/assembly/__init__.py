@@ -1,4 +1,4 @@
-"""Builds the operators of an iteration of a model in a layout; experts, offloaded weights, chains of chips."""
+"""Builds the operators of an iteration of a model in a layout; experts, offloaded weights, chips in chains."""
 
 from __future__ import annotations
 
