@@ -1,4 +1,4 @@
-"""Builds the operators of an iteration of a model in a layout; experts, offloaded weights, chips in chains."""
+"""Builds the operators of an iteration of a model in a layout; experts, offloaded weights, chained chips."""
 
 from __future__ import annotations
 
