@@ -64,7 +64,7 @@ compiled: ## an environment whose core is compiled to C (.venv-compiled; needs a
 	$(PYTHON) -m venv $(COMPILED)
 	$(COMPILED)/bin/$(PIP_QUIETLY) hatchling
 	$(COMPILED)/bin/python -m hatchling build -d $(COMPILED)/dist -t sdist
-	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(COMPILED)/bin/$(PIP_QUIETLY) $(COMPILED)/dist/*.tar.gz
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(COMPILED)/bin/$(PIP_QUIETLY) "$$(ls $(COMPILED)/dist/*.tar.gz)[serve]"
 	@echo "$(COMPILED)/bin/windtunnel simulate"
 
 clients: $(CLIENTS)/installed ## other projects' clients and routers, for the tests of `windtunnel serve`
