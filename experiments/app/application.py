@@ -172,7 +172,7 @@ MULTIRUN = "hydra.mode=MULTIRUN"
 
 
 class Point(NamedTuple):
-    """One run."""
+    """The settings of one run: that of the command, or one of a multirun."""
 
     cfg: DictConfig
     """The composed config, with the node `hydra`."""
