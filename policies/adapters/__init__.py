@@ -1,4 +1,4 @@
-"""LoRA adapter policies: they decide which adapters an engine has on its GPU (`serving`, `state`)."""
+"""LoRA adapter policies: they decide which adapters an engine has on its GPU (`serving`)."""
 
 from __future__ import annotations
 

@@ -25,8 +25,6 @@ from copy import deepcopy
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
-from policies.adapters.serving import Residents
-from policies.adapters.state import AdapterState
 from policies.batching import Batching, DataParallel, max_unasked_of, supports_mixed_role
 from policies.caching.pool import BlockPool
 from policies.core.branch_set import BranchSet
@@ -58,6 +56,7 @@ from policies.scheduling import Scheduling, overrides
 from policies.user_code import WrongDecisionError, checked_prediction, checked_rank, name_of
 
 if TYPE_CHECKING:
+    from policies.adapters.serving import Residents
     from policies.speculation.engine.drafting import Drafting
 
 
@@ -207,11 +206,10 @@ class EngineCore:
         self, max_num_seqs: int, num_swap_blocks: int, names_blocks: bool, release: Release
     ) -> EngineState:
         scheduling = self.scheduling
-        make = EngineState if self.residents is None else AdapterState
         decodes = None
         if self.drafts is not None:
             decodes = self.drafts.new_decodes(max_num_seqs, self.max_model_len)
-        state = make(
+        state = EngineState(
             self.block_pool,
             scheduling.queue(),
             self.rank,
@@ -224,11 +222,9 @@ class EngineCore:
             preempts_newest=scheduling.preempts_newest,
             release=release.under(has_classes=scheduling.has_classes, speculates=self.drafts is not None),
             decodes=decodes,
+            residents=self.residents,
         )
         state.looks_up = scheduling.looks_up
-        if isinstance(state, AdapterState):
-            assert self.residents is not None
-            state.attach(self.residents)
         return state
 
     @property

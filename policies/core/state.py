@@ -5,18 +5,21 @@
                   +------- stop <-----+
 
 `EngineCore` decides when a sequence moves, the step builder moves it for policies, and `StepView` shows the
-state to them. Other users of the KV memory, such as LoRA adapters, attach as a subclass
-(policies/adapters/state.py).
+state to them. LoRA adapters, which may share the KV memory, are a value of the state (`residents`): a
+sequence is admitted only if its adapter is resident or can be loaded, and unused adapters are evicted for
+sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+from functools import partial
+from typing import Protocol
 
 from policies.caching.pool import BlockPool
 from policies.core.decode_set import DecodeSet
 from policies.core.limits import Bounds, Limits, RejectedError, StopAfter
-from policies.core.plan import Cause, Migrant, StepPlan
+from policies.core.plan import AdapterUse, Cause, Chunk, Migrant, StepPlan
 from policies.core.release import VLLM_0_32, Release
 from policies.core.request import Request
 from policies.core.running_set import RunningSet
@@ -31,16 +34,42 @@ from policies.core.sequence import (
     SequenceView,
 )
 from policies.core.transfers import Transfers
-from policies.core.waiting_queue import WaitingQueue
+from policies.core.waiting_queue import AdapterQueue, WaitingQueue
 
 Rank = Callable[[SequenceView], tuple[float, ...]]
+
+
+class Residents(Protocol):
+    """The LoRA adapters of an engine; `policies.adapters.serving.Residents` says what each method returns."""
+
+    num_blocks: int
+    has_changed: bool
+
+    @property
+    def is_loading(self) -> bool: ...
+    def check(self, name: str | None) -> int: ...
+    def join_queue(self, seq: SequenceView) -> None: ...
+    def leave_queue(self, seq: SequenceView) -> None: ...
+    def may_start(self, seq: SequenceView) -> bool: ...
+    def open_adapters(self) -> Collection[str | None] | None: ...
+    def num_missing(self, seq: SequenceView) -> int: ...
+    def num_idle_blocks(self, exclude: SequenceView | None = None) -> int: ...
+    def must_wait(self, seq: SequenceView) -> bool: ...
+    def start(self, seq: Sequence) -> None: ...
+    def stop(self, seq: Sequence) -> None: ...
+    def give_way(self) -> None: ...
+    def evict_until(self, is_enough: Callable[[], bool], keep: str | None = None) -> bool: ...
+    def use(self, decodes: Iterable[SequenceView], chunks: Iterable[Chunk]) -> AdapterUse | None: ...
+    def take_puts(self) -> tuple[tuple[str, int | None], ...]: ...
+    def check_integrity(self, running: Iterable[SequenceView]) -> None: ...
 
 
 class EngineState:
     """The queue, the running set, the KV pool and the transfers of one engine.
 
     rank, chunk_rank: as in `Scheduling`; chunk_rank=None: prefills are in the order of admission.
-    swaps: whether preempted KV is moved to host memory. Other arguments as in `EngineCore`.
+    swaps: whether preempted KV is moved to host memory. residents: the LoRA adapters; None: none are served.
+    Other arguments as in `EngineCore`.
     """
 
     def __init__(
@@ -58,9 +87,13 @@ class EngineState:
         preempts_newest: bool = False,
         release: Release = VLLM_0_32,
         decodes: DecodeSet | None = None,
+        residents: Residents | None = None,
     ) -> None:
         self.block_pool = block_pool
+        self.residents = residents
         self.num_watermark_blocks = block_pool.num_watermark_blocks
+        if residents is not None and type(waiting) is WaitingQueue:  # other orders have queues of their own
+            waiting = AdapterQueue()
         self.waiting = waiting
         self.rank = rank
         self.chunk_rank = chunk_rank
@@ -112,36 +145,58 @@ class EngineState:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that are not in use."""
-        return self.block_pool.num_free
+        """KV blocks that are not in use, including those of unused adapters."""
+        num_free = self.block_pool.num_free
+        return num_free if self.residents is None else num_free + self.residents.num_idle_blocks()
 
     @property
     def is_transferring(self) -> bool:
-        """True while KV is being loaded or copied to another engine; an idle engine then waits for it."""
-        return bool(self.loading or self.running_set.leaving)
+        """True while KV or an adapter is loaded, or KV is sent to another engine; an idle engine waits."""
+        is_loading = self.residents is not None and self.residents.is_loading
+        return is_loading or bool(self.loading or self.running_set.leaving)
 
     def bounds_of(self, request: Request, stop_after: StopAfter) -> Bounds:
         """Returns the number of known tokens at which a request would end, and the reason.
 
-        Raises RejectedError if it can never be served.
+        Raises RejectedError if it can never be served, as its adapter is unknown or too little KV is left.
         """
+        if self.residents is not None:
+            return self.limits.of(request, stop_after, self.residents.check(request.adapter))
         if request.adapter is not None:
             raise RejectedError(f"adapter={request.adapter}: must be null, as the engine serves no adapters")
         return self.limits.of(request, stop_after)
 
     def candidates(self) -> Iterable[SequenceView]:
         """Returns the waiting sequences that may be admitted, smallest rank first."""
-        return self.waiting
+        waiting, residents = self.waiting, self.residents
+        if residents is None:
+            return waiting
+        by_adapter = waiting.of(residents.open_adapters) if isinstance(waiting, AdapterQueue) else waiting
+        return filter(residents.may_start, by_adapter)
 
     def may_start(self, seq: SequenceView) -> bool:
         """Returns whether a waiting sequence could be admitted if there were a slot and KV memory."""
-        return True
+        return self.residents is None or self.residents.may_start(seq)
 
     def refusal(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
-        """Returns the reason why a waiting sequence cannot get KV memory now; None if it can.
+        """Returns the reason why a waiting sequence cannot start, adapter or KV memory; None if it can.
 
         num_cached: its tokens that the cache holds. has_preempted: whether this step has preempted sequences.
         """
+        residents = self.residents
+        if residents is None:
+            return self._refusal_of_memory(seq, num_cached, has_preempted)
+        if not residents.may_start(seq):
+            return Cause.adapter
+        if has_preempted:
+            return Cause.memory
+        num_missing = residents.num_missing(seq)
+        seq.num_adapter_blocks = num_missing - residents.num_idle_blocks(seq)
+        cause = self._refusal_of_memory(seq, num_cached, has_preempted)
+        seq.num_adapter_blocks = num_missing
+        return cause
+
+    def _refusal_of_memory(self, seq: Sequence, num_cached: int, has_preempted: bool) -> Cause | None:
         pool, is_alone = self.block_pool, not self.running
         if self.num_reserved:
             pool.num_watermark_blocks, is_alone = self._num_kept_free(is_alone), False
@@ -152,10 +207,14 @@ class EngineState:
     def num_blocks_lacking(self, seq: Sequence, is_alone: bool) -> int:
         """Counts the KV blocks that must become free before a waiting sequence can start; <= 0: none.
 
-        is_alone: whether no other sequence will run then. Tokens in the cache count as missing.
+        They include those of its adapter. is_alone: whether no other sequence will run then. Tokens in the
+        cache count as missing.
         """
-        pool = self.block_pool
-        return pool.blocks_to_admit(seq) + self._num_kept_free(is_alone) - pool.num_free
+        pool, residents, num_idle = self.block_pool, self.residents, 0
+        if residents is not None:
+            seq.num_adapter_blocks = residents.num_missing(seq)
+            num_idle = residents.num_idle_blocks(seq)
+        return pool.blocks_to_admit(seq) + self._num_kept_free(is_alone) - pool.num_free - num_idle
 
     def _num_kept_free(self, is_alone: bool) -> int:
         """Returns the blocks that must stay free when a sequence starts."""
@@ -163,7 +222,11 @@ class EngineState:
 
     def cause_if_untried(self) -> Cause:
         """Returns the reason why the first waiting sequence waits, if no policy has tried to admit it."""
-        return Cause.policy
+        if self.residents is None:
+            return Cause.policy
+        first = next(iter(self.waiting), None)  # None: a queue may have no sequence to admit
+        is_skipped = first is not None and not self.residents.may_start(first)
+        return Cause.adapter if is_skipped else Cause.policy
 
     def migrant(self, request_id: int) -> Migrant | None:
         """Returns the data with which another engine continues a sequence; None if it has no KV to copy."""
@@ -193,29 +256,50 @@ class EngineState:
     # Changes.
 
     def give_way(self) -> None:
-        """Begins a transfer, if one may let sequences start, after a step in which nothing could run.
+        """Loads another adapter, if that lets sequences start, after a step in which nothing could run.
 
-        Its end is an event, at which the policies decide again.
+        The end of the load is an event, at which the policies decide again.
         """
+        if self.residents is not None:
+            self.residents.give_way()
 
     def make_room(self, num_blocks: int) -> bool:
-        """Reclaims memory for sequences, if necessary, and returns whether num_blocks are free."""
-        return self.block_pool.num_free - self.num_reserved >= num_blocks
+        """Evicts unused adapters, if necessary, and returns whether num_blocks are free."""
+        num_needed = num_blocks + self.num_reserved
+        if self.block_pool.num_free >= num_needed:
+            return True
+        if self.residents is None:
+            return False
+        return self.residents.evict_until(lambda: self.block_pool.num_free >= num_needed)
 
     def complete(self, plan: StepPlan, decoded: dict[int, Sequence]) -> None:
-        """Adds the computation besides the decode set and chunks to a plan.
+        """Adds the computation of branches and of adapters to a plan.
 
-        decoded: decoding sequences, by request id.
+        decoded: decoding sequences, by request id. If adapters changed, the plan holds for one iteration.
         """
         if self.branched.members:
             self.branched.plan(plan, decoded)
+        residents = self.residents
+        if residents is None:
+            return
+        idle = set(plan.idle)
+        decoding = [seq for seq in plan.decoding if seq not in idle]
+        plan.adapters = residents.use([*decoding, *plan.branched], plan.chunks)
+        plan.adapter_puts = residents.take_puts()
+        if residents.has_changed:
+            residents.has_changed = False
+            plan.horizon = 1
 
     def enqueue(self, seq: Sequence) -> None:
         """Puts a sequence into the waiting queue."""
         self.waiting.push(seq)
+        if self.residents is not None:
+            self.residents.join_queue(seq)
 
     def withdraw(self, seq: Sequence, reason: FinishReason) -> None:
         """Ends a waiting sequence."""
+        if self.residents is not None:
+            self.residents.leave_queue(seq)
         self.waiting.remove(seq)
         self.transfers.free_swapped(seq)
         self.end(seq, reason)
@@ -229,8 +313,16 @@ class EngineState:
         seq.rank = self.rank(seq)
         self.waiting.push(seq)
 
-    def start(self, seq: Sequence, num_cached: int, lacks_adapter: bool = False) -> None:
-        """Starts a waiting sequence: it gets a slot, KV for num_cached tokens, and loads from other tiers."""
+    def start(self, seq: Sequence, num_cached: int) -> None:
+        """Starts a waiting sequence: it gets a slot, KV for num_cached tokens, and loads from other tiers.
+
+        Its adapter is loaded if necessary.
+        """
+        residents, lacks_adapter = self.residents, False
+        if residents is not None:
+            fits = partial(self.block_pool.can_admit, seq, num_cached, not self.running)
+            residents.evict_until(fits, keep=seq.request.adapter)
+            lacks_adapter = residents.must_wait(seq)
         num_loaded = 0
         if self.loads_kv or seq.num_swapped:
             num_loaded = self.transfers.num_loadable(seq, num_cached)
@@ -240,9 +332,14 @@ class EngineState:
             self.transfers.load(seq, num_cached)
         elif seq.num_swapped:  # the cache here has all the KV of this migrant
             self.transfers.free_swapped(seq)
+        if residents is not None:
+            residents.start(seq)
+            seq.num_transfers += lacks_adapter
 
     def stop(self, seq: Sequence, num_planned: int, swap: bool) -> None:
         """Moves a running sequence back to waiting; its KV is freed or swapped out to host memory."""
+        if self.residents is not None:
+            self.residents.stop(seq)
         num_unread = self.num_unread(seq) if self.release.discards_unread else 0
         is_recomputing = self.branched.is_recomputing(seq)  # a swap would lose the order of its blocks
         if self.decodes.holds_planned and seq.state is DECODING:
@@ -268,6 +365,8 @@ class EngineState:
 
     def finish(self, seq: Sequence, reason: FinishReason, num_planned: int = 0) -> None:
         """Ends a running sequence; num_planned tokens of a plan in flight will not be computed."""
+        if self.residents is not None:
+            self.residents.stop(seq)
         if self.decodes.holds_planned and seq.state is DECODING:
             num_planned = 0
         num_branched = self.running_set.leave(seq, ENDED)
@@ -294,14 +393,12 @@ class EngineState:
             listener(seq)
 
     def check_integrity(self) -> None:
-        """Asserts that blocks free + owned = all, and that every slot has at most one owner."""
-        self.running_set.check_integrity(self._num_extra_blocks)
+        """Asserts that no block is lost, no slot has two owners, and no adapter in use was evicted."""
+        residents = self.residents
+        self.running_set.check_integrity(0 if residents is None else residents.num_blocks)
         assert len(self.sequences) == len(self.running) + len(self.waiting)
-
-    @property
-    def _num_extra_blocks(self) -> int:
-        """Number of KV blocks that belong to no sequence."""
-        return 0
+        if residents is not None:
+            residents.check_integrity(self.running.values())
 
 
 def _gives_a_token(plan: StepPlan | None, seq: Sequence) -> bool:

@@ -6,7 +6,7 @@ A scheduling policy may make a queue of its own (`Scheduling.queue`), a subclass
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from policies.core.sequence import Sequence, SequenceView
 
@@ -130,10 +130,24 @@ class AdapterQueue(WaitingQueue):
         if not queue:
             del self._by_adapter[seq.request.adapter]
 
-    def after_of(self, key: Key | None, adapters: Collection[str | None]) -> SequenceView | None:
+    def of(self, open_adapters: Callable[[], Collection[str | None] | None]) -> Iterator[SequenceView]:
+        """Yields the sequences whose adapter is open, in order; the queue and what is open may change.
+
+        open_adapters: returns the open adapters; None: any.
+        """
+        key: Key | None = None
+        while True:
+            names = open_adapters()
+            seq = self.after(key) if names is None else self._after_of(key, names)
+            if seq is None:
+                return
+            key = _key(seq)
+            yield seq
+
+    def _after_of(self, key: Key | None, names: Collection[str | None]) -> SequenceView | None:
         """Returns the first sequence behind a key that needs one of some adapters; key=None: the first."""
         queues = self._by_adapter
-        found = [queues[name].after(key) for name in adapters if name in queues]
+        found = [queues[name].after(key) for name in names if name in queues]
         return min((seq for seq in found if seq is not None), key=_key, default=None)
 
 
