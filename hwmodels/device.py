@@ -146,6 +146,12 @@ class Device(Checked):
         """The fastest link to the other devices of the node."""
         return self.pcie if self.scale_up is None else self.scale_up
 
+    @property
+    def has_matrix_units(self) -> bool:
+        """True if products of matrices in 16 bits have a higher peak than fp32, as on tensor cores."""
+        fp32 = self.peak_flops_per_s.get("fp32", 0.0)
+        return any(self.peak_flops_per_s.get(dtype, 0.0) > fp32 for dtype in ("fp16", "bf16"))
+
     def check_reaches(self, num_ranks: int) -> None:
         """Raises ValueError unless num_ranks devices share a node, or nodes have a link between them."""
         if self.inter_node is None and num_ranks > self.gpus_per_node:

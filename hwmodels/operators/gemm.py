@@ -88,6 +88,8 @@ class Tile(NamedTuple):
     max_m: float = np.inf
 
 
+VECTOR_TILE = Tile(1, 64, max_m=1)
+"""Product of a matrix and a vector on a device without matrix units, which pads nothing."""
 NARROW_TILES = (Tile(16, 64), Tile(32, 64))
 """Tiles of `GemmCurve.narrow_tiles`: tensor cores of sm80 and later take 8 rows and more of one operand."""
 
@@ -322,7 +324,8 @@ def fastest_tiles_seconds(
     """Returns seconds of all waves of tiles, for the best of the family's tiles and splits of k."""
     l2_bytes_per_s = device.num_sms * curve.l2_bytes_per_sm_s
     best = np.full(m.shape, np.inf)
-    for tile in (*family.tiles, *(NARROW_TILES if curve.narrow_tiles else ())):
+    vector = () if device.has_matrix_units else (VECTOR_TILE,)
+    for tile in (*family.tiles, *vector, *(NARROW_TILES if curve.narrow_tiles else ())):
         offered = (m > tile.min_m) & (m <= tile.max_m)
         full_sms = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) / device.num_sms
         flops = 2 * tile.rows * tile.columns
