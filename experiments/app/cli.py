@@ -154,12 +154,14 @@ COMMANDS = {
 TRACEBACK = "--traceback"
 """The flag of every command that prints the traceback of an error."""
 
+EVERYDAY = ("simulate", "compare", "goodput", "capacity", "serve")
+"""Commands that `windtunnel` without arguments shows."""
+
 OVERVIEW = """\
 usage: windtunnel <command> [group=choice ...] [key=value ...]
 
 Simulates LLM serving: latencies, goodput and cost of a policy for a workload on a GPU.
 
-commands
 {commands}
 
 examples
@@ -253,7 +255,7 @@ def _terminated_like_ctrl_c(terminated: threading.Event) -> Iterator[None]:
 
 def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(OVERVIEW.format(commands="\n".join(f"  {name:12}{c.summary}" for name, c in COMMANDS.items())))
+        print(OVERVIEW.format(commands=_summaries(is_whole=bool(arguments))))
         return
     name, *rest = arguments
     if name == "_complete":
@@ -283,6 +285,14 @@ def _run(arguments: list[str]) -> None:
         ),
         rest,
     )
+
+
+def _summaries(*, is_whole: bool) -> str:
+    """Returns the everyday commands with a line about each, then the others, or how to list them."""
+    lines = {name: f"  {name:12}{command.summary}" for name, command in COMMANDS.items()}
+    everyday = [lines.pop(name) for name in EVERYDAY]
+    more = ["more commands", *lines.values()] if is_whole else [f"{len(lines)} more: windtunnel --help"]
+    return "\n".join(["everyday commands", *everyday, "", *more])
 
 
 def check_not_shadowed(root: Path, packages: Sequence[str] = OWN_PACKAGES) -> None:

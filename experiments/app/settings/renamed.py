@@ -3,8 +3,10 @@
 - Renamed settings and groups: their old names are accepted for one version.
 - Abbreviations that mean the same as one setting: `tp` is `tensor_parallel_size`.
 - Hugging Face ids of models: `model=meta-llama/Llama-3.1-8B-Instruct`, see below.
-- Names of devices in other letters, those that leave out the series, and those that nvidia-smi prints:
-  `hardware=H20`, `hardware=a6000`, `hardware='NVIDIA A100-SXM4-80GB'`.
+- Names of choices in other letters or by the field's other words: `engine=TensorRT-LLM`, `scheduling=sjf`,
+  `batching=continuous`.
+- Names of devices that leave out the series, and those that nvidia-smi prints: `hardware=a6000`,
+  `hardware='NVIDIA A100-SXM4-80GB'`.
 
 Names that could mean several settings are not accepted; `ADVICE` says what to write in their place.
 
@@ -42,9 +44,20 @@ ALIASES = {
     "cp": "context_parallel_size",
     "ep": "expert_parallel_size",
     "ep_size": "expert_parallel_size",
-    "rate": "workload.arrivals.rate_per_s",
-    "qps": "workload.arrivals.rate_per_s",
-    "request_rate": "workload.arrivals.rate_per_s",
+    **dict.fromkeys(
+        (
+            *("rate", "qps", "rps", "request_rate"),
+            *("workload.rate", "workload.qps", "workload.rps", "workload.request_rate"),
+        ),
+        "workload.arrivals.rate_per_s",
+    ),
+    "num_prompts": "workload.num_requests",
+    "num_requests": "workload.num_requests",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "max_model_len": "engine.max_model_len",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "kv_cache_dtype": "model.kv_cache_dtype",
     "quantization": "model.weights",
 }
 """Abbreviations and names of other tools -> the setting that means the same."""
@@ -56,7 +69,16 @@ _GPUS = (
 _COPIES = (
     "set replicas=N for copies of the whole model, or attention_data_parallel_size=N for attention alone"
 )
+_LENGTHS = (
+    "with workload/lengths=fixed set workload.lengths.prompt_tokens.value=N and "
+    "workload.lengths.output_tokens.value=N"
+)
+_USERS = "choose workload=closed_loop and set workload.arrivals.num_users=N"
 ADVICE = {
+    **dict.fromkeys(
+        ("isl", "osl", "input_len", "output_len", "random_input_len", "random_output_len"), _LENGTHS
+    ),
+    **dict.fromkeys(("concurrency", "max_concurrency", "num_users", "users"), _USERS),
     "dp": _COPIES,
     "dp_size": _COPIES,
     "gpus": _GPUS,
@@ -69,7 +91,7 @@ ADVICE = {
 }
 """Names that are not settings, or not of every workload -> what to do."""
 
-HARDWARE = {
+_HARDWARE = {
     "a6000": "rtx_a6000",
     "6000_ada": "rtx_6000_ada",
     "rtx_6000ada": "rtx_6000_ada",
@@ -95,14 +117,55 @@ HARDWARE = {
     "rtx_pro_6000_blackwell_server_edition": "rtx_pro_6000_server",
     "v100_sxm2_32gb": "v100_sxm",
 }
-"""Names of a device of which there is one kind, by people or nvidia-smi -> the choice of `hardware`."""
+
+OTHER_WORDS: Mapping[str, Mapping[str, str]] = {
+    "batching": {
+        "continuous": "chunked",
+        "continuous_batching": "chunked",
+        "chunked_prefill": "chunked",
+        "iteration_level": "orca",
+        "in_flight_batching": "inflight",
+    },
+    "caching": {
+        "paged_attention": "paged",
+        "apc": "prefix",
+        "prefix_caching": "prefix",
+        "radix_attention": "radix",
+    },
+    "engine": {
+        "trtllm": "tensorrt_llm",
+        "tensorrt": "tensorrt_llm",
+        "llamacpp": "llama_cpp",
+        "fastgen": "deepspeed_fastgen",
+    },
+    "hardware": _HARDWARE,
+    "routing": {
+        "rr": "round_robin",
+        "p2c": "power_of_two",
+        "power_of_two_choices": "power_of_two",
+        "least_requests": "least_outstanding",
+        "least_loaded": "least_outstanding",
+    },
+    "scheduling": {
+        "fifo": "fcfs",
+        "sjf": "shortest_job_first",
+        "srpt": "shortest_remaining",
+        "srtf": "shortest_remaining",
+        "lpm": "longest_prefix",
+        "vtc": "virtual_token_counter",
+        "earliest_deadline_first": "edf",
+    },
+    "speculation": {"n_gram": "ngram", "prompt_lookup": "ngram", "draft": "draft_model"},
+}
+"""Group -> other name with one meaning -> the choice. Those of devices are of people or of nvidia-smi."""
 
 BY_MAKER = {"b200": "b200_sxm", "b300": "b300_sxm", "h200": "h200_sxm", "h800": "h800_sxm"}
 """What nvidia-smi calls the first kind of several, after the maker's name -> the choice of `hardware`."""
 _MAKER = re.compile(r"(?:(?:NVIDIA|Tesla|GeForce|AMD|Instinct|Intel)[ _-]+)+", re.IGNORECASE)
 
 _OLD_KEY = re.compile(
-    rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)|(?P<alias>{'|'.join(ALIASES)})(?==|$)"
+    rf"(?P<prefix>[+~]*)(?P<old>{'|'.join(NEW_NAMES)})(?=[./@=]|$)"
+    rf"|(?P<alias>{'|'.join(map(re.escape, ALIASES))})(?==|$)"
 )
 _MODEL = re.compile(
     r"(?P<key>\+{0,2}(?:model(?:@[\w.]+)?|pools\.\w+\.model))=(?P<quote>[\"']?)(?P<ids>[\w./,-]+)(?P=quote)"
@@ -110,10 +173,11 @@ _MODEL = re.compile(
 """Matches a choice of models."""
 
 
-_DEVICE = re.compile(
-    r"(?P<key>\+{0,2}(?:hardware|pools\.\w+\.hardware))=(?P<quote>[\"']?)(?P<names>[\w, -]+)(?P=quote)"
+_CHOICE = re.compile(
+    rf"(?P<key>\+{{0,2}}(?:(?P<group>{'|'.join(OTHER_WORDS)})(?:@[\w.]+)?|pools\.\w+\.(?P<of_pool>hardware)))"
+    r"=(?P<quote>[\"']?)(?P<names>[\w., -]+)(?P=quote)"
 )
-"""Matches a choice of devices."""
+"""Matches one or several choices of a group of `OTHER_WORDS`."""
 
 
 def with_new_names(overrides: Iterable[str], dirs: Sequence[Path] = (CONFIG_DIR,)) -> list[str]:
@@ -133,8 +197,9 @@ def _with_new_name(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> li
         return [_replacement(match) + text[match.end() :]]
     if match := _MODEL.fullmatch(text):
         return _named_models(match["key"], match["ids"].split(","), dirs, beside)
-    if match := _DEVICE.fullmatch(text):
-        return [_named_devices(text, match["key"], match["names"].split(","), dirs)]
+    if match := _CHOICE.fullmatch(text):
+        group, names = match["group"] or match["of_pool"], match["names"].split(",")
+        return [_named_choices(text, match["key"], group, names, dirs)]
     return [text]
 
 
@@ -162,15 +227,17 @@ def _is_of_the_model(text: str, dirs: Sequence[Path], beside: Sequence[str]) -> 
     return False
 
 
-def _named_devices(text: str, key: str, names: Sequence[str], dirs: Sequence[Path]) -> str:
-    """Returns the override that chooses these devices; the text itself if all names are those of choices."""
-    files = {file.stem for folder in dirs for file in (folder / "hardware").glob("*.yaml")}
+def _named_choices(text: str, key: str, group: str, names: Sequence[str], dirs: Sequence[Path]) -> str:
+    """Returns the override with these choices of a group; the text itself if no name is another one."""
+    files = {file.stem for folder in dirs for file in (folder / group).glob("*.yaml")}
     known = {_plain(name): name for name in sorted(files)}
-    other = {_plain(name): choice for name, choice in HARDWARE.items()}
+    other = {_plain(name): choice for name, choice in OTHER_WORDS[group].items()}
     found = []
     for name in names:
-        own = _plain(_MAKER.sub("", name.strip(), count=1))
-        by_maker = BY_MAKER.get(own) if own != _plain(name) else None
+        own, by_maker = _plain(name), None
+        if group == "hardware":
+            own = _plain(_MAKER.sub("", name.strip(), count=1))
+            by_maker = BY_MAKER.get(own) if own != _plain(name) else None
         choice = name if name in files else known.get(own) or other.get(own) or by_maker or name
         if choice != name:
             note(f"{key}={name} is read as {key}={choice}.")

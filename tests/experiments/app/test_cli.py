@@ -147,9 +147,13 @@ def test_main_returns_3_and_says_why_for_a_result_that_is_no_success(toy, monkey
 
 
 def test_overview_names_every_command(capsys):
-    assert cli.main([]) == 0
+    assert cli.main(["--help"]) == 0
     page = capsys.readouterr().out
     assert all(f"  {name} " in page for name in cli.COMMANDS)
+    assert cli.main([]) == 0
+    page = capsys.readouterr().out
+    assert all((f"  {name} " in page) == (name in cli.EVERYDAY) for name in cli.COMMANDS)
+    assert "more: windtunnel --help" in page
 
 
 def test_list_shows_first_comments(toy, capsys, monkeypatch):

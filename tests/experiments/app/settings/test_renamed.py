@@ -9,7 +9,7 @@ from experiments.app.settings import renamed
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
-from experiments.app.settings.renamed import ADVICE, ALIASES, HARDWARE, NEW_NAMES, with_new_names
+from experiments.app.settings.renamed import ADVICE, ALIASES, NEW_NAMES, OTHER_WORDS, with_new_names
 from experiments.app.settings.variants import Variants
 from sim.settings.errors import ConfigError
 
@@ -48,10 +48,9 @@ def test_an_alias_is_the_setting_that_it_abbreviates(alias, key, capsys):
 
 def test_aliases_are_settings_and_no_keys_of_their_own():
     config = SOURCE.compose(["workload=poisson"])
-    assert all(
-        OmegaConf.select(config, key) is not None or key == "model.weights" for key in ALIASES.values()
-    )
-    assert "weights" in config.model
+    for key in ALIASES.values():
+        parent, _, name = key.rpartition(".")
+        assert name in (OmegaConf.select(config, parent) if parent else config), key
     assert not {*ALIASES, *ADVICE} & set(config)
 
 
@@ -117,7 +116,29 @@ def test_a_device_may_be_named_in_other_letters_and_without_its_series(given, ch
 
 def test_a_device_of_which_there_are_several_kinds_is_left_to_the_list_of_choices():
     assert with_new_names(["hardware=h100", "hardware=h20,l40s"]) == ["hardware=h100", "hardware=h20,l40s"]
-    assert {*HARDWARE.values()} <= {choice.name for choice in find_groups([CONFIG_DIR])["hardware"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("batching=continuous,static", "batching=chunked,static"),
+        ("engine=TensorRT-LLM", "engine=tensorrt_llm"),
+        ("engine=llama.cpp", "engine=llama_cpp"),
+        ("++scheduling=SJF", "++scheduling=shortest_job_first"),
+        ("workload.rate=3", "workload.arrivals.rate_per_s=3"),
+        ("max_num_seqs=64", "engine.max_num_seqs=64"),
+    ],
+)
+def test_the_fields_other_words_are_accepted(given, read):
+    assert with_new_names([given]) == [read]
+
+
+def test_other_words_are_of_choices_that_exist_and_are_no_choices_themselves():
+    groups = find_groups([CONFIG_DIR])
+    for group, words in OTHER_WORDS.items():
+        choices = {choice.name for choice in groups[group]}
+        assert {*words.values()} <= choices
+        assert not words.keys() & choices
 
 
 def test_the_weights_in_an_id_are_a_setting_unless_another_is_given(capsys):
@@ -150,7 +171,8 @@ def test_quantised_ids_are_refused_where_their_weights_cannot_be_set(override):
         ("hardware=a100", "nearest: a100_80gb_sxm, a100_pcie, a100_40gb_sxm; all: windtunnel list hardware"),
         ("hardware=b200", "hardware=b200: no such choice; nearest: b200_sxm, "),
         ("rooting=random", "nearest: routing; all: windtunnel simulate --help"),
-        ("max_num_seqs=5", "no such group or setting; nearest: engine.max_num_seqs"),
+        ("long_prefill_token_threshold=5", "no such group or setting; nearest: "),
+        ("concurrency=5", "concurrency: no such group or setting; choose workload=closed_loop"),
         ("sort=true", "sort: no such group or setting; nearest: workload.sort, with workload="),
         ("dp=2", "dp: no such group or setting; set replicas=N "),
         ("gpus=2", "gpus: no such group or setting; set replicas=N or tensor_parallel_size=N"),
