@@ -112,7 +112,9 @@ def launch(application: Application, arguments: Sequence[str]) -> None:
                 _show(source, options, overrides)
             else:
                 module, multirun = application.module, options.multirun
-                run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
+                folder = run_command(source, overrides, module, multirun=multirun, overwrite=overwrite)
+                if options.open:
+                    _open_page(folder)
     except ConfigError as error:
         raise with_choice(error, source.dirs)  # noqa: B904 (the same error)
 
@@ -151,6 +153,7 @@ def parser_of(application: Application) -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--open", action="store_true")
     parser.add_argument("--config-dir", type=Path)
     parser.add_argument("--cfg", choices=["job", "hydra", "all"])
     parser.add_argument("--resolve", action="store_true")
@@ -161,11 +164,23 @@ def parser_of(application: Application) -> argparse.ArgumentParser:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    asked = [f"--{name}" for name in ("multirun", "cfg", "info") if getattr(options, name)]
+    asked = [f"--{name}" for name in ("multirun", "open", "cfg", "info") if getattr(options, name)]
     if len(asked) > 1:
         raise ConfigError(f"{' '.join(asked)}: only one of them can be given; leave out {asked[0]}")
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve: needs --cfg; add --cfg job, or leave out --resolve")
+
+
+def _open_page(folder: Path) -> None:
+    """Opens the page of a run in the browser; says so if there is none."""
+    page = min(folder.glob("*.html"), default=None)
+    if page is None:
+        print("windtunnel: --open: the run has written no page", file=sys.stderr)
+        return
+    import webbrowser  # noqa: PLC0415 (few runs open their page)
+
+    if not webbrowser.open(page.absolute().as_uri()):
+        print(f"windtunnel: --open: no browser was found for {page}", file=sys.stderr)
 
 
 MULTIRUN = "hydra.mode=MULTIRUN"
@@ -188,16 +203,15 @@ def run_command(
     *,
     multirun: bool,
     overwrite: bool = False,
-) -> None:
-    """Runs a command once, or once for each point of a multirun, in a folder that no other run has.
+) -> Path:
+    """Runs a command once, or once for each point of a multirun, in a folder of its own; returns the folder.
 
     `module` is the command's module, which defines `prepare`. overwrite: see `claim`. ConfigError for a wrong
     setting is raised before anything runs. If a point of a multirun fails while it runs, the other points
     still run, and its error is raised at the end.
     """
     if multirun or MULTIRUN in overrides:
-        _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module, overwrite)
-        return
+        return _run_multirun(source, [*(o for o in overrides if o != MULTIRUN), MULTIRUN], module, overwrite)
     cfg, job = prepared_run(source, overrides, module)
     begin_collection()
     folder = _claimed(cfg, "run.dir", overwrite, continues=getattr(job, "continues", False))
@@ -206,6 +220,7 @@ def run_command(
         source.command_line(own, HydraTask(source, module))
     else:
         _run(source, cfg, job)
+    return folder
 
 
 def prepared_run(
@@ -223,7 +238,7 @@ def prepared_run(
     return cfg, _prepared(point._replace(composition=point.composition._replace(objects=objects)), module)
 
 
-def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> None:
+def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overwrite: bool) -> Path:
     begin_collection()
     with explained(source, overrides):
         first = source.first_values(overrides)
@@ -237,7 +252,7 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overw
         folder = _claimed(whole, "sweep.dir", overwrite)
         own = [*source.as_read(overrides), f"hydra.sweep.dir={quoted(str(folder))}", "--multirun"]
         source.command_line(own, HydraTask(source, module))
-        return
+        return folder
     jobs = [_prepared(point, module) for point in points]
     folder = _claimed(whole, "sweep.dir", overwrite)
     for point in points:
@@ -258,6 +273,7 @@ def _run_multirun(source: ConfigSource, overrides: list[str], module: str, overw
         raise errors[0]
     if unsuccessful:
         raise UnsuccessfulError("; ".join(filter(None, unsuccessful)))
+    return folder
 
 
 def _claimed(cfg: DictConfig, key: str, overwrite: bool, *, continues: bool = False) -> Path:
@@ -395,6 +411,7 @@ FLAGS = """\
   overwrite=true     replace the results of an earlier run in the same folder
   --from LINE        settings of a server's command line, or of a file with one: "vllm serve MODEL -tp 4"
   --from-ignore A,B  flags of that command to leave out, which are refused otherwise
+  --open             show the page of the results in the browser when the command has ended
   --config-dir DIR   a folder with your own configs, such as DIR/batching/mine.yaml
   --cfg job          print the composed config and exit (with --resolve, interpolations ${...} are filled in)
   --traceback        print the whole traceback of an error, for example in your own policy

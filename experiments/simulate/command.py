@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 
-from experiments.app.run_folder import print_folder
+from experiments.app.run_folder import print_folder, print_path, seen_from_here
 from experiments.app.settings.compose import Composition
 from experiments.app.settings.override import Override
 from experiments.app.terminal import print_summary, simulated_time, terminal_console
@@ -159,7 +159,10 @@ class SimulateJob:
         lacks = result.summary.get("not_computed", {}).items()
         for note in (*notes, *(f"{figure} is not computed: {reason}." for figure, reason in lacks)):
             console.print(note, style="yellow", highlight=False)
-        print_folder(folder, console)
+        if output.report:
+            print_path(f"Report: {seen_from_here(folder / 'report.html')}", console)
+        else:
+            print_folder(folder, console)
         if result.records.interrupted:
             raise KeyboardInterrupt  # the partial result is written; further runs do not start
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.app.application import launch
+from experiments.app.application import _open_page, launch
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import file_errors_reported
 from experiments.app.settings.compose import ConfigSource
@@ -158,7 +158,23 @@ def test_info_says_where_choices_come_from(toy, capsys, tmp_path):
     assert f"windtunnel://{tmp_path}/work/mine" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["-m", "--cfg", "job"], ["--info", "all", "--cfg", "job"], ["--resolve"]])
+def test_open_shows_the_page_of_the_run(toy, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda page: bool(opened.append(page)) or len(opened) < 2)
+    launch(toy, ["--open", "hydra.run.dir=run", "overwrite=true"])
+    assert "the run has written no page" in capsys.readouterr().err
+    Path("run/report.html").touch()
+    launch(toy, ["--open", "hydra.run.dir=kept", "seed=1"])
+    for folder in ("run", "kept"):
+        Path(folder, "report.html").touch()
+        _open_page(Path(folder))
+    assert opened == [Path(folder, "report.html").absolute().as_uri() for folder in ("run", "kept")]
+    assert "no browser was found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["-m", "--open"], ["-m", "--cfg", "job"], ["--info", "all", "--cfg", "job"], ["--resolve"]]
+)
 def test_flags_that_exclude_each_other_are_refused(toy, words):
     with pytest.raises(ConfigError, match="leave"):
         launch(toy, words)
