@@ -7,12 +7,14 @@ on or repeated until the run shows a steady state (`experiments.study.steady_sta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.results import Limit, limit_of_run
 from experiments.capacity.search import Search, State
 from experiments.study.bisection import FACTOR, bisected, bracketed
+from experiments.study.steady_state import steady_run
 from experiments.study.workers import in_turn
 from sim.engine.clock import Interrupt
 
@@ -48,23 +50,19 @@ class GrowthTask:
             if multiple == 1:  # the search has shown it
                 return True
             longest = max((one.num_requests for tried, one in runs.items() if tried < multiple), default=None)
-            runs[multiple] = self._steady(multiple, longest)
-            return keeps(runs[multiple], self.probe.scenario.slo) and runs[multiple].lack is None
+            run = partial(self._run, self.probe.load * multiple)
+            runs[multiple] = steady_run(run, longest, self.max_requests, self._attains)
+            return self._attains(runs[multiple]) and runs[multiple].lack is None
 
         bracket = bisected(kept, bracketed(kept, 1.0, FACTOR), PRECISION)
         return bracket.low, None if bracket.high == inf else runs[bracket.high]
 
-    def _steady(self, multiple: float, num_requests: int | None) -> Run:
-        """Runs a multiple of the traffic, with more requests if a run that meets the SLO is too short."""
-        while True:
-            probe = replace(self.probe, load=self.probe.load * multiple, num_requests=num_requests)
-            [found] = probe.run()
-            is_longest = found.num_requests < 0.9 * (num_requests or 0) or (
-                found.num_requests >= self.max_requests
-            )
-            if found.lack is None or is_longest or not keeps(found, self.probe.scenario.slo):
-                return found
-            num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
+    def _run(self, load: float, num_requests: int | None) -> Run:
+        [found] = replace(self.probe, load=load, num_requests=num_requests).run()
+        return found
+
+    def _attains(self, run: Run) -> bool:
+        return keeps(run, self.probe.scenario.slo)
 
 
 def first_limit(search: Search, state: State, interrupt: Interrupt) -> FirstLimit | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 
 from experiments.capacity.answer import Answer
 from experiments.capacity.exclusions import excluded, exclusion_lines
@@ -22,7 +21,7 @@ from experiments.capacity.tables import (
     stage_rows,
     turned,
 )
-from experiments.study.pages import COLOURS
+from experiments.study.pages import COLOURS, settings_text
 from experiments.study.pareto import pareto
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
@@ -69,9 +68,7 @@ def page_of(found: Answer, config: Mapping[str, Any]) -> Page:
     sections["Assumptions and notes"] = listed(
         found.notes or ["None, because no run was simulated to its end."]
     )
-    sections["Configuration"] = folded(
-        "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-    )
+    sections["Configuration"] = settings_text("Settings of the search", config)
     return Page(
         "Capacity",
         f"The lowest cost that meets the SLO for {found.requests:,} requests in "

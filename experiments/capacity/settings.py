@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from experiments.study.override_lines import check_line, line_of
 from experiments.study.seeds import check_seeds
+from experiments.study.settings import StudySettings, check_least
 
 MAX_CANDIDATES = 5_000
 AS_SET = "as set"
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CapacitySettings:
+class CapacitySettings(StudySettings):
     """Node `capacity` of configs/capacity.yaml; the workload, the SLO and other settings are outside it.
 
     Candidates are all combinations of the first six lists; an empty list keeps the current setting. Entries
@@ -70,25 +70,12 @@ class CapacitySettings:
     """Number of candidates that Optuna simulates; trials of an earlier search in the study do not count."""
     study: str | None = None
     """File that stores Optuna's trials, from which the next search resumes."""
-    jobs: int | None = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
         self._check_lists()
         self._check_margins()
         check_seeds(self.seeds, "three")
-        for name, least in (
-            ("max_requests", 100),
-            ("max_replicas", 1),
-            ("top", 1),
-            ("trials", 1),
-            ("jobs", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}")
+        check_least(self, {"max_requests": 100, "max_replicas": 1, "top": 1, "trials": 1, "jobs": 1})
         if self.study is not None and self.search != "optuna":
             raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search has no study")
         self._check_axes()
@@ -185,10 +172,6 @@ class CapacitySettings:
     def loads(self) -> Mapping[int, float]:
         """Month -> multiple of the workload's traffic."""
         return {month: (1 + self.growth_per_month) ** month for month in self.months}
-
-    @property
-    def num_processes(self) -> int:
-        return self.jobs or os.cpu_count() or 1
 
 
 def _entries(node: str, key: str, values: Sequence[object], prefix: str = "") -> tuple[Entry, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from experiments.app.launch_lines.written import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.app.settings.override import Override
 from experiments.app.terminal import plain_table
 from experiments.capacity.advice import advice_lines
@@ -18,12 +19,16 @@ from experiments.capacity.candidates import Candidate
 from experiments.capacity.exclusions import effort, excluded, exclusion_lines
 from experiments.capacity.exclusions import to_json as exclusions_json
 from experiments.capacity.first_limit import PRECISION
-from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.precision import precision_sentence
 from experiments.capacity.probe import at_target
 from experiments.capacity.results import Ranked
-from experiments.capacity.start_doubt import start_doubt
-from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
+from experiments.capacity.within_error import (
+    kv_shortage,
+    start_doubt,
+    verdict,
+    verdict_json,
+    verdict_sentence,
+)
 from experiments.study.notes import expected_error_lines
 from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL

@@ -16,6 +16,7 @@ from experiments.compare.settings import CompareSettings, Experiment, Sweep
 from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
 from experiments.study.override_lines import by_name, check_lines
+from experiments.study.settings import StudySettings
 from experiments.study.study import StudyJob
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
@@ -27,7 +28,7 @@ RESERVED = {**OF_EXPERIMENTS, "seed": f"{NODE}.seeds sets the seeds"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnSettings:
+class OwnSettings(StudySettings):
     """Node `compare` of configs/compare_own.yaml; the rest of the config is the scenario of all arms."""
 
     arms: tuple[str, ...] = ()
@@ -42,10 +43,6 @@ class OwnSettings:
     sweep: Sweep | None = None
     """Setting that takes several values in every arm; None: none."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    jobs: int | None = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
@@ -14,7 +14,7 @@ from experiments.goodput.settings import GoodputSettings
 from experiments.study.bisection import FACTOR, Bracket
 from experiments.study.launchers.outcome import Task
 from experiments.study.seeds import distinct_seeds
-from experiments.study.workers import Report, as_asked, in_turn
+from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt, ctrl_c_noted
 
 AROUND = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -118,14 +118,19 @@ def _searched(
     done: dict[int, Found] = {}
     given: list[int] = []
 
-    def next_task() -> _Task | None:
-        if not (ready or waiting):
-            return None
-        index, task = (ready.popleft(), None) if ready else waiting.popleft()
-        given.append(index)
-        return task or replace(searches[index], known=known[index])
+    def tasks() -> Iterator[_Task | None]:
+        while True:
+            if ready:
+                given.append(ready.popleft())
+                yield replace(searches[given[-1]], known=known[given[-1]])
+            elif waiting:
+                index, point = waiting.popleft()
+                given.append(index)
+                yield point
+            else:
+                yield None
 
-    for ended, (task, found) in enumerate(as_asked(_run, next_task, jobs, interrupt), start=1):
+    for ended, (task, found) in enumerate(in_turn(_run, tasks(), jobs, interrupt), start=1):
         index = given[task]
         if isinstance(found, Found):
             done[index] = found

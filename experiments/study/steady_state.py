@@ -13,8 +13,9 @@ shows a steady state if
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, inf, log2, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -52,6 +53,35 @@ class Lack(NamedTuple):
         """
         least, most = LONGER
         return stepped(num_requests * min(max(self.times, least), most))
+
+
+class Measured(Protocol):
+    """Figures of a run, as far as they say whether it shows a steady state."""
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def lack(self) -> Lack | None: ...
+
+
+M = TypeVar("M", bound=Measured)
+
+
+def steady_run(
+    run: Callable[[int | None], M], num_requests: int | None, most: int, attains: Callable[[M], bool]
+) -> M:
+    """Runs with more and more requests until a run shows a steady state, misses the SLO, or has the most.
+
+    run: makes a run with so many requests; None: with those of its workload. num_requests: of the first run.
+    """
+    while True:
+        found = run(num_requests)
+        asked = found.num_requests if num_requests is None else num_requests
+        has_all = asked >= most or found.num_requests < 0.9 * asked
+        if found.lack is None or has_all or not attains(found):
+            return found
+        num_requests = min(most, found.lack.requests(found.num_requests))
 
 
 class Steady(NamedTuple):

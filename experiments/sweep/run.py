@@ -15,7 +15,7 @@ from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.terminal import terminal_console
-from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Outcome
+from experiments.study.launchers.outcome import CannotLaunchError, Outcome
 from experiments.study.progress import Report, lasting_progress
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.plan import Point
@@ -105,9 +105,6 @@ def collect(
     outcomes = sweep_options.launcher.outcomes(RunTask.run, tasks, interrupt)
     try:
         for outcome in outcomes:
-            if isinstance(outcome.error, CutShortError):  # on another machine; a partial run is no result
-                interrupt.noted = True
-                continue
             _keep(folder, points[outcome.index], outcome, code)
             folder.write_runs(now=False)
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))
