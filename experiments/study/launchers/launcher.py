@@ -30,12 +30,12 @@ class Workers(ABC, Generic[T, R]):
     @property
     @abstractmethod
     def has_room(self) -> bool:
-        """True if another task can be submitted now."""
+        """Returns whether another task can be submitted now."""
 
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """True until all submitted tasks have ended."""
+        """Returns whether a submitted task has not ended."""
 
     @abstractmethod
     def submit(self, index: int, task: T) -> None:
