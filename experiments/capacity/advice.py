@@ -122,8 +122,8 @@ def closest(search: Search, interrupt: Interrupt) -> tuple[State, Probe, list[Ru
         replace(search.probe(state, max(state.bracket.most, state.candidate.least_up)), stop=False)
         for state in tried
     ]
-    jobs = search.question.settings.num_processes
-    runs = dict(in_turn(Probe.run, probes, jobs, interrupt))
+    launcher = search.question.settings.runs_on
+    runs = dict(in_turn(Probe.run, probes, launcher, interrupt))
     if not runs:
         return None
 

@@ -201,7 +201,7 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
             probe = search.probe(state, replicas)
             probes[state.candidate.name] = replace(probe, load=search.load, stop=False)
     tasks = [replace(probe, seeds=(seed,)) for probe in probes.values() for seed in search.seeds]
-    runs = {i: run for i, [run] in in_turn(Probe.run, tasks, settings.num_processes, interrupt)}
+    runs = {i: run for i, [run] in in_turn(Probe.run, tasks, settings.runs_on, interrupt)}
     for number, name in enumerate(probes):
         first = number * len(search.seeds)
         of_all = range(first, first + len(search.seeds))
@@ -219,7 +219,7 @@ def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) ->
     slo = search.question.slo
     found = [
         all(keeps(one, slo) for one in runs)
-        for _, runs in in_turn(Probe.run, tasks, search.question.settings.num_processes, interrupt)
+        for _, runs in in_turn(Probe.run, tasks, search.question.settings.runs_on, interrupt)
     ]
     return sum(found), len(found)
 

@@ -23,6 +23,7 @@ from experiments.app.settings.hydra_errors import composed
 from experiments.capacity.candidates import Question
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.search import Bracket, Search, State
+from experiments.study.settings import OF_A_STUDY
 from experiments.study.steady_state import Lack
 from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt
@@ -31,7 +32,7 @@ from sim.settings.errors import NOT_OF_A_SCENARIO, ConfigError
 
 MAX_ASKED = 20
 """Most proposals per simulated trial; known and impossible candidates are answered without a simulation."""
-NOT_ASKED = ("search", "trials", "study", "jobs", "report", "progress", "top", "months", "growth_per_month")
+NOT_ASKED = ("search", "trials", "study", "top", "months", "growth_per_month", *OF_A_STUDY)
 """Settings that do not change the result of a trial; each load has its own trials."""
 QUESTION, RUNS = "question", "runs"
 """Names of user attributes: of a study, and of a trial."""
@@ -108,7 +109,7 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
                     most=state.bracket.most,
                 )
 
-    outcomes = in_turn(Settle.run, tasks(), settings.num_processes, interrupt)
+    outcomes = in_turn(Settle.run, tasks(), settings.runs_on, interrupt)
     for done, (index, found) in enumerate(outcomes, 1):
         trial, state = asked[index]
         state.is_running = False

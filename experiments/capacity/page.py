@@ -11,8 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from experiments.capacity.answer import Answer
-from experiments.capacity.exclusions import excluded, exclusion_lines
-from experiments.capacity.results import Ranked, derived
+from experiments.capacity.results import Ranked, derived, excluded, exclusion_lines
 from experiments.capacity.search import State
 from experiments.capacity.tables import (
     caveats,

@@ -321,7 +321,7 @@ class Search:
                     asked.append(found)
                 yield None if found is None else found[1]
 
-        outcomes = in_turn(_run, tasks(), self.question.settings.num_processes, interrupt)
+        outcomes = in_turn(_run, tasks(), self.question.settings.runs_on, interrupt)
         for index, found in outcomes:
             state, task = asked[index]
             if isinstance(found, Ceiling):
@@ -357,8 +357,8 @@ class Search:
     def bound_all(self, interrupt: Interrupt) -> None:
         """Computes the bounds of all candidates, for a search that is not ordered by cost."""
         tasks = [self.ceiling_task(state) for state in self.states]
-        jobs = self.question.settings.num_processes
-        for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
+        launcher = self.question.settings.runs_on
+        for index, ceiling in in_turn(CeilingTask.run, tasks, launcher, interrupt):
             self.states[index].bound(ceiling)
         self.interrupted = interrupt.noted
 

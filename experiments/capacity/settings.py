@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from experiments.study.override_lines import check_line, line_of
 from experiments.study.seeds import check_seeds
 from experiments.study.settings import StudySettings, check_least
+from fieldlimits import Ge, NonNegativeInt, PositiveInt, check
 
 MAX_CANDIDATES = 5_000
 AS_SET = "as set"
@@ -33,8 +34,8 @@ class CapacitySettings(StudySettings):
 
     hardware: tuple[str, ...] = ()
     """Choices of configs/hardware."""
-    tensor_parallel_sizes: tuple[int, ...] = ()
-    pipeline_parallel_sizes: tuple[int, ...] = ()
+    tensor_parallel_sizes: tuple[PositiveInt, ...] = ()
+    pipeline_parallel_sizes: tuple[PositiveInt, ...] = ()
     engines: tuple[str, ...] = ()
     """Choices of configs/engine, or overrides."""
     quantisations: tuple[str | None, ...] = ()
@@ -44,7 +45,7 @@ class CapacitySettings(StudySettings):
 
     headroom: float = 0.0
     """Additional traffic that must also meet the SLO, as a share of the traffic."""
-    spare: int = 0
+    spare: NonNegativeInt = 0
     """Replicas that may be down while the others meet the SLO."""
     availability: float | None = None
     """Share of the time in which enough replicas must be running; adds as many spares as needed."""
@@ -60,22 +61,23 @@ class CapacitySettings(StudySettings):
     """Length of the busiest window of the workload, which is planned for, in s; None: the whole workload."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    max_requests: int = 200_000
+    max_requests: Annotated[int, Ge(100)] = 200_000
     """Number of requests up to which traffic is made longer, to find how much more of it a fleet meets."""
-    max_replicas: int = 64
-    top: int = 5
+    max_replicas: PositiveInt = 64
+    top: PositiveInt = 5
     """Number of candidates in the ranked table."""
     search: Literal["exhaustive", "optuna"] = "exhaustive"
-    trials: int = 60
+    trials: PositiveInt = 60
     """Number of candidates that Optuna simulates; trials of an earlier search in the study do not count."""
     study: str | None = None
     """File that stores Optuna's trials, from which the next search resumes."""
 
     def __post_init__(self) -> None:
+        check(self)
         self._check_lists()
         self._check_margins()
         check_seeds(self.seeds, "three")
-        check_least(self, {"max_requests": 100, "max_replicas": 1, "top": 1, "trials": 1, "jobs": 1})
+        check_least(self, {"jobs": 1})
         if self.study is not None and self.search != "optuna":
             raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search has no study")
         self._check_axes()
@@ -91,10 +93,6 @@ class CapacitySettings(StudySettings):
             values: Sequence[object] = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}={_shown(values)}: must all be different")
-        for name in ("tensor_parallel_sizes", "pipeline_parallel_sizes"):
-            for i, size in enumerate(getattr(self, name)):
-                if size < 1:
-                    raise ValueError(f"{name}[{i}]={size}: must be >= 1")
         for i, axis in enumerate(self.more):
             if not axis or len(set(axis)) < len(axis):
                 raise ValueError(f"more[{i}]={_shown(axis)}: must be one or more overrides, all different")
@@ -119,8 +117,6 @@ class CapacitySettings(StudySettings):
             raise ValueError(
                 f"headroom={self.headroom:g}: must be a finite share >= 0, such as 0.2 for 20 % more traffic"
             )
-        if self.spare < 0:
-            raise ValueError(f"spare={self.spare}: must be >= 0")
         if self.spare >= self.max_replicas:
             raise ValueError(f"spare={self.spare}: must be < max_replicas={self.max_replicas}")
         if self.availability is not None and not 0 < self.availability < 1:

@@ -16,12 +16,10 @@ from experiments.capacity.advice import advice_lines
 from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
 from experiments.capacity.candidates import Candidate
-from experiments.capacity.exclusions import effort, excluded, exclusion_lines
-from experiments.capacity.exclusions import to_json as exclusions_json
 from experiments.capacity.first_limit import PRECISION
 from experiments.capacity.precision import precision_sentence
 from experiments.capacity.probe import at_target
-from experiments.capacity.results import Ranked
+from experiments.capacity.results import Ranked, effort, excluded, exclusion_lines, exclusions_json
 from experiments.capacity.within_error import (
     kv_shortage,
     start_doubt,
@@ -394,13 +392,7 @@ def to_json(found: Answer) -> dict[str, Any]:
         "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
         "kept_with_one_less": found.kept_with_one_less,
         "winner_within_error": verdict_json(verdict(*found.ranked[:2])) if len(found.ranked) > 1 else None,
-        "stages": [
-            {
-                name: getattr(stage, name)
-                for name in ("month", "load", "cheapest", "replicas", "usd_per_hour", "grown_replicas")
-            }
-            for stage in found.stages
-        ],
+        "stages": [asdict(stage) for stage in found.stages],
         "autoscaling": None
         if found.day is None
         else {

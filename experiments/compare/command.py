@@ -77,7 +77,7 @@ class Comparing:
     def find(self, report: Report) -> Findings | None:
         """Runs all arms and compares them; see `Study`."""
         experiment = self.settings.experiment
-        runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
+        runs = run_all(self.points, experiment.seeds, self.settings.runs_on, report)
         if runs.table.empty:
             return None
         found = evaluate(experiment, runs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.app.settings.compose import Composition, ConfigSource, resolved
-from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.override import not_about
 from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
 from experiments.compare.command import comparison
@@ -15,8 +15,8 @@ from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
 from experiments.compare.settings import CompareSettings, Experiment, Sweep
 from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
-from experiments.study.override_lines import by_name, check_lines
-from experiments.study.settings import StudySettings
+from experiments.study.override_lines import by_name, check_base, check_lines
+from experiments.study.settings import LAUNCHER, StudySettings, settings_of
 from experiments.study.study import StudyJob
 from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
@@ -55,20 +55,18 @@ class OwnSettings(StudySettings):
 
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
-    node = dict(cfg[NODE])
+    node: dict[str, Any] = cfg[NODE]
+    parts: dict[str, Any] = {}
     if isinstance(node.get("metrics"), list):
-        node["metrics"] = [
+        parts["metrics"] = [
             build_as(Metric, part, f"{NODE}.metrics[{i}]") for i, part in enumerate(node["metrics"])
         ]
     if node.get("sweep") is not None:
-        node["sweep"] = build_as(Sweep, node["sweep"], f"{NODE}.sweep")
-    own: OwnSettings = build_as(OwnSettings, node, NODE)
-    base = not_about(composition.overrides, NODE)
-    for override in map(Override.parse, base):
-        if override.root in RESERVED and override.root != "hydra":
-            raise ConfigError(f"{override.text}: must not be set here; {RESERVED[override.root]}")
+        parts["sweep"] = build_as(Sweep, node["sweep"], f"{NODE}.sweep")
+    own = settings_of(OwnSettings, cfg, NODE, **parts)
+    base = not_about(composition.overrides, NODE, LAUNCHER, "hydra")
+    check_base(base, RESERVED)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
-    scenario_words = [word for word in base if Override.parse(word).root != "hydra"]
     arms = dict(by_name(own.arms))
     try:
         experiment = Experiment(
@@ -76,14 +74,20 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
             claim="The arms are compared on the same traffic.",
             arms=arms,
             baseline=own.baseline or next(iter(arms)),
-            base=tuple(scenario_words),
-            metrics=own.metrics or _usual_metrics(simulate, scenario_words, own.seeds),
+            base=tuple(base),
+            metrics=own.metrics or _usual_metrics(simulate, base, own.seeds),
             sweep=own.sweep,
             seeds=own.seeds,
         )
     except ValueError as error:
         raise ConfigError(f"{NODE}.{error}") from error
-    settings = CompareSettings(experiment=experiment, jobs=own.jobs, report=own.report, progress=own.progress)
+    settings = CompareSettings(
+        experiment=experiment,
+        jobs=own.jobs,
+        report=own.report,
+        progress=own.progress,
+        launcher=own.launcher,
+    )
     return comparison(cfg, settings, points(settings, simulate, composition.objects))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from experiments.study.figures import Metric
 from experiments.study.override_lines import check_reserved, check_whole
 from experiments.study.seeds import check_seeds
-from experiments.study.settings import StudySettings, check_num_runs
+from experiments.study.settings import StudySettings, check_num_runs, settings_of
 from fieldlimits import Checked, Positive, PositiveInt, check
 from sim.settings.build import TARGET, build, build_as
 from sim.settings.errors import suggest
@@ -143,8 +143,7 @@ def build_settings(cfg: dict[str, Any]) -> CompareSettings:
     """Builds the settings. Raises ConfigError for a wrong one; the arms' overrides are not checked here."""
     node = cfg.get("experiment")
     own = {**cfg, "experiment": _build_experiment(dict(node))} if isinstance(node, Mapping) else cfg
-    settings: CompareSettings = build_as(CompareSettings, own, "")
-    return settings
+    return settings_of(CompareSettings, own, "")
 
 
 def _build_experiment(node: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from experiments.goodput.results import Highest, highest_of
 from experiments.goodput.search import Arm, Found, Measured, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.study.bisection import FACTOR, Bracket
+from experiments.study.launchers.launcher import Launcher
 from experiments.study.launchers.outcome import Task
 from experiments.study.seeds import distinct_seeds
 from experiments.study.workers import Report, in_turn
@@ -59,7 +60,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
         ]
         num_points = settings.num_rates if settings.rates is None else len(settings.rates)
         total = len(arms) * (1 + len(settings.seeds) * (num_points + 1))  # about
-        for index, about in in_turn(RoughSearch.run, rough_tasks, settings.num_processes, interrupt):
+        for index, about in in_turn(RoughSearch.run, rough_tasks, settings.runs_on, interrupt):
             rough[arms[index].name] = about
             report(len(rough), total)
         if len(rough) < len(arms):
@@ -86,9 +87,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
             for arm in arms
         ]
         total = len(arms) + sum(len(one.points) + 1 for one in tasks)
-        done = _searched(
-            tasks, settings.num_processes, interrupt, lambda ended: report(len(arms) + ended, total)
-        )
+        done = _searched(tasks, settings.runs_on, interrupt, lambda ended: report(len(arms) + ended, total))
     by_arm = {arm.name: [done[i] for i in sorted(done) if tasks[i].arm is arm] for arm in arms}
     searched = [arm for arm in arms if by_arm[arm.name]]
     if not searched:
@@ -105,7 +104,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
 
 
 def _searched(
-    searches: Sequence[Search], jobs: int, interrupt: Interrupt, report: Callable[[int], None]
+    searches: Sequence[Search], launcher: Launcher, interrupt: Interrupt, report: Callable[[int], None]
 ) -> dict[int, Found]:
     """Returns the results of searches by their index: all points in parallel, then each search from its own.
 
@@ -130,7 +129,7 @@ def _searched(
             else:
                 yield None
 
-    for ended, (task, found) in enumerate(in_turn(_run, tasks(), jobs, interrupt), start=1):
+    for ended, (task, found) in enumerate(in_turn(_run, tasks(), launcher, interrupt), start=1):
         index = given[task]
         if isinstance(found, Found):
             done[index] = found

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from experiments.study.launchers.launcher import Launcher
+from experiments.study.launchers.local import Local
 from experiments.study.study import Study, StudyJob
 from fieldlimits import Checked
+from sim.settings.build import build, build_as
+from sim.settings.errors import ConfigError
 
 MAX_RUNS = 10_000
+LAUNCHER = "launcher"
+"""Root key of the launcher in the config of a study, if one was chosen."""
+OF_A_STUDY = ("jobs", "report", "progress", LAUNCHER)
+"""Settings of any study, which change no result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,16 +29,38 @@ class StudySettings(Checked):
     report: bool = True
     """Whether the page is written."""
     progress: bool = True
+    launcher: Launcher | None = None
+    """Where the runs are simulated; None: in `jobs` processes of this machine."""
 
     @property
-    def num_processes(self) -> int:
-        return self.jobs or os.cpu_count() or 1
+    def runs_on(self) -> Launcher:
+        """The launcher of the runs."""
+        return Local(jobs=self.jobs) if self.launcher is None else self.launcher
 
     def job(self, study: Study, *, parts: str = "runs", page_note: str = "") -> StudyJob:
         """Returns the job of a study with these settings; see `StudyJob`."""
         return StudyJob(
             study=study, parts=parts, progress=self.progress, page=self.report, page_note=page_note
         )
+
+
+S = TypeVar("S", bound=StudySettings)
+
+
+def settings_of(kind: type[S], cfg: Mapping[str, Any], node: str, **parts: Any) -> S:
+    """Builds the settings of a study from the config of its command.
+
+    node: key of the node with the settings; "": they are at the root. parts: settings that are built already.
+    Raises ConfigError.
+    """
+    own = {**(cfg[node] if node else cfg), **parts}
+    if LAUNCHER in cfg:
+        own[LAUNCHER] = build(cfg[LAUNCHER], LAUNCHER, Launcher)
+        if own.get("jobs") is not None:
+            key = f"{node}.jobs" if node else "jobs"
+            raise ConfigError(f"{key}={own['jobs']}: must be null with a launcher; set launcher.jobs")
+    settings: S = build_as(kind, own, node)
+    return settings
 
 
 def check_least(settings: StudySettings, least: Mapping[str, int], note: str = "") -> None:

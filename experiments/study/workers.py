@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing, contextmanager
 from types import MappingProxyType
 from typing import Any, cast
@@ -33,19 +33,20 @@ def in_turn(
     Ctrl-C interrupts may raise KeyboardInterrupt: then the other tasks end, and earlier results stay. Raises
     ConfigError with the task's name for settings that cannot run and for a killed process.
     """
-    names: list[str] = []
+    begun: list[T] = []
 
-    def named() -> Iterator[T | None]:
+    def noted() -> Iterator[T | None]:
         for task in tasks:
             if task is not None:
-                names.append(task.name)
+                begun.append(task)
             yield task
 
     chosen = Local(jobs=launcher) if isinstance(launcher, int) else launcher
-    with closing(chosen.outcomes(work, named(), interrupt)) as outcomes:
+    num_tasks = len(tasks) if isinstance(tasks, Sized) else None
+    with closing(chosen.outcomes(work, noted(), interrupt, num_tasks)) as outcomes:
         for outcome in outcomes:
             if isinstance(outcome.error, ConfigError):
-                raise ConfigError(f"{names[outcome.index]}: {outcome.error}") from outcome.error
+                raise ConfigError(f"{begun[outcome.index].name}: {outcome.error}") from outcome.error
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, cast(R, outcome.result)

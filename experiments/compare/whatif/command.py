@@ -34,7 +34,7 @@ class Asking:
     def find(self, report: Report) -> Findings | None:
         """Runs the baseline and the changes, and compares them; see `Study`."""
         questions, settings = self.questions, self.questions.settings
-        runs = run_all(questions.points, settings.seeds, settings.num_processes, report, with_limits)
+        runs = run_all(questions.points, settings.seeds, settings.runs_on, report, with_limits)
         if runs.table.empty:
             return None
         answers = Answers(

@@ -67,17 +67,22 @@ class Launcher(Checked, ABC):
         """Returns workers. num_tasks: their number, if it is known. Raises CannotLaunchError."""
 
     def outcomes(
-        self, work: Callable[[T], R], tasks: Iterable[T | None], interrupt: Interrupt
+        self,
+        work: Callable[[T], R],
+        tasks: Iterable[T | None],
+        interrupt: Interrupt,
+        num_tasks: int | None = None,
     ) -> Generator[Outcome[R], None, None]:
         """Yields the outcomes of tasks as they end; after Ctrl-C no task begins.
 
         tasks: asked for the next one when there is room for it. None in place of a task: there is none until
         a running one has ended; if none runs, that is the end. An outcome's index counts the tasks.
+        num_tasks: their number, if it is known and they do not tell it.
         `work`, tasks and results are pickled if they run in other processes. Closing the generator cancels
         all tasks. Raises CannotLaunchError if tasks cannot run.
         """
         left, indices = iter(tasks), count()
-        workers = self.workers(work, len(tasks) if isinstance(tasks, Sized) else None)
+        workers = self.workers(work, len(tasks) if isinstance(tasks, Sized) else num_tasks)
         whole, ends_s = False, inf
         try:
             while time.monotonic() < ends_s:
