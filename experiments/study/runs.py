@@ -92,7 +92,7 @@ def run_all(
     run_seeds = distinct_seeds([partial(_scenario, point) for point in points], seeds)
     tasks = [Task(point, seed) for seed in run_seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
-    notes: dict[str, list[str]] = {}
+    own_notes: dict[int, list[str]] = {}
     traced: dict[tuple[str, Any], TraceRun] = {}
     is_one_run = len(run_seeds) < len(seeds)
     with ctrl_c_noted() as interrupt:
@@ -103,12 +103,15 @@ def run_all(
             row = figures(summary)
             row.pop(INTERRUPTED)
             rows[index] = {**tasks[index].label, **row}
-            notes.setdefault(tasks[index].point.arm, summary["notes"])
+            own_notes[index] = summary["notes"]
             report(len(rows), len(tasks))
         summaries.close()
         interrupted = interrupt.noted and len(rows) < len(tasks)
     columns = ["arm", "seed", "swept"]
     of_runs = [rows[index] for index in sorted(rows)]
+    notes: dict[str, list[str]] = {}
+    for index in sorted(rows):  # not in the order in which the runs ended
+        notes.setdefault(tasks[index].point.arm, own_notes[index])
     if is_one_run:
         of_runs = [{**row, "seed": seed} for seed in seeds for row in of_runs]
     table = pd.DataFrame(of_runs, columns=None if rows else columns)

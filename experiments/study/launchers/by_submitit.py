@@ -98,35 +98,26 @@ class _Jobs(Workers[T, R]):
 
     def __init__(self, executor: Any, folder: Path, work: Callable[[T], R], num_jobs: int, size: int) -> None:
         self._executor, self._folder, self._work = executor, folder, work
-        self._num_jobs, self._size = num_jobs, size
+        self._num_jobs, self._size, self.room = num_jobs, size, num_jobs * size
         self._waiting: dict[int, T] = {}
         self._running: list[_Chunk[T]] = []
 
-    @property
-    def has_room(self) -> bool:
-        return len(self._running) < self._num_jobs
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._waiting or self._running)
-
     def submit(self, index: int, task: T) -> None:
         self._waiting[index] = task
-        if len(self._waiting) >= self._size:
-            self._begin()
+        self._begin(self._size)
 
-    def _begin(self) -> None:
-        """Begins a job with the tasks that wait."""
-        tasks, self._waiting = self._waiting, {}
-        results = self._folder / "results"
-        results.mkdir(exist_ok=True)
-        with passed_on():
-            job = self._executor.submit(_run_chunk, self._work, list(tasks.items()), str(results))
-        self._running.append(_Chunk(job=job, results=results, tasks=tasks))
+    def _begin(self, least: int) -> None:
+        """Begins jobs, while so many may run, with the first of the tasks that wait, if these are as many."""
+        while len(self._waiting) >= least and len(self._running) < self._num_jobs:
+            tasks = {index: self._waiting.pop(index) for index in list(self._waiting)[: self._size]}
+            results = self._folder / "results"
+            results.mkdir(exist_ok=True)
+            with passed_on():
+                job = self._executor.submit(_run_chunk, self._work, list(tasks.items()), str(results))
+            self._running.append(_Chunk(job=job, results=results, tasks=tasks))
 
     def ended(self) -> Iterator[Outcome[R]]:
-        if self._waiting:
-            self._begin()
+        self._begin(1)
         time.sleep(PATIENCE_S)
         for chunk in list(self._running):
             has_ended = chunk.job.done(force_check=True)
@@ -135,10 +126,9 @@ class _Jobs(Workers[T, R]):
                 continue
             self._running.remove(chunk)
             if not chunk.is_complete:
-                lost, self._waiting = chunk.lost()
+                lost, rest = chunk.lost()
+                self._waiting = rest | self._waiting
                 yield from lost
-                if self._waiting:
-                    self._begin()
 
     def end(self, *, whole: bool) -> None:
         for chunk in self._running:

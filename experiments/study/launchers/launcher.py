@@ -24,22 +24,14 @@ PATIENCE_S = 0.5
 class Workers(ABC, Generic[T, R]):
     """Workers that run the tasks of one command, in its process, in others or on other machines."""
 
+    room: int
+    """Number of tasks that may be submitted and not ended at a time."""
     grace_s: float = inf
     """How long running tasks may go on after Ctrl-C, in seconds, before they are cancelled."""
 
-    @property
-    @abstractmethod
-    def has_room(self) -> bool:
-        """Returns whether another task can be submitted now."""
-
-    @property
-    @abstractmethod
-    def is_busy(self) -> bool:
-        """Returns whether a submitted task has not ended."""
-
     @abstractmethod
     def submit(self, index: int, task: T) -> None:
-        """Takes a task, if there is room for it. index: of its outcome."""
+        """Takes a task. index: of its outcome."""
 
     @abstractmethod
     def ended(self) -> Iterator[Outcome[R]]:
@@ -83,15 +75,19 @@ class Launcher(Checked, ABC):
         """
         left, indices = iter(tasks), count()
         workers = self.workers(work, len(tasks) if isinstance(tasks, Sized) else num_tasks)
-        whole, ends_s = False, inf
+        num_busy, whole, ends_s = 0, False, inf
         try:
             while time.monotonic() < ends_s:
-                while workers.has_room and not interrupt.noted and (task := next(left, None)) is not None:
+                while num_busy < workers.room and not interrupt.noted:
+                    if (task := next(left, None)) is None:
+                        break
                     workers.submit(next(indices), task)
-                if not workers.is_busy:
+                    num_busy += 1
+                if not num_busy:
                     whole = not interrupt.noted
                     return
                 for outcome in workers.ended():
+                    num_busy -= 1
                     if isinstance(outcome.error, CutShortError):
                         interrupt.noted = True
                     elif not (interrupt.noted and isinstance(outcome.error, WorkerDiedError)):

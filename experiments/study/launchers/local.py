@@ -39,24 +39,17 @@ class Local(Launcher):
 class _Here(Workers[T, R]):
     """This process, which runs one task at a time."""
 
+    room = 1
+
     def __init__(self, work: Callable[[T], R]) -> None:
         self._work = work
-        self._submitted: tuple[int, T] | None = None
-
-    @property
-    def has_room(self) -> bool:
-        return self._submitted is None
-
-    @property
-    def is_busy(self) -> bool:
-        return self._submitted is not None
+        self._submitted: list[tuple[int, T]] = []
 
     def submit(self, index: int, task: T) -> None:
-        self._submitted = index, task
+        self._submitted.append((index, task))
 
     def ended(self) -> Iterator[Outcome[R]]:
-        assert self._submitted is not None
-        (index, task), self._submitted = self._submitted, None
+        index, task = self._submitted.pop()
         result: R | None = None
         failure: Exception | None = None
         try:
@@ -82,19 +75,11 @@ class _Processes(Workers[T, R]):
     grace_s = GRACE_S
 
     def __init__(self, work: Callable[[T], R], jobs: int) -> None:
-        self._work, self._jobs = work, jobs
+        self._work, self.room = work, jobs
         self._workers: list[_Worker] = []
 
-    @property
-    def has_room(self) -> bool:
-        return len(self._workers) < self._jobs or self._idle is not None
-
-    @property
-    def is_busy(self) -> bool:
-        return any(worker.index is not None for worker in self._workers)
-
     def submit(self, index: int, task: T) -> None:
-        worker = self._idle or self._started()
+        worker = next((one for one in self._workers if one.index is None), None) or self._started()
         if not worker.hand(index, task):  # it died while it was idle
             self._workers.remove(worker)
             if not self._started().hand(index, task):
@@ -112,10 +97,6 @@ class _Processes(Workers[T, R]):
     def end(self, *, whole: bool) -> None:
         for worker in self._workers:
             worker.end()
-
-    @property
-    def _idle(self) -> _Worker | None:
-        return next((worker for worker in self._workers if worker.index is None), None)
 
     def _started(self) -> _Worker:
         self._workers.append(_Worker(self._work))

@@ -73,17 +73,9 @@ class _Actors(Workers[T, R]):
     def __init__(self, ray: Any, work: Callable[[T], R], jobs: int | None) -> None:
         self._ray, self._work = ray, work
         self._actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-        self._most = max(1, jobs or int(ray.cluster_resources().get("CPU", 1)))
+        self.room = max(1, jobs or int(ray.cluster_resources().get("CPU", 1)))
         self._idle: list[Any] = []
         self._busy: dict[Any, tuple[int, Any]] = {}
-
-    @property
-    def has_room(self) -> bool:
-        return bool(self._idle) or len(self._busy) < self._most
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._busy)
 
     def submit(self, index: int, task: T) -> None:
         worker = self._idle.pop() if self._idle else self._actor.remote()
