@@ -21,7 +21,7 @@ from experiments.capacity.tables import (
     turned,
 )
 from experiments.study.pages import COLOURS, settings_text
-from experiments.study.pareto import pareto
+from experiments.study.pareto import front_line
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.ops import decode_shape, largest_batch
@@ -103,19 +103,9 @@ def pareto_figure(found: Answer) -> go.Figure:
         )
     for i, row in enumerate(found.ranked):
         drawing.add_trace(_ceiling(found, row, COLOURS[i % len(COLOURS)]))
-    points = [tuple(each.mean for each in _point(found, state)) for state in states]
-    front = pareto([(x, y) for x, y in points])
-    drawing.add_trace(
-        go.Scatter(
-            x=[points[i][0] for i in front],
-            y=[points[i][1] for i in front],
-            mode="lines+markers",
-            line={"dash": "dot", "color": GREY},
-            marker={"symbol": "circle-open", "size": 18, "line": {"width": 2}},
-            name="Pareto front",
-            hoverinfo="skip",
-        )
-    )
+    points = [(user.mean, gpu.mean) for user, gpu in (_point(found, state) for state in states)]
+    rings = {"symbol": "circle-open", "size": 18, "line": {"width": 2}}
+    drawing.add_trace(front_line(points, "lines+markers", marker=rings))
     drawing.update_xaxes(title="output tokens/s per user (1 / median TPOT)", rangemode="tozero")
     drawing.update_yaxes(title="output tokens/s per GPU", rangemode="tozero")
     return styled(drawing, height_px=HEIGHT_PX)
