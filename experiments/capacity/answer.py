@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +56,23 @@ class Day:
             f"replicas={self.replicas[0]} scaling=scheduled scaling.max_replicas={max(self.replicas)} "
             f'"scaling.entries=[{",".join(changes)}]"'
         )
+
+    @property
+    def sentence(self) -> str:
+        """A sentence on what scaling saves, and how to simulate it."""
+        return (
+            f"Scaling the replicas with the traffic over the day ({min(self.replicas)} to "
+            f"{max(self.replicas)}) would save about {100 * self.saved_share:.0f} % of the cost; to simulate "
+            f"it, add: {self.overrides}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the replicas by hour as plain values."""
+        return {
+            "replicas": list(self.replicas),
+            "saved_share": self.saved_share,
+            "overrides": self.overrides,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

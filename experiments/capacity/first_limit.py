@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import Any
 
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.results import Limit, limit_of_run
@@ -17,6 +18,8 @@ from experiments.study.bisection import FACTOR, bisected, bracketed
 from experiments.study.steady_state import steady_run
 from experiments.study.workers import in_turn
 from sim.engine.clock import Interrupt
+from sim.report.numbers import decimals_of, rounded
+from sim.report.wording import LATENCIES
 
 PRECISION = 0.1
 """Relative width of the interval in which the largest multiple of the traffic is found."""
@@ -32,6 +35,30 @@ class FirstLimit:
     """Limit of the SLO that fails first above it; None if no tried multiple fails."""
     lack: str | None = None
     """Why no run shows the steady state of more traffic; `load` is then a lower bound. None: one does."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the limit as plain values."""
+        return {
+            "load": self.load,
+            "too_short": self.lack,
+            "limit": self.limit and self.limit._asdict(),
+        }
+
+
+def growth_sentence(first: FirstLimit, num_up: int, *, has_margins: bool) -> str:
+    """Returns a sentence on the traffic that a fleet of num_up replicas meets, and what fails beyond it."""
+    fewest = "One replica is" if num_up == 1 else f"{num_up} replicas are"
+    multiple = rounded(first.load, decimals_of(PRECISION * first.load))
+    least, margin = "at least " * (first.lack is not None), " with its margins" * has_margins
+    meets = f"{fewest} the minimum, and the SLO is met up to {least}{multiple} times the traffic{margin}"
+    if first.lack is not None:
+        return (
+            f"{meets}; the traffic is too short to show more: {first.lack}; raise capacity.max_requests, or "
+            "use a workload with more requests."
+        )
+    if first.limit is None:
+        return f"{meets}; more was not tried."
+    return f"{meets}; beyond that {LATENCIES[first.limit.term]} fails first ({first.limit.resource})."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,11 @@ class Limit(NamedTuple):
     def __str__(self) -> str:
         return f"{LATENCIES.get(self.term, self.term)}: {self.resource}"
 
+    @property
+    def cause(self) -> str:
+        """The resource, and how many requests meet the limit, in words."""
+        return f"{self.resource}; {100 * self.share:.3g} % of the measured requests meet it"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranked:
