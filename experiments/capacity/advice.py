@@ -181,12 +181,11 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
     again = begin(asked_again, search.load, search.seeds)
     again.exhaust(interrupt, lambda done, total: None)
     ranked = again.ranked()
-    if not ranked or ranked[0].num_up is None:
+    if not ranked:
         return None
-    replicas = ranked[0].candidate.deployed(ranked[0].num_up, settings)
     labels = " ".join(label for axis, label in best.parts.items() if axis != "hardware")
     name = f"{ranked[0].candidate.name} {labels}".strip()
-    return name, replicas, again.least_cost(ranked[0])
+    return name, again.replicas(ranked[0]), again.least_cost(ranked[0])
 
 
 def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:

@@ -212,7 +212,7 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
     probes: dict[str, Probe] = {}
     for state in search.ranked()[: settings.top]:
         assert state.num_up is not None
-        replicas = state.candidate.deployed(state.num_up, settings)
+        replicas = search.replicas(state)
         if replicas == state.num_up and settings.headroom == 0:
             found[state.candidate.name] = state.runs[state.num_up]
         else:
@@ -249,12 +249,9 @@ def state_of(search: Search, winner: Ranked) -> State:
 
 def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
     ranked = search.ranked()
-    settings = search.question.settings
-    grown = None
-    if winner is not None:
-        same = state_of(search, winner)
-        grown = None if same.num_up is None else same.candidate.deployed(same.num_up, settings)
-    if not ranked or ranked[0].num_up is None:
+    same = None if winner is None else state_of(search, winner)
+    grown = None if same is None or same.num_up is None else search.replicas(same)
+    if not ranked:
         return Stage(
             month=month, load=search.load, cheapest=None, replicas=0, usd_per_hour=0.0, grown_replicas=grown
         )
@@ -263,7 +260,7 @@ def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
         month=month,
         load=search.load,
         cheapest=best.candidate.name,
-        replicas=best.candidate.deployed(best.num_up or 0, settings),
+        replicas=search.replicas(best),
         usd_per_hour=search.least_cost(best),
         grown_replicas=grown,
     )

@@ -169,16 +169,14 @@ def cost_figure(found: Answer) -> go.Figure:
 
 def _point(found: Answer, state: State) -> tuple[Interval, Interval]:
     """Computes output tokens/s per user and per GPU, with intervals over the seeds."""
-    assert state.num_up is not None
-    replicas = state.candidate.deployed(state.num_up, found.question.settings)
-    usd = found.search.least_cost(state)
-    columns = derived(found.points[state.candidate.name], usd, replicas * state.candidate.num_devices)
+    num_devices = found.search.replicas(state) * state.candidate.num_devices
+    columns = derived(found.points[state.candidate.name], found.search.least_cost(state), num_devices)
     return mean_interval(columns["tokens_per_s_and_user"]), mean_interval(columns["tokens_per_s_and_gpu"])
 
 
 def _label(found: Answer, state: State) -> str:
-    replicas = state.candidate.deployed(state.num_up or 0, found.question.settings)
-    return f"{replicas} x {state.candidate.name}, ${found.search.least_cost(state):,.2f}/hour"
+    search = found.search
+    return f"{search.replicas(state)} x {state.candidate.name}, ${search.least_cost(state):,.2f}/hour"
 
 
 def _bars(intervals: tuple[Interval, ...]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def ranked_of(
     for state in sorted(top, key=lambda one: one.candidate.name in last):
         if state.candidate.name not in finals or state.num_up is None:
             continue
-        replicas = state.candidate.deployed(state.num_up, settings)
+        replicas = search.replicas(state)
         usd = search.least_cost(state)
         columns = derived(finals[state.candidate.name], usd, replicas * state.candidate.num_devices)
         shares = [run.share for run in state.runs[state.num_up]]
@@ -213,9 +213,7 @@ def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
                 "least_usd_per_hour": search.least_cost(state),
                 "runs": sum(len(runs) for runs in state.runs.values()),
                 "replicas_up": math.nan if number is None else number,
-                "replicas": math.nan
-                if number is None
-                else state.candidate.deployed(number, search.question.settings),
+                "replicas": math.nan if number is None else search.replicas(state),
                 "share": math.nan if not runs else float(np.mean([run.share for run in runs])),
                 **{
                     name: math.nan if not runs else float(np.mean([run.figures[name] for run in runs]))

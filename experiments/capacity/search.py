@@ -226,6 +226,11 @@ class Search:
         number = state.candidate.deployed(num_up, self.question.settings)
         return state.candidate.usd_per_hour * number
 
+    def replicas(self, state: State) -> int:
+        """Returns the replicas to rent of a candidate that was found, spares included."""
+        assert state.num_up is not None
+        return state.candidate.deployed(state.num_up, self.question.settings)
+
     def ranked(self) -> list[State]:
         """Returns the candidates found, cheapest first.
 
