@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
 
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Probe, Run, demand_of, keeps, sessions_of
@@ -80,13 +79,8 @@ class CeilingTask:
         )
 
 
-class Look(Protocol):
-    """Task of the search: the bounds of a candidate, or runs with a number of replicas."""
-
-    @property
-    def name(self) -> str: ...
-
-    def run(self) -> Ceiling | list[Run]: ...
+Look = CeilingTask | Probe
+"""Task of the search: the bounds of a candidate, or runs with a number of replicas."""
 
 
 @dataclass(slots=True)
