@@ -13,7 +13,7 @@ from experiments.compare.whatif.arms import Questions
 from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import Metric, label_of, unit_of
 from experiments.study.notes import expected_error_lines, merged_notes
-from experiments.study.run_length import REASONS, requests_needed
+from experiments.study.steady_state import REASONS, requests_needed
 from experiments.study.verdicts import LEVEL, minus, with_sign
 from sim.metrics.confidence import Interval, Outcome, mean_interval
 from sim.report.numbers import MISSING, mean_text, supported

@@ -1,6 +1,6 @@
 """The requests that goodput needs follow from the longest latencies, the end of the run and the target."""
 
-from experiments.study.run_length import requests_needed
+from experiments.study.steady_state import requests_needed
 
 
 def needed(**changes):
