@@ -12,13 +12,12 @@ from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
 from experiments.compare.command import comparison
 from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
-from experiments.compare.settings import CompareSettings, Experiment, Sweep
+from experiments.compare.settings import CompareSettings, Experiment, Sweep, built_parts
 from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
 from experiments.study.override_lines import by_name, check_base, check_lines
 from experiments.study.settings import LAUNCHER, StudySettings, settings_of
 from experiments.study.study import StudyJob
-from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 
@@ -55,15 +54,7 @@ class OwnSettings(StudySettings):
 
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
-    node: dict[str, Any] = cfg[NODE]
-    parts: dict[str, Any] = {}
-    if isinstance(node.get("metrics"), list):
-        parts["metrics"] = [
-            build_as(Metric, part, f"{NODE}.metrics[{i}]") for i, part in enumerate(node["metrics"])
-        ]
-    if node.get("sweep") is not None:
-        parts["sweep"] = build_as(Sweep, node["sweep"], f"{NODE}.sweep")
-    own = settings_of(OwnSettings, cfg, NODE, **parts)
+    own = settings_of(OwnSettings, cfg, NODE, **built_parts(cfg[NODE], NODE))
     base = not_about(composition.overrides, NODE, LAUNCHER, "hydra")
     check_base(base, RESERVED)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)

@@ -147,14 +147,24 @@ def build_settings(cfg: dict[str, Any]) -> CompareSettings:
 
 
 def _build_experiment(node: dict[str, Any]) -> Any:
-    """Builds an experiment; its parts first, whose type follows from their place in the config."""
+    """Builds an experiment; its parts first."""
+    own = {**node, **built_parts(node, "experiment")}
+    return build({TARGET: f"{Experiment.__module__}.{Experiment.__name__}", **own}, "experiment")
+
+
+def built_parts(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Builds the metrics, expectations and the sweep of a node, whose types follow from their place.
+
+    key: of the node. Raises ConfigError.
+    """
+    found: dict[str, Any] = {}
     for name, kind in (("metrics", Metric), ("expect", Expectation)):
         if isinstance(node.get(name), list):
             parts = enumerate(node[name])
-            node[name] = [build_as(kind, part, f"experiment.{name}[{i}]") for i, part in parts]
+            found[name] = [build_as(kind, part, f"{key}.{name}[{i}]") for i, part in parts]
     if node.get("sweep") is not None:
-        node["sweep"] = build_as(Sweep, node["sweep"], "experiment.sweep")
-    return build({TARGET: f"{Experiment.__module__}.{Experiment.__name__}", **node}, "experiment")
+        found["sweep"] = build_as(Sweep, node["sweep"], f"{key}.sweep")
+    return found
 
 
 def _check_known(name: str, value: str, known: Iterable[str]) -> None:
