@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol
 
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Probe, Run, demand_of, keeps, sessions_of
@@ -79,8 +80,13 @@ class CeilingTask:
         )
 
 
-Look = CeilingTask | Probe
-"""Task of the search: the bounds of a candidate, or runs with a number of replicas."""
+class Look(Protocol):
+    """Task of the search: the bounds of a candidate, or runs with a number of replicas."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self) -> Ceiling | list[Run]: ...
 
 
 @dataclass(slots=True)

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Protocol
 
 from experiments.goodput.results import Highest, highest_of
-from experiments.goodput.search import Arm, Found, Measured, Point, Rough, RoughSearch, Search
+from experiments.goodput.search import Arm, Found, Measured, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.study.bisection import FACTOR, Bracket
 from experiments.study.launchers.launcher import Launcher
+from experiments.study.launchers.outcome import Task
 from experiments.study.seeds import distinct_seeds
 from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt, ctrl_c_noted
@@ -115,7 +117,7 @@ def _searched(
     done: dict[int, Found] = {}
     given: list[int] = []
 
-    def tasks() -> Iterator[Point | Search | None]:
+    def tasks() -> Iterator[_Task | None]:
         while True:
             if ready:
                 given.append(ready.popleft())
@@ -143,7 +145,15 @@ def _searched(
     return done
 
 
-def _run(task: Point | Search) -> Measured | Found:
+class _Task(Task, Protocol):
+    """A point or a search."""
+
+    def run(self) -> Measured | Found:
+        """Returns what it finds."""
+        ...
+
+
+def _run(task: _Task) -> Measured | Found:
     return task.run()
 
 
