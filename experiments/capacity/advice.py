@@ -122,8 +122,8 @@ def closest(search: Search, interrupt: Interrupt) -> tuple[State, Probe, list[Ru
         replace(search.probe(state, max(state.bracket.most, state.candidate.least_up)), stop=False)
         for state in tried
     ]
-    jobs = search.question.settings.num_processes
-    runs = dict(in_turn(Probe.run, probes, jobs, interrupt))
+    launcher = search.question.settings.runs_on
+    runs = dict(in_turn(Probe.run, probes, launcher, interrupt))
     if not runs:
         return None
 
@@ -181,12 +181,11 @@ def _other_gpu(best: Candidate, search: Search, interrupt: Interrupt) -> tuple[s
     again = begin(asked_again, search.load, search.seeds)
     again.exhaust(interrupt, lambda done, total: None)
     ranked = again.ranked()
-    if not ranked or ranked[0].num_up is None:
+    if not ranked:
         return None
-    replicas = ranked[0].candidate.deployed(ranked[0].num_up, settings)
     labels = " ".join(label for axis, label in best.parts.items() if axis != "hardware")
     name = f"{ranked[0].candidate.name} {labels}".strip()
-    return name, replicas, again.least_cost(ranked[0])
+    return name, again.replicas(ranked[0]), again.least_cost(ranked[0])
 
 
 def advice_lines(found: Advice, slo: Slo, growth: str = "") -> list[str]:

@@ -4,21 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
 
 from experiments.capacity.advice import Advice, advise
-from experiments.capacity.candidates import Question
-from experiments.capacity.day import Day, day_of
+from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.first_limit import FirstLimit, first_limit
 from experiments.capacity.optuna_search import propose
 from experiments.capacity.precision import Unchanged, cheapest_unchanged
 from experiments.capacity.probe import Probe, Run, distinct_seeds, keeps, sessions_of, traffic
 from experiments.capacity.results import Ranked, ranked_of
 from experiments.capacity.search import Search, State, begin, sets_formats
-from experiments.capacity.start_doubt import start_doubt
+from experiments.capacity.settings import CapacitySettings
+from experiments.capacity.within_error import start_doubt
 from experiments.study.notes import merged_notes
 from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt, ctrl_c_noted
 from sim.settings.errors import ConfigError
+
+HOUR_S = 3600
+LEAST_HOURS = 2
+LAST_GAP_S = 60
+"""Longest gap between the last request and the end of its hour with which the hour still counts as full."""
+LEAST_SAVED = 0.005
+"""Least share of the cost that is worth mentioning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Day:
+    """Replicas by hour of the workload; `fixed`: replicas without scaling."""
+
+    replicas: Sequence[int]
+    fixed: int
+
+    @property
+    def saved_share(self) -> float:
+        """Share of the cost that scaling saves."""
+        return 1 - sum(self.replicas) / (self.fixed * len(self.replicas))
+
+    @property
+    def overrides(self) -> str:
+        """Overrides of `windtunnel simulate`, with an entry for each hour at which the number changes."""
+        changes = [
+            f"{{at:'{hour:02d}:00',replicas:{count}}}"
+            for hour, count in enumerate(self.replicas[:24])
+            if hour == 0 or count != self.replicas[hour - 1]
+        ]
+        return (
+            f"replicas={self.replicas[0]} scaling=scheduled scaling.max_replicas={max(self.replicas)} "
+            f'"scaling.entries=[{",".join(changes)}]"'
+        )
+
+    @property
+    def sentence(self) -> str:
+        """A sentence on what scaling saves, and how to simulate it."""
+        return (
+            f"Scaling the replicas with the traffic over the day ({min(self.replicas)} to "
+            f"{max(self.replicas)}) would save about {100 * self.saved_share:.0f} % of the cost; to simulate "
+            f"it, add: {self.overrides}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the replicas by hour as plain values."""
+        return {
+            "replicas": list(self.replicas),
+            "saved_share": self.saved_share,
+            "overrides": self.overrides,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,14 +212,14 @@ def _finals(search: Search, interrupt: Interrupt) -> dict[str, list[Run]]:
     probes: dict[str, Probe] = {}
     for state in search.ranked()[: settings.top]:
         assert state.num_up is not None
-        replicas = state.candidate.deployed(state.num_up, settings)
+        replicas = search.replicas(state)
         if replicas == state.num_up and settings.headroom == 0:
             found[state.candidate.name] = state.runs[state.num_up]
         else:
             probe = search.probe(state, replicas)
             probes[state.candidate.name] = replace(probe, load=search.load, stop=False)
     tasks = [replace(probe, seeds=(seed,)) for probe in probes.values() for seed in search.seeds]
-    runs = {i: run for i, [run] in in_turn(Probe.run, tasks, settings.num_processes, interrupt)}
+    runs = {i: run for i, [run] in in_turn(Probe.run, tasks, settings.runs_on, interrupt)}
     for number, name in enumerate(probes):
         first = number * len(search.seeds)
         of_all = range(first, first + len(search.seeds))
@@ -183,7 +237,7 @@ def _kept_with_one_less(search: Search, winner: Ranked, interrupt: Interrupt) ->
     slo = search.question.slo
     found = [
         all(keeps(one, slo) for one in runs)
-        for _, runs in in_turn(Probe.run, tasks, search.question.settings.num_processes, interrupt)
+        for _, runs in in_turn(Probe.run, tasks, search.question.settings.runs_on, interrupt)
     ]
     return sum(found), len(found)
 
@@ -195,12 +249,9 @@ def state_of(search: Search, winner: Ranked) -> State:
 
 def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
     ranked = search.ranked()
-    settings = search.question.settings
-    grown = None
-    if winner is not None:
-        same = state_of(search, winner)
-        grown = None if same.num_up is None else same.candidate.deployed(same.num_up, settings)
-    if not ranked or ranked[0].num_up is None:
+    same = None if winner is None else state_of(search, winner)
+    grown = None if same is None or same.num_up is None else search.replicas(same)
+    if not ranked:
         return Stage(
             month=month, load=search.load, cheapest=None, replicas=0, usd_per_hour=0.0, grown_replicas=grown
         )
@@ -209,7 +260,36 @@ def _stage(month: int, search: Search, winner: Ranked | None) -> Stage:
         month=month,
         load=search.load,
         cheapest=best.candidate.name,
-        replicas=best.candidate.deployed(best.num_up or 0, settings),
+        replicas=search.replicas(best),
         usd_per_hour=search.least_cost(best),
         grown_replicas=grown,
     )
+
+
+def day_of(candidate: Candidate, num_up: int, settings: CapacitySettings, seed: int) -> Day | None:
+    """Estimates the replicas of each hour if they are scaled with its traffic.
+
+    Each hour gets the replicas of the busiest hour times its share of that hour's tokens, rounded up, plus
+    the spares. The estimate ignores cold starts, and that small fleets need relatively more replicas;
+    `scaling=scheduled` with these entries simulates both. A last hour that is not full is left out. Returns
+    None if the plan is not for the busiest hour, the traffic has fewer than two full hours, or scaling saves
+    nothing.
+    """
+    if settings.window_s != HOUR_S:
+        return None
+    whole, _ = traffic(candidate.scenario, seed, None)
+    num_hours = int((whole.listed[-1].at_s + LAST_GAP_S) // HOUR_S) if whole.listed else 0
+    if num_hours < LEAST_HOURS:
+        return None
+    at_s = np.array([arrival.at_s for arrival in whole.listed])
+    tokens = np.array([a.request.prompt.num_tokens + a.num_output_tokens for a in whole.listed], np.float64)
+    by_hour = np.bincount((at_s // HOUR_S).astype(np.int64), weights=tokens)[:num_hours]
+    window, _ = traffic(candidate.scenario, seed, settings.window_s)
+    peak = sum(a.request.prompt.num_tokens + a.num_output_tokens for a in window.listed)
+    least = candidate.least_up
+    needed = [max(least, ceil(num_up * min(1.0, float(own) / peak) - 1e-9)) for own in by_hour]
+    day = Day(
+        replicas=[candidate.deployed(count, settings) for count in needed],
+        fixed=candidate.deployed(num_up, settings),
+    )
+    return day if day.saved_share >= LEAST_SAVED else None

@@ -12,10 +12,11 @@ from experiments.app.settings.override import not_about
 from experiments.app.settings.variants import Variants
 from experiments.capacity.probe import traffic
 from experiments.capacity.settings import AS_SET, CapacitySettings, Entry
+from experiments.study.settings import LAUNCHER, settings_of
 from hwmodels.hf.quantization import IS_QUANTISED
 from sim.cluster.simulation import check_fleet
 from sim.metrics.slo import Slo
-from sim.settings.build import build_as, shown
+from sim.settings.build import shown
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_scenario
 from sim.setup.scenario import Scenario
@@ -125,9 +126,9 @@ def build_question(cfg: dict[str, Any], source: ConfigSource, overrides: Sequenc
 
     Raises ConfigError for a wrong setting, and if no candidate can be built.
     """
-    settings: CapacitySettings = build_as(CapacitySettings, cfg[NODE], NODE)
+    settings = settings_of(CapacitySettings, cfg, NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
-    base = not_about(overrides, NODE)
+    base = not_about(overrides, NODE, LAUNCHER)
     variants = Variants(simulate, base)
     whole = variants.config()
     _check_base(whole)

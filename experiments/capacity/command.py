@@ -48,10 +48,8 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     question = build_question(cfg, composition.source, composition.overrides)
     if question.settings.search == "optuna":
         load_optuna()
-    return StudyJob(
-        study=Planning(cfg=cfg, question=question),
+    return question.settings.job(
+        Planning(cfg=cfg, question=question),
         parts="candidates",
-        progress=question.settings.progress,
-        page=question.settings.report,
         page_note="Page with the Pareto front: ",
     )

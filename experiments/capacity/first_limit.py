@@ -7,14 +7,19 @@ on or repeated until the run shows a steady state (`experiments.study.steady_sta
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
+from typing import Any
 
 from experiments.capacity.probe import Probe, Run, keeps
 from experiments.capacity.results import Limit, limit_of_run
 from experiments.capacity.search import Search, State
 from experiments.study.bisection import FACTOR, bisected, bracketed
+from experiments.study.steady_state import steady_run
 from experiments.study.workers import in_turn
 from sim.engine.clock import Interrupt
+from sim.report.numbers import decimals_of, rounded
+from sim.report.wording import LATENCIES
 
 PRECISION = 0.1
 """Relative width of the interval in which the largest multiple of the traffic is found."""
@@ -30,6 +35,30 @@ class FirstLimit:
     """Limit of the SLO that fails first above it; None if no tried multiple fails."""
     lack: str | None = None
     """Why no run shows the steady state of more traffic; `load` is then a lower bound. None: one does."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the limit as plain values."""
+        return {
+            "load": self.load,
+            "too_short": self.lack,
+            "limit": self.limit and self.limit._asdict(),
+        }
+
+
+def growth_sentence(first: FirstLimit, num_up: int, *, has_margins: bool) -> str:
+    """Returns a sentence on the traffic that a fleet of num_up replicas meets, and what fails beyond it."""
+    fewest = "One replica is" if num_up == 1 else f"{num_up} replicas are"
+    multiple = rounded(first.load, decimals_of(PRECISION * first.load))
+    least, margin = "at least " * (first.lack is not None), " with its margins" * has_margins
+    meets = f"{fewest} the minimum, and the SLO is met up to {least}{multiple} times the traffic{margin}"
+    if first.lack is not None:
+        return (
+            f"{meets}; the traffic is too short to show more: {first.lack}; raise capacity.max_requests, or "
+            "use a workload with more requests."
+        )
+    if first.limit is None:
+        return f"{meets}; more was not tried."
+    return f"{meets}; beyond that {LATENCIES[first.limit.term]} fails first ({first.limit.resource})."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,23 +77,19 @@ class GrowthTask:
             if multiple == 1:  # the search has shown it
                 return True
             longest = max((one.num_requests for tried, one in runs.items() if tried < multiple), default=None)
-            runs[multiple] = self._steady(multiple, longest)
-            return keeps(runs[multiple], self.probe.scenario.slo) and runs[multiple].lack is None
+            run = partial(self._run, self.probe.load * multiple)
+            runs[multiple] = steady_run(run, longest, self.max_requests, self._attains)
+            return self._attains(runs[multiple]) and runs[multiple].lack is None
 
         bracket = bisected(kept, bracketed(kept, 1.0, FACTOR), PRECISION)
         return bracket.low, None if bracket.high == inf else runs[bracket.high]
 
-    def _steady(self, multiple: float, num_requests: int | None) -> Run:
-        """Runs a multiple of the traffic, with more requests if a run that meets the SLO is too short."""
-        while True:
-            probe = replace(self.probe, load=self.probe.load * multiple, num_requests=num_requests)
-            [found] = probe.run()
-            is_longest = found.num_requests < 0.9 * (num_requests or 0) or (
-                found.num_requests >= self.max_requests
-            )
-            if found.lack is None or is_longest or not keeps(found, self.probe.scenario.slo):
-                return found
-            num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
+    def _run(self, load: float, num_requests: int | None) -> Run:
+        [found] = replace(self.probe, load=load, num_requests=num_requests).run()
+        return found
+
+    def _attains(self, run: Run) -> bool:
+        return keeps(run, self.probe.scenario.slo)
 
 
 def first_limit(search: Search, state: State, interrupt: Interrupt) -> FirstLimit | None:

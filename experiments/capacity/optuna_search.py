@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,19 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments.app.settings.hydra_errors import composed
-from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Question
 from experiments.capacity.probe import Probe, Run, keeps
-from experiments.capacity.search import Search, State
+from experiments.capacity.search import Bracket, Search, State
+from experiments.study.settings import OF_A_STUDY
 from experiments.study.steady_state import Lack
-from experiments.study.workers import Report, as_asked
+from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt
 from sim.metrics.confidence import Interval
 from sim.settings.errors import NOT_OF_A_SCENARIO, ConfigError
 
 MAX_ASKED = 20
 """Most proposals per simulated trial; known and impossible candidates are answered without a simulation."""
-NOT_ASKED = ("search", "trials", "study", "jobs", "report", "progress", "top", "months", "growth_per_month")
+NOT_ASKED = ("search", "trials", "study", "top", "months", "growth_per_month", *OF_A_STUDY)
 """Settings that do not change the result of a trial; each load has its own trials."""
 QUESTION, RUNS = "question", "runs"
 """Names of user attributes: of a study, and of a trial."""
@@ -82,11 +82,12 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
         else:
             study.tell(trial, values)
 
-    def next_task() -> Settle | None:
+    def tasks() -> Iterator[Settle | None]:
         nonlocal num_trials, num_asked
         while num_trials < settings.trials and num_asked < MAX_ASKED * settings.trials:
             if all(state.is_settled or state.is_running for state in search.states):
-                return None
+                yield None
+                continue
             num_asked += 1
             trial = study.ask()
             parts = tuple(trial.suggest_categorical(axis, labels) for axis, labels in axes.items())
@@ -101,15 +102,14 @@ def propose(search: Search, interrupt: Interrupt, report: Report) -> None:
                 num_trials += 1
                 state.is_running = True
                 asked.append((trial, state))
-                return Settle(
+                yield Settle(
                     name=state.candidate.name,
                     probe=search.probe(state, 1),
                     fails=state.bracket.fails,
                     most=state.bracket.most,
                 )
-        return None
 
-    outcomes = as_asked(Settle.run, next_task, settings.num_processes, interrupt)
+    outcomes = in_turn(Settle.run, tasks(), settings.runs_on, interrupt)
     for done, (index, found) in enumerate(outcomes, 1):
         trial, state = asked[index]
         state.is_running = False

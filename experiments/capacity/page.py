@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 
 from experiments.capacity.answer import Answer
-from experiments.capacity.exclusions import excluded, exclusion_lines
-from experiments.capacity.results import Ranked, derived
+from experiments.capacity.results import Ranked, derived, excluded, exclusion_lines
 from experiments.capacity.search import State
 from experiments.capacity.tables import (
     caveats,
@@ -22,8 +20,8 @@ from experiments.capacity.tables import (
     stage_rows,
     turned,
 )
-from experiments.study.pages import COLOURS
-from experiments.study.pareto import pareto
+from experiments.study.pages import COLOURS, settings_text
+from experiments.study.pareto import front_line
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from hwmodels.iterations.ops import decode_shape, largest_batch
@@ -69,9 +67,7 @@ def page_of(found: Answer, config: Mapping[str, Any]) -> Page:
     sections["Assumptions and notes"] = listed(
         found.notes or ["None, because no run was simulated to its end."]
     )
-    sections["Configuration"] = folded(
-        "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-    )
+    sections["Configuration"] = settings_text("Settings of the search", config)
     return Page(
         "Capacity",
         f"The lowest cost that meets the SLO for {found.requests:,} requests in "
@@ -107,19 +103,9 @@ def pareto_figure(found: Answer) -> go.Figure:
         )
     for i, row in enumerate(found.ranked):
         drawing.add_trace(_ceiling(found, row, COLOURS[i % len(COLOURS)]))
-    points = [tuple(each.mean for each in _point(found, state)) for state in states]
-    front = pareto([(x, y) for x, y in points])
-    drawing.add_trace(
-        go.Scatter(
-            x=[points[i][0] for i in front],
-            y=[points[i][1] for i in front],
-            mode="lines+markers",
-            line={"dash": "dot", "color": GREY},
-            marker={"symbol": "circle-open", "size": 18, "line": {"width": 2}},
-            name="Pareto front",
-            hoverinfo="skip",
-        )
-    )
+    points = [(user.mean, gpu.mean) for user, gpu in (_point(found, state) for state in states)]
+    rings = {"symbol": "circle-open", "size": 18, "line": {"width": 2}}
+    drawing.add_trace(front_line(points, "lines+markers", marker=rings))
     drawing.update_xaxes(title="output tokens/s per user (1 / median TPOT)", rangemode="tozero")
     drawing.update_yaxes(title="output tokens/s per GPU", rangemode="tozero")
     return styled(drawing, height_px=HEIGHT_PX)
@@ -183,16 +169,14 @@ def cost_figure(found: Answer) -> go.Figure:
 
 def _point(found: Answer, state: State) -> tuple[Interval, Interval]:
     """Computes output tokens/s per user and per GPU, with intervals over the seeds."""
-    assert state.num_up is not None
-    replicas = state.candidate.deployed(state.num_up, found.question.settings)
-    usd = found.search.least_cost(state)
-    columns = derived(found.points[state.candidate.name], usd, replicas * state.candidate.num_devices)
+    num_devices = found.search.replicas(state) * state.candidate.num_devices
+    columns = derived(found.points[state.candidate.name], found.search.least_cost(state), num_devices)
     return mean_interval(columns["tokens_per_s_and_user"]), mean_interval(columns["tokens_per_s_and_gpu"])
 
 
 def _label(found: Answer, state: State) -> str:
-    replicas = state.candidate.deployed(state.num_up or 0, found.question.settings)
-    return f"{replicas} x {state.candidate.name}, ${found.search.least_cost(state):,.2f}/hour"
+    search = found.search
+    return f"{search.replicas(state)} x {state.candidate.name}, ${search.least_cost(state):,.2f}/hour"
 
 
 def _bars(intervals: tuple[Interval, ...]) -> dict[str, Any]:

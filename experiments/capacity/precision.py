@@ -92,7 +92,7 @@ def cheapest_unchanged(search: Search, interrupt: Interrupt) -> Unchanged | None
         changed=changed,
         own=checkpoints.of(winner).weight_format_of(Role.dense),
         candidates=len(keeping),
-        best=None if best is None else _fleet(search, best),
+        best=None if best is None else (best.candidate.name, search.replicas(best), search.least_cost(best)),
         is_searched=is_searched,
     )
 
@@ -104,12 +104,6 @@ def _searched(search: Search, states: Sequence[State], interrupt: Interrupt) -> 
     again = replace(search, question=question, states=copies)
     again.exhaust(interrupt, lambda done, total: None)
     return next(iter(again.ranked()), None)
-
-
-def _fleet(search: Search, state: State) -> tuple[str, int, float]:
-    assert state.num_up is not None
-    replicas = state.candidate.deployed(state.num_up, search.question.settings)
-    return state.candidate.name, replicas, search.least_cost(state)
 
 
 def precision_sentence(found: Unchanged, winner_usd_per_hour: float) -> str:

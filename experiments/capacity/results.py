@@ -1,4 +1,4 @@
-"""Computes the results of a search: figures with confidence intervals, and the limit of each candidate."""
+"""Results of a search: figures with confidence intervals, and why other candidates are not in the ranking."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from experiments.capacity.search import Search, State, Status
 from hwmodels.iterations import IterationShape
 from hwmodels.iterations.ops import decode_shape, prefill_shape
 from sim.metrics.confidence import Interval, Paired, compare_paired, mean_interval
-from sim.report.wording import LATENCIES, WAITS
+from sim.report.wording import LATENCIES, WAITS, plural
 
 TABLE_FIGURES = ("output_tokens_per_s", "goodput_per_s", "tpot_p50_s", "watts")
 """Figures of the table of candidates, besides the latencies at the percentile of the target."""
 FEW = 0.05
 """Least share of the waiting time beyond the running iteration that is mentioned."""
+MOST_NAMES = 4
+"""Largest number of candidates that a line lists by name."""
 
 
 class Limit(NamedTuple):
@@ -35,6 +37,11 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         return f"{LATENCIES.get(self.term, self.term)}: {self.resource}"
+
+    @property
+    def cause(self) -> str:
+        """The resource, and how many requests meet the limit, in words."""
+        return f"{self.resource}; {100 * self.share:.3g} % of the measured requests meet it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +81,7 @@ def ranked_of(
     for state in sorted(top, key=lambda one: one.candidate.name in last):
         if state.candidate.name not in finals or state.num_up is None:
             continue
-        replicas = state.candidate.deployed(state.num_up, settings)
+        replicas = search.replicas(state)
         usd = search.least_cost(state)
         columns = derived(finals[state.candidate.name], usd, replicas * state.candidate.num_devices)
         shares = [run.share for run in state.runs[state.num_up]]
@@ -206,9 +213,7 @@ def candidates_table(search: Search, refused: Sequence[Any]) -> pd.DataFrame:
                 "least_usd_per_hour": search.least_cost(state),
                 "runs": sum(len(runs) for runs in state.runs.values()),
                 "replicas_up": math.nan if number is None else number,
-                "replicas": math.nan
-                if number is None
-                else state.candidate.deployed(number, search.question.settings),
+                "replicas": math.nan if number is None else search.replicas(state),
                 "share": math.nan if not runs else float(np.mean([run.share for run in runs])),
                 **{
                     name: math.nan if not runs else float(np.mean([run.figures[name] for run in runs]))
@@ -261,3 +266,87 @@ def reason_of(state: State, status: Status, search: Search) -> str:
 
 def _replicas(count: int) -> str:
     return f"{count:,} replica{'s' * (count != 1)}"
+
+
+class Excluded(NamedTuple):
+    """Candidate that cannot run or cannot meet the SLO."""
+
+    name: str
+    reason: str
+    """Short reason, the same for all candidates that it applies to."""
+    detail: str
+    """Reason with the candidate's own figures."""
+
+
+def excluded(question: Question, search: Search) -> list[Excluded]:
+    """Returns the excluded candidates, without those that were not searched because of their cost."""
+    found = [Excluded(one.name, one.kind, one.reason) for one in question.refused]
+    for state in search.states:
+        status = search.status(state)
+        if status in (Status.ruled_out, Status.beyond):
+            detail = reason_of(state, status, search)
+            found.append(Excluded(state.candidate.name, _reason(state, search), detail))
+    return found
+
+
+def by_reason(found: list[Excluded]) -> dict[str, list[Excluded]]:
+    """Groups by reason, the most frequent one first."""
+    groups: dict[str, list[Excluded]] = {}
+    for one in found:
+        groups.setdefault(one.reason, []).append(one)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+
+
+def exclusion_lines(found: list[Excluded]) -> list[str]:
+    """Returns a line per reason: the number of candidates, their names, and the figures of the first."""
+    lines = []
+    for reason, own in by_reason(found).items():
+        names = ", ".join(one.name for one in own[:MOST_NAMES])
+        more = f" and {len(own) - MOST_NAMES} more" if len(own) > MOST_NAMES else ""
+        example = f"{own[0].name}: {own[0].detail}"
+        shown = f"{names}{more}. For example, {example}" if len(own) > 1 else example
+        lines.append(f"{len(own):,} excluded, {reason}: {shown}")
+    return lines
+
+
+def effort(question: Question, search: Search) -> str:
+    """Returns a sentence that counts every candidate once, by its outcome, and the runs."""
+    by_status: dict[Status, int] = {}
+    for state in search.states:
+        status = search.status(state)
+        by_status[status] = by_status.get(status, 0) + 1
+    out = excluded(question, search)
+    parts = []
+    if kept := by_status.get(Status.found, 0):
+        parts.append(f"{kept} meet{'s' * (kept == 1)} the SLO")
+    parts += [f"{len(own)} excluded ({reason})" for reason, own in by_reason(out).items()]
+    for status, how in (
+        (Status.costlier, "simulated but not"),
+        (Status.never_reached, "neither simulated nor"),
+    ):
+        if left := by_status.get(status, 0):
+            costs = "costs" if left == 1 else "cost"
+            parts.append(f"{left} {how} ranked ({costs} at least as much as the last ranked one)")
+    if opened := by_status.get(Status.open, 0):
+        parts.append(f"{opened} undecided")
+    simulated = sum(bool(state.runs) for state in search.states)
+    runs = sum(len(runs) for state in search.states for runs in state.runs.values())
+    total = plural(len(search.states) + len(question.refused), "candidate")
+    made = f"; {plural(runs, 'run')} of {plural(simulated, 'candidate')}" if runs else ""
+    return f"{total}: {', '.join(parts)}{made}."
+
+
+def exclusions_json(found: list[Excluded]) -> list[dict[str, Any]]:
+    """Returns the reasons, the numbers of candidates and their names as plain values."""
+    return [
+        {"reason": reason, "candidates": len(own), "names": [one.name for one in own]}
+        for reason, own in by_reason(found).items()
+    ]
+
+
+def _reason(state: State, search: Search) -> str:
+    slo, ceiling, most = search.question.slo, state.ceiling, search.question.settings.max_replicas
+    if ceiling is not None and ceiling.share < slo.attainment_target:
+        term = min(ceiling.term_shares, key=lambda name: ceiling.term_shares[name])
+        return f"{LATENCIES[term]} is missed even on an idle replica"
+    return f"more than capacity.max_replicas={most:,} would be needed"

@@ -14,16 +14,15 @@ ranked, so its answer does not depend on the number of processes or on their spe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
-from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import Candidate, Question
 from experiments.capacity.probe import Probe, Run, demand_of, keeps, sessions_of
 from experiments.capacity.settings import CapacitySettings
-from experiments.study.workers import Report, as_asked, in_turn
+from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt
 from sim.setup.replica_bounds import bounds
 from sim.setup.scenario import Scenario
@@ -88,6 +87,50 @@ class Look(Protocol):
     def name(self) -> str: ...
 
     def run(self) -> Ceiling | list[Run]: ...
+
+
+@dataclass(slots=True)
+class Bracket:
+    """Numbers of replicas: `fails` is the largest known to be too few, `keeps` the smallest known to suffice.
+
+    The number grows from the lower bound in steps of 1, 2, 4, ... until it meets the SLO, and is then
+    bisected. The result is exact if more replicas never do worse, which is assumed. `keeps` is None while no
+    number is known to suffice; `most` is the largest number to try.
+    """
+
+    fails: int
+    most: int
+    keeps: int | None = None
+    _step: int = 0
+
+    def next(self) -> int | None:
+        """Returns the number to try next; None if it is found or more than `most` are needed."""
+        if self.is_found or self.is_beyond:
+            return None
+        if self.keeps is not None:
+            return (self.fails + self.keeps) // 2
+        return min(self.fails + max(1, self._step), self.most)
+
+    def learn(self, number: int, kept: bool) -> None:
+        """Records whether a number of replicas meets the SLO."""
+        if kept:
+            self.keeps = number if self.keeps is None else min(number, self.keeps)
+        else:
+            self.fails = max(number, self.fails)
+            self._step = max(1, 2 * self._step)
+
+    @property
+    def least(self) -> int:
+        """Lower bound of the number of replicas."""
+        return self.fails + 1
+
+    @property
+    def is_found(self) -> bool:
+        return self.keeps is not None and self.keeps == self.fails + 1
+
+    @property
+    def is_beyond(self) -> bool:
+        return self.keeps is None and self.fails >= self.most
 
 
 @dataclass(slots=True)
@@ -183,6 +226,11 @@ class Search:
         number = state.candidate.deployed(num_up, self.question.settings)
         return state.candidate.usd_per_hour * number
 
+    def replicas(self, state: State) -> int:
+        """Returns the replicas to rent of a candidate that was found, spares included."""
+        assert state.num_up is not None
+        return state.candidate.deployed(state.num_up, self.question.settings)
+
     def ranked(self) -> list[State]:
         """Returns the candidates found, cheapest first.
 
@@ -271,14 +319,14 @@ class Search:
         asked: list[tuple[State, Look]] = []
         nothing_known = [replace(s, bracket=replace(s.bracket), runs={**s.runs}) for s in self.states]
 
-        def next_task() -> Look | None:
-            found = self.next_look()
-            if found is None:
-                return None
-            asked.append(found)
-            return found[1]
+        def tasks() -> Iterator[Look | None]:
+            while True:
+                found = self.next_look()
+                if found is not None:
+                    asked.append(found)
+                yield None if found is None else found[1]
 
-        outcomes = as_asked(_run, next_task, self.question.settings.num_processes, interrupt)
+        outcomes = in_turn(_run, tasks(), self.question.settings.runs_on, interrupt)
         for index, found in outcomes:
             state, task = asked[index]
             if isinstance(found, Ceiling):
@@ -314,8 +362,8 @@ class Search:
     def bound_all(self, interrupt: Interrupt) -> None:
         """Computes the bounds of all candidates, for a search that is not ordered by cost."""
         tasks = [self.ceiling_task(state) for state in self.states]
-        jobs = self.question.settings.num_processes
-        for index, ceiling in in_turn(CeilingTask.run, tasks, jobs, interrupt):
+        launcher = self.question.settings.runs_on
+        for index, ceiling in in_turn(CeilingTask.run, tasks, launcher, interrupt):
             self.states[index].bound(ceiling)
         self.interrupted = interrupt.noted
 

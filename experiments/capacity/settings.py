@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from experiments.study.override_lines import check_line, line_of
 from experiments.study.seeds import check_seeds
+from experiments.study.settings import StudySettings, check_least
+from fieldlimits import Ge, NonNegativeInt, PositiveInt, check
 
 MAX_CANDIDATES = 5_000
 AS_SET = "as set"
@@ -24,7 +25,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CapacitySettings:
+class CapacitySettings(StudySettings):
     """Node `capacity` of configs/capacity.yaml; the workload, the SLO and other settings are outside it.
 
     Candidates are all combinations of the first six lists; an empty list keeps the current setting. Entries
@@ -33,8 +34,8 @@ class CapacitySettings:
 
     hardware: tuple[str, ...] = ()
     """Choices of configs/hardware."""
-    tensor_parallel_sizes: tuple[int, ...] = ()
-    pipeline_parallel_sizes: tuple[int, ...] = ()
+    tensor_parallel_sizes: tuple[PositiveInt, ...] = ()
+    pipeline_parallel_sizes: tuple[PositiveInt, ...] = ()
     engines: tuple[str, ...] = ()
     """Choices of configs/engine, or overrides."""
     quantisations: tuple[str | None, ...] = ()
@@ -44,7 +45,7 @@ class CapacitySettings:
 
     headroom: float = 0.0
     """Additional traffic that must also meet the SLO, as a share of the traffic."""
-    spare: int = 0
+    spare: NonNegativeInt = 0
     """Replicas that may be down while the others meet the SLO."""
     availability: float | None = None
     """Share of the time in which enough replicas must be running; adds as many spares as needed."""
@@ -60,35 +61,23 @@ class CapacitySettings:
     """Length of the busiest window of the workload, which is planned for, in s; None: the whole workload."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    max_requests: int = 200_000
+    max_requests: Annotated[int, Ge(100)] = 200_000
     """Number of requests up to which traffic is made longer, to find how much more of it a fleet meets."""
-    max_replicas: int = 64
-    top: int = 5
+    max_replicas: PositiveInt = 64
+    top: PositiveInt = 5
     """Number of candidates in the ranked table."""
     search: Literal["exhaustive", "optuna"] = "exhaustive"
-    trials: int = 60
+    trials: PositiveInt = 60
     """Number of candidates that Optuna simulates; trials of an earlier search in the study do not count."""
     study: str | None = None
     """File that stores Optuna's trials, from which the next search resumes."""
-    jobs: int | None = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
+        check(self)
         self._check_lists()
         self._check_margins()
         check_seeds(self.seeds, "three")
-        for name, least in (
-            ("max_requests", 100),
-            ("max_replicas", 1),
-            ("top", 1),
-            ("trials", 1),
-            ("jobs", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}")
+        check_least(self, {"jobs": 1})
         if self.study is not None and self.search != "optuna":
             raise ValueError(f"study={self.study}: needs search=optuna; an exhaustive search has no study")
         self._check_axes()
@@ -104,10 +93,6 @@ class CapacitySettings:
             values: Sequence[object] = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}={_shown(values)}: must all be different")
-        for name in ("tensor_parallel_sizes", "pipeline_parallel_sizes"):
-            for i, size in enumerate(getattr(self, name)):
-                if size < 1:
-                    raise ValueError(f"{name}[{i}]={size}: must be >= 1")
         for i, axis in enumerate(self.more):
             if not axis or len(set(axis)) < len(axis):
                 raise ValueError(f"more[{i}]={_shown(axis)}: must be one or more overrides, all different")
@@ -132,8 +117,6 @@ class CapacitySettings:
             raise ValueError(
                 f"headroom={self.headroom:g}: must be a finite share >= 0, such as 0.2 for 20 % more traffic"
             )
-        if self.spare < 0:
-            raise ValueError(f"spare={self.spare}: must be >= 0")
         if self.spare >= self.max_replicas:
             raise ValueError(f"spare={self.spare}: must be < max_replicas={self.max_replicas}")
         if self.availability is not None and not 0 < self.availability < 1:
@@ -185,10 +168,6 @@ class CapacitySettings:
     def loads(self) -> Mapping[int, float]:
         """Month -> multiple of the workload's traffic."""
         return {month: (1 + self.growth_per_month) ** month for month in self.months}
-
-    @property
-    def num_processes(self) -> int:
-        return self.jobs or os.cpu_count() or 1
 
 
 def _entries(node: str, key: str, values: Sequence[object], prefix: str = "") -> tuple[Entry, ...]:

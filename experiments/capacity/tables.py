@@ -9,21 +9,24 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from experiments.app.launch_lines.written import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.app.settings.override import Override
 from experiments.app.terminal import plain_table
 from experiments.capacity.advice import advice_lines
 from experiments.capacity.advice import to_json as advice_json
 from experiments.capacity.answer import Answer
 from experiments.capacity.candidates import Candidate
-from experiments.capacity.exclusions import effort, excluded, exclusion_lines
-from experiments.capacity.exclusions import to_json as exclusions_json
-from experiments.capacity.first_limit import PRECISION
-from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
+from experiments.capacity.first_limit import growth_sentence
 from experiments.capacity.precision import precision_sentence
 from experiments.capacity.probe import at_target
-from experiments.capacity.results import Ranked
-from experiments.capacity.start_doubt import start_doubt
-from experiments.capacity.within_error import kv_shortage, verdict, verdict_json, verdict_sentence
+from experiments.capacity.results import Ranked, effort, excluded, exclusion_lines, exclusions_json
+from experiments.capacity.within_error import (
+    kv_shortage,
+    start_doubt,
+    verdict,
+    verdict_json,
+    verdict_sentence,
+)
 from experiments.study.notes import expected_error_lines
 from experiments.study.trace_runs import blocks_text
 from experiments.study.verdicts import LEVEL
@@ -31,10 +34,8 @@ from sim.metrics.confidence import Interval, Outcome
 from sim.metrics.definitions import plain_json
 from sim.report.numbers import (
     MISSING,
-    decimals_of,
     mean_text,
     number,
-    rounded,
     seconds,
     supported,
     with_interval,
@@ -87,7 +88,7 @@ def sentences(found: Answer) -> list[str]:
     elif not found.interrupted:
         lines.append("No candidate fits in memory.")
     if found.day is not None:
-        lines.append(_day(found))
+        lines.append(found.day.sentence)
     lines.append(effort(found.question, found.search))
     if found.ranked:
         lines.append(price_sentence([row.candidate for row in found.ranked], found.question.base))
@@ -123,30 +124,9 @@ def _limits(found: Answer) -> list[str]:
     """Returns a sentence on what the winner would miss first with fewer replicas, or with more traffic."""
     best, first = found.ranked[0], found.first_limit
     if best.limit is not None:
-        return [
-            f"With one replica fewer {LATENCIES[best.limit.term]} fails first ({best.limit.resource}; "
-            f"{100 * best.limit.share:.3g} % of the measured requests meet it)."
-        ]
-    if first is None:
-        return []
-    fewest = "One replica is" if best.num_up == 1 else f"{best.num_up} replicas are"
-    margin = " with its margins" if found.question.settings.headroom else ""
-    least = "at least " * (first.lack is not None)
-    meets = f"{fewest} the minimum, and the SLO is met up to {least}{_multiple(first.load)} times the traffic"
-    meets += margin
-    if first.lack is not None:
-        return [
-            f"{meets}; the traffic is too short to show more: {first.lack}; raise capacity.max_requests, or "
-            "use a workload with more requests."
-        ]
-    if first.limit is None:
-        return [f"{meets}; more was not tried."]
-    return [f"{meets}; beyond that {LATENCIES[first.limit.term]} fails first ({first.limit.resource})."]
-
-
-def _multiple(load: float) -> str:
-    """Returns a multiple of the traffic with the digits that the steps of its search support."""
-    return rounded(load, decimals_of(PRECISION * load))
+        return [f"With one replica fewer {LATENCIES[best.limit.term]} fails first ({best.limit.cause})."]
+    has_margins = found.question.settings.headroom > 0
+    return [] if first is None else [growth_sentence(first, best.num_up, has_margins=has_margins)]
 
 
 def _sure(found: Answer) -> list[str]:
@@ -188,10 +168,7 @@ def _runner_up(best: Ranked, other: Ranked) -> str:
         else:
             text += f", {number(100 * more)} % more" if more > 1e-9 else as_much
     if other.limit is not None:
-        text += (
-            f"; with one replica fewer {LATENCIES[other.limit.term]} fails ({other.limit.resource}; "
-            f"{100 * other.limit.share:.3g} % of the measured requests meet it)"
-        )
+        text += f"; with one replica fewer {LATENCIES[other.limit.term]} fails ({other.limit.cause})"
     elif other.num_up == other.candidate.least_up:
         fewest = "one replica is" if other.num_up == 1 else f"{other.num_up} replicas are"
         text += f"; {fewest} the minimum"
@@ -210,16 +187,6 @@ def _differs(ratio: Interval) -> bool:
     """Returns whether a ratio with three decimals differs from 1 or is uncertain; False for one seed."""
     bounds = (ratio.mean, ratio.low, ratio.high)
     return ratio.num_values > 1 and any(abs(bound - 1) >= 5e-4 for bound in bounds)
-
-
-def _day(found: Answer) -> str:
-    assert found.day is not None
-    day = found.day
-    return (
-        f"Scaling the replicas with the traffic over the day ({min(day.replicas)} to {max(day.replicas)}) "
-        f"would save about {100 * day.saved_share:.0f} % of the cost; to simulate it, add: "
-        f"{day.overrides}"
-    )
 
 
 def price_sentence(candidates: Sequence[Candidate], base: Sequence[str]) -> str:
@@ -379,30 +346,12 @@ def to_json(found: Answer) -> dict[str, Any]:
         "candidates": by_status,
         "excluded": exclusions_json(out),
         "unchanged_precision": None if found.unchanged is None else asdict(found.unchanged),
-        "first_limit": None
-        if found.first_limit is None
-        else {
-            "load": found.first_limit.load,
-            "too_short": found.first_limit.lack,
-            "limit": found.first_limit.limit and found.first_limit.limit._asdict(),
-        },
+        "first_limit": None if found.first_limit is None else found.first_limit.to_json(),
         "ranked": [_ranked_json(row, found.question.settings.headroom) for row in found.ranked],
         "kept_with_one_less": found.kept_with_one_less,
         "winner_within_error": verdict_json(verdict(*found.ranked[:2])) if len(found.ranked) > 1 else None,
-        "stages": [
-            {
-                name: getattr(stage, name)
-                for name in ("month", "load", "cheapest", "replicas", "usd_per_hour", "grown_replicas")
-            }
-            for stage in found.stages
-        ],
-        "autoscaling": None
-        if found.day is None
-        else {
-            "replicas": list(found.day.replicas),
-            "saved_share": found.day.saved_share,
-            "overrides": found.day.overrides,
-        },
+        "stages": [asdict(stage) for stage in found.stages],
+        "autoscaling": None if found.day is None else found.day.to_json(),
         "advice": None if found.advice is None else advice_json(found.advice),
         "launch": {
             title: {"command": command, "notes": notes} for title, (command, notes) in launches(found).items()

@@ -4,23 +4,30 @@ The number of replicas, and so the cost, is inversely proportional to the throug
 SLO. Two candidates on one GPU with one engine share the calibration and the host times, so most of their
 errors are common and cancel in the ratio of their costs: the error of that ratio was measured on pairs of
 configurations of one model, GPU and engine. Between GPUs or engines the errors of both throughputs count, and
-are taken as independent: 3 % and 4 % are 5 % together.
+are taken as independent: 3 % and 4 % are 5 % together. A fleet whose engine may find too little KV memory to
+start is not recommended.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from experiments.capacity.candidates import Candidate
 from experiments.capacity.results import Ranked
-from experiments.capacity.start_doubt import start_doubt
+from hwmodels.host import GIB
 from hwmodels.trust import RATIO, errors_at, shipped
 from sim.setup.notes import place_of, unknown_because
 from sim.setup.pool import PoolSettings
 
 FULL = 0.995
 """Share of the KV blocks in use from which KV memory counts as full."""
+LEAST_KV_BYTES = 0.5 * GIB
+"""KV memory of a GPU that the errors of the memory model may use up."""
+SORTING_VERSION = "0.16.0"
+"""Last version of vLLM that sorts all logits: see `hwmodels.iterations.memory`."""
 
 
 class Decision(Enum):
@@ -82,6 +89,35 @@ def kv_shortage(row: Ranked) -> str:
             "requests wait or lose their KV"
         )
     return start_doubt(row.candidate)
+
+
+def start_doubt(candidate: Candidate) -> str:
+    """Returns a clause if whether an engine starts depends on its version; empty if it surely does.
+
+    vLLM up to 0.16 takes up to 3 GiB more for sampling.
+    """
+    scenario = candidate.scenario
+    if scenario.engine.num_kv_blocks is not None:
+        return ""
+    kv_bytes = scenario.plan_memory().kv_bytes
+    if kv_bytes >= LEAST_KV_BYTES and _starts_with(scenario, SORTING_VERSION):
+        return ""
+    return (
+        f"the KV memory of {candidate.name} is {kv_bytes / GIB:.1f} GiB on each GPU, and whether an engine "
+        f"finds that much depends on its version (vLLM {SORTING_VERSION} takes more for sampling)"
+    )
+
+
+def _starts_with(scenario: PoolSettings, version: str) -> bool:
+    """Returns whether the replica of a newest vLLM also fits in the memory of an older version."""
+    engine = scenario.engine
+    if engine.memory_profile != "vllm" or engine.version is not None or engine.num_kv_blocks is not None:
+        return True
+    try:
+        replace(scenario, engine=replace(engine, version=version)).plan_memory()
+    except ValueError:
+        return False
+    return True
 
 
 def decide(more_percent: float, best: PoolSettings, other: PoolSettings) -> Verdict:

@@ -77,10 +77,10 @@ class Comparing:
     def find(self, report: Report) -> Findings | None:
         """Runs all arms and compares them; see `Study`."""
         experiment = self.settings.experiment
-        runs = run_all(self.points, experiment.seeds, self.settings.num_processes, report)
+        runs = run_all(self.points, experiment.seeds, self.settings.runs_on, report)
         if runs.table.empty:
             return None
-        found = evaluate(experiment, runs.table, interrupted=runs.interrupted, traced=runs.traced)
+        found = evaluate(experiment, runs)
         sentences = verdicts(found)
         return Findings(
             name="compare",
@@ -90,7 +90,7 @@ class Comparing:
             caveats=caveats(found),
             record={**found.to_json(sentences), "notes": runs.notes},
             show=partial(print_results, found),
-            draw=partial(page_of, found, self.points, self.cfg, runs.notes),
+            draw=partial(page_of, found, self.points, self.cfg),
             is_whole=not runs.interrupted,
         )
 
@@ -104,5 +104,4 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
 
 def comparison(cfg: dict[str, Any], settings: CompareSettings, points: Sequence[Point]) -> StudyJob:
     """Returns the job of a comparison whose points have been composed and built."""
-    study = Comparing(cfg=cfg, settings=settings, points=points)
-    return StudyJob(study=study, progress=settings.progress, page=settings.report)
+    return settings.job(Comparing(cfg=cfg, settings=settings, points=points))

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.app.settings.compose import Composition, ConfigSource, resolved
-from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.override import not_about
 from experiments.app.settings.variants import Variants
 from experiments.compare.arms import points
 from experiments.compare.command import comparison
 from experiments.compare.settings import RESERVED as OF_EXPERIMENTS
-from experiments.compare.settings import CompareSettings, Experiment, Sweep
+from experiments.compare.settings import CompareSettings, Experiment, Sweep, built_parts
 from experiments.compare.whatif.arms import METRICS
 from experiments.study.figures import Metric, known_figures
-from experiments.study.override_lines import by_name, check_lines
+from experiments.study.override_lines import by_name, check_base, check_lines
+from experiments.study.settings import LAUNCHER, StudySettings, settings_of
 from experiments.study.study import StudyJob
-from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 
@@ -27,7 +27,7 @@ RESERVED = {**OF_EXPERIMENTS, "seed": f"{NODE}.seeds sets the seeds"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnSettings:
+class OwnSettings(StudySettings):
     """Node `compare` of configs/compare_own.yaml; the rest of the config is the scenario of all arms."""
 
     arms: tuple[str, ...] = ()
@@ -42,10 +42,6 @@ class OwnSettings:
     sweep: Sweep | None = None
     """Setting that takes several values in every arm; None: none."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    jobs: int | None = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
         if len(self.arms) < 2:
@@ -58,20 +54,10 @@ class OwnSettings:
 
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
-    node = dict(cfg[NODE])
-    if isinstance(node.get("metrics"), list):
-        node["metrics"] = [
-            build_as(Metric, part, f"{NODE}.metrics[{i}]") for i, part in enumerate(node["metrics"])
-        ]
-    if node.get("sweep") is not None:
-        node["sweep"] = build_as(Sweep, node["sweep"], f"{NODE}.sweep")
-    own: OwnSettings = build_as(OwnSettings, node, NODE)
-    base = not_about(composition.overrides, NODE)
-    for override in map(Override.parse, base):
-        if override.root in RESERVED and override.root != "hydra":
-            raise ConfigError(f"{override.text}: must not be set here; {RESERVED[override.root]}")
+    own = settings_of(OwnSettings, cfg, NODE, **built_parts(cfg[NODE], NODE))
+    base = not_about(composition.overrides, NODE, LAUNCHER, "hydra")
+    check_base(base, RESERVED)
     simulate = ConfigSource(config_name="simulate", dirs=composition.source.dirs)
-    scenario_words = [word for word in base if Override.parse(word).root != "hydra"]
     arms = dict(by_name(own.arms))
     try:
         experiment = Experiment(
@@ -79,14 +65,20 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
             claim="The arms are compared on the same traffic.",
             arms=arms,
             baseline=own.baseline or next(iter(arms)),
-            base=tuple(scenario_words),
-            metrics=own.metrics or _usual_metrics(simulate, scenario_words, own.seeds),
+            base=tuple(base),
+            metrics=own.metrics or _usual_metrics(simulate, base, own.seeds),
             sweep=own.sweep,
             seeds=own.seeds,
         )
     except ValueError as error:
         raise ConfigError(f"{NODE}.{error}") from error
-    settings = CompareSettings(experiment=experiment, jobs=own.jobs, report=own.report, progress=own.progress)
+    settings = CompareSettings(
+        experiment=experiment,
+        jobs=own.jobs,
+        report=own.report,
+        progress=own.progress,
+        launcher=own.launcher,
+    )
     return comparison(cfg, settings, points(settings, simulate, composition.objects))
 
 

@@ -8,33 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 from plotly.subplots import make_subplots
 
 from experiments.compare.results import Comparison, Results
 from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.tables import metric_rows
 from experiments.study.figures import Metric, titled, unit_of
-from experiments.study.notes import merged_notes
-from experiments.study.pages import line_style
-from experiments.study.runs import Point, settings_that_differ
+from experiments.study.pages import differing_rows, last_sections, line_style, settings_text
+from experiments.study.runs import Point
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from sim.report.chart import styled
-from sim.report.plain_page import folded, line_with_band, listed, table
-from sim.settings.build import shown
+from sim.report.plain_page import line_with_band, listed, table
 
 COLUMNS = 2
 ROW_PX = 340
 
 
-def page_of(
-    found: Results,
-    points: Sequence[Point],
-    config: Mapping[str, Any],
-    notes: Mapping[str, Sequence[str]],
-) -> Page:
-    """Returns the page. config: of the comparison; notes: of each arm's runs."""
+def page_of(found: Results, points: Sequence[Point], config: Mapping[str, Any]) -> Page:
+    """Returns the page. config: of the comparison."""
     experiment = found.experiment
     source = f" Source: {experiment.source}." if experiment.source else ""
     seeds = f"with each of {len(experiment.seeds)} seeds" if len(experiment.seeds) > 1 else "with one seed"
@@ -57,8 +49,7 @@ def page_of(
             "Figures": [f"<p>{means}, each with its {LEVEL}. Axes start at 0.</p>", figure(found)],
             "Comparisons": tables,
             "Settings that differ between the arms": _differences(found, points),
-            "Assumptions and notes": listed(merged_notes(notes)),
-            "Configuration": _configuration(found, points, config),
+            **last_sections(found.runs.notes, _configuration(found, points, config)),
         },
     )
 
@@ -122,21 +113,12 @@ def _in_unit(values: Sequence[float], metric: Metric) -> list[float]:
 
 def _differences(found: Results, points: Sequence[Point]) -> str:
     at = [point for point in points if point.swept == found.experiment.swept[0]]
-    rows = [
-        [key, *(shown(value) for value in by_arm.values())]
-        for key, by_arm in settings_that_differ(at).items()
-    ]
-    if not rows:
-        return "<p>None: all arms have the same settings.</p>"
-    return table([["setting", *(point.arm for point in at)], *rows])
+    rows = differing_rows(at)
+    return table(rows) if len(rows) > 1 else "<p>None: all arms have the same settings.</p>"
 
 
 def _configuration(found: Results, points: Sequence[Point], config: Mapping[str, Any]) -> str:
     baseline = next(point for point in points if point.arm == found.experiment.baseline)
-    return folded("Settings of the comparison", _yaml(config), "open") + folded(
-        f"Settings of a run of {baseline.arm}, as for windtunnel simulate", _yaml(baseline.config)
+    return settings_text("Settings of the comparison", config, "open") + settings_text(
+        f"Settings of a run of {baseline.arm}, as for windtunnel simulate", baseline.config
     )
-
-
-def _yaml(config: Mapping[str, Any]) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from experiments.compare.settings import Expectation, Experiment
 from experiments.study.figures import Metric
+from experiments.study.runs import Runs
 from experiments.study.trace_runs import TraceRun, compare_traced, trace_interval
 from sim.metrics.confidence import Held, Interval, Outcome, Paired, compare_paired, judge_ratio, mean_interval
 from sim.metrics.definitions import plain_json
@@ -50,14 +51,17 @@ class Results:
     """Results of an experiment."""
 
     experiment: Experiment
+    runs: Runs
+    """If it has runs of a trace, the pairs are blocks of the trace."""
     comparisons: tuple[Comparison, ...]
     judged: tuple[Judged, ...]
-    num_runs: int
-    interrupted: bool
     clipped_apart: bool
     """True if arms truncated different numbers of the same requests, as their context lengths differ."""
-    traced: Mapping[tuple[str, Any], TraceRun] = field(default_factory=dict)
-    """See `experiments.study.runs.Runs.traced`; the pairs are then blocks of the trace."""
+
+    @property
+    def traced(self) -> bool:
+        """True if intervals are from blocks of a trace."""
+        return bool(self.runs.traced)
 
     @property
     def pairs(self) -> str:
@@ -81,8 +85,8 @@ class Results:
                 "title": experiment.title,
                 "claim": experiment.claim,
                 "source": experiment.source,
-                "interrupted": self.interrupted,
-                "runs": {"done": self.num_runs, "asked": experiment.num_runs},
+                "interrupted": self.runs.interrupted,
+                "runs": {"done": len(self.runs.table), "asked": experiment.num_runs},
                 "baseline": experiment.baseline,
                 "verdicts": list(sentences),
                 "expectations": [_judged_record(judged) for judged in self.judged],
@@ -92,21 +96,12 @@ class Results:
         return record
 
 
-def evaluate(
-    experiment: Experiment,
-    runs: pd.DataFrame,
-    *,
-    interrupted: bool,
-    traced: Mapping[tuple[str, Any], TraceRun] | None = None,
-) -> Results:
+def evaluate(experiment: Experiment, runs: Runs) -> Results:
     """Compares the arms and judges the expectations.
 
-    traced: see `experiments.study.runs.Runs.traced`; intervals are then from blocks of the trace.
-
-    `runs` has the columns arm, seed and swept, and one column per metric. Seeds without a value in both arms
-    are left out of the pairs.
+    Seeds without a value in both arms are left out of the pairs. Intervals of a trace are from its blocks.
     """
-    figures = _Figures(experiment, runs, traced or {})
+    figures = _Figures(experiment, runs)
     comparisons = tuple(
         Comparison(
             metric=metric,
@@ -129,12 +124,10 @@ def evaluate(
     )
     return Results(
         experiment=experiment,
+        runs=runs,
         comparisons=comparisons,
         judged=judged,
-        num_runs=len(runs),
-        interrupted=interrupted,
-        clipped_apart=_clipped_apart(runs),
-        traced=traced or {},
+        clipped_apart=_clipped_apart(runs.table),
     )
 
 
@@ -164,8 +157,7 @@ class _Figures(NamedTuple):
     """Figures of the runs of an experiment, with their intervals."""
 
     experiment: Experiment
-    runs: pd.DataFrame
-    traced: Mapping[tuple[str, Any], TraceRun]
+    runs: Runs
 
     def mean(self, key: str, arm: str, index: int) -> Interval:
         """Returns the mean of a metric over the seeds, or its value in the one run of a trace."""
@@ -186,11 +178,12 @@ class _Figures(NamedTuple):
         return compare_paired(ours, theirs) if alone.same else alone
 
     def _traced(self, arm: str, index: int) -> TraceRun | None:
-        return self.traced.get((arm, self.experiment.swept[index]))
+        return self.runs.traced.get((arm, self.experiment.swept[index]))
 
     def _values(self, key: str, arm: str, index: int) -> list[float]:
         """Returns the metric for each seed of the experiment; NaN if the run or the value does not exist."""
-        mine = self.runs[self.runs["arm"] == arm]
+        table = self.runs.table
+        mine = table[table["arm"] == arm]
         if self.experiment.sweep is not None:
             mine = mine[mine["swept"] == self.experiment.swept[index]]
         by_seed = dict(zip(mine["seed"], mine[key], strict=True)) if key in mine else {}

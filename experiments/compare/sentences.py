@@ -30,8 +30,8 @@ def verdicts(found: Results) -> list[str]:
 def caveats(found: Results) -> list[str]:
     """Returns warnings about the results."""
     experiment, lines = found.experiment, []
-    if found.interrupted:
-        lines.append(f"Interrupted after {found.num_runs:,} of {experiment.num_runs:,} runs.")
+    if found.runs.interrupted:
+        lines.append(f"Interrupted after {len(found.runs.table):,} of {experiment.num_runs:,} runs.")
     if found.traced:
         lines.append(blocks_text([comparison.mean for comparison in found.comparisons]))
     elif len(experiment.seeds) < 2:
@@ -49,7 +49,7 @@ def caveats(found: Results) -> list[str]:
     missing: dict[tuple[str, str], int] = {}
     for comparison in found.comparisons:
         lacking = len(experiment.seeds) - comparison.mean.num_values
-        if lacking and not found.interrupted and not (found.traced and comparison.mean.num_values):
+        if lacking and not found.runs.interrupted and not (found.traced and comparison.mean.num_values):
             key = (label_of(comparison.metric), comparison.arm)
             missing[key] = missing.get(key, 0) + lacking
     total = len(experiment.seeds) * len(experiment.swept)

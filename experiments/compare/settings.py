@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,11 +9,10 @@ from typing import Annotated, Any
 from experiments.study.figures import Metric
 from experiments.study.override_lines import check_reserved, check_whole
 from experiments.study.seeds import check_seeds
+from experiments.study.settings import StudySettings, check_num_runs, settings_of
 from fieldlimits import Checked, Positive, PositiveInt, check
 from sim.settings.build import TARGET, build, build_as
 from sim.settings.errors import suggest
-
-MAX_RUNS = 10_000
 
 RESERVED = {
     "seed": "the list of seeds sets them",
@@ -99,11 +97,7 @@ class Experiment:
             _check_overrides(f"arms.{arm}", overrides)
         for i, expectation in enumerate(self.expect):
             self._check_expectation(f"expect[{i}]", expectation)
-        if self.num_runs > MAX_RUNS:
-            raise ValueError(
-                f"seeds={len(self.seeds)}: arms, swept values and seeds make {self.num_runs:,} runs; must be "
-                f"<= {MAX_RUNS:,}; use fewer seeds"
-            )
+        check_num_runs(self.num_runs, "seeds", len(self.seeds), "arms, swept values and seeds")
 
     @property
     def swept(self) -> tuple[Any, ...]:
@@ -132,43 +126,45 @@ class Experiment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CompareSettings(Checked):
+class CompareSettings(StudySettings):
     """Settings of `windtunnel compare`."""
 
     experiment: Experiment
     also: tuple[str, ...] = ()
     """Overrides of every arm, after the experiment's base and before the arm's own."""
     jobs: Annotated[PositiveInt | None, "null for one per core"] = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
         check(self)
         _check_overrides("also", self.also)
-
-    @property
-    def num_processes(self) -> int:
-        return min(self.jobs or os.cpu_count() or 1, self.experiment.num_runs)
 
 
 def build_settings(cfg: dict[str, Any]) -> CompareSettings:
     """Builds the settings. Raises ConfigError for a wrong one; the arms' overrides are not checked here."""
     node = cfg.get("experiment")
     own = {**cfg, "experiment": _build_experiment(dict(node))} if isinstance(node, Mapping) else cfg
-    settings: CompareSettings = build_as(CompareSettings, own, "")
-    return settings
+    return settings_of(CompareSettings, own, "")
 
 
 def _build_experiment(node: dict[str, Any]) -> Any:
-    """Builds an experiment; its parts first, whose type follows from their place in the config."""
+    """Builds an experiment; its parts first."""
+    own = {**node, **built_parts(node, "experiment")}
+    return build({TARGET: f"{Experiment.__module__}.{Experiment.__name__}", **own}, "experiment")
+
+
+def built_parts(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Builds the metrics, expectations and the sweep of a node, whose types follow from their place.
+
+    key: of the node. Raises ConfigError.
+    """
+    found: dict[str, Any] = {}
     for name, kind in (("metrics", Metric), ("expect", Expectation)):
         if isinstance(node.get(name), list):
             parts = enumerate(node[name])
-            node[name] = [build_as(kind, part, f"experiment.{name}[{i}]") for i, part in parts]
+            found[name] = [build_as(kind, part, f"{key}.{name}[{i}]") for i, part in parts]
     if node.get("sweep") is not None:
-        node["sweep"] = build_as(Sweep, node["sweep"], "experiment.sweep")
-    return build({TARGET: f"{Experiment.__module__}.{Experiment.__name__}", **node}, "experiment")
+        found["sweep"] = build_as(Sweep, node["sweep"], f"{key}.sweep")
+    return found
 
 
 def _check_known(name: str, value: str, known: Iterable[str]) -> None:

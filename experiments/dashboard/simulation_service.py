@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from experiments.app.settings.compose import resolved
 from experiments.dashboard.controls import Board, State
+from experiments.study.launchers.local import end_with_parent
 from policies.user_code import with_quote
 from sim.metrics.result import RunResult
 from sim.settings.errors import ConfigError
@@ -31,7 +32,6 @@ from sim.setup.scenario import Scenario
 
 LOADS = (1.5, 0.5, 2.0, 0.75, 1.25, 3.0, 0.25)
 """Rates of the curve as multiples of the present one, in the order in which they are run."""
-PARENT_CHECK_S = 1.0
 MAX_CLIENTS = 16
 """Number of open pages whose last answer is kept."""
 MAX_ANSWERS = 8
@@ -242,15 +242,8 @@ def _initialise_worker(closing: Event, parent: int) -> None:
     global _is_closing
     _is_closing = closing.is_set
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with_parent(parent)
     os.nice(10)
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process once the dashboard is gone, even if that was killed."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os._exit(1)
 
 
 def rate_point(config: Mapping[str, Any], load: float) -> RatePoint:

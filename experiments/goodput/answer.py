@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
@@ -12,9 +12,10 @@ from experiments.goodput.results import Highest, highest_of
 from experiments.goodput.search import Arm, Found, Measured, Rough, RoughSearch, Search
 from experiments.goodput.settings import GoodputSettings
 from experiments.study.bisection import FACTOR, Bracket
+from experiments.study.launchers.launcher import Launcher
 from experiments.study.launchers.outcome import Task
 from experiments.study.seeds import distinct_seeds
-from experiments.study.workers import Report, as_asked, in_turn
+from experiments.study.workers import Report, in_turn
 from sim.engine.clock import Interrupt, ctrl_c_noted
 
 AROUND = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.15, 1.3)
@@ -59,7 +60,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
         ]
         num_points = settings.num_rates if settings.rates is None else len(settings.rates)
         total = len(arms) * (1 + len(settings.seeds) * (num_points + 1))  # about
-        for index, about in in_turn(RoughSearch.run, rough_tasks, settings.num_processes, interrupt):
+        for index, about in in_turn(RoughSearch.run, rough_tasks, settings.runs_on, interrupt):
             rough[arms[index].name] = about
             report(len(rough), total)
         if len(rough) < len(arms):
@@ -86,9 +87,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
             for arm in arms
         ]
         total = len(arms) + sum(len(one.points) + 1 for one in tasks)
-        done = _searched(
-            tasks, settings.num_processes, interrupt, lambda ended: report(len(arms) + ended, total)
-        )
+        done = _searched(tasks, settings.runs_on, interrupt, lambda ended: report(len(arms) + ended, total))
     by_arm = {arm.name: [done[i] for i in sorted(done) if tasks[i].arm is arm] for arm in arms}
     searched = [arm for arm in arms if by_arm[arm.name]]
     if not searched:
@@ -105,7 +104,7 @@ def search(settings: GoodputSettings, arms: Sequence[Arm], report: Report) -> Ou
 
 
 def _searched(
-    searches: Sequence[Search], jobs: int, interrupt: Interrupt, report: Callable[[int], None]
+    searches: Sequence[Search], launcher: Launcher, interrupt: Interrupt, report: Callable[[int], None]
 ) -> dict[int, Found]:
     """Returns the results of searches by their index: all points in parallel, then each search from its own.
 
@@ -118,14 +117,19 @@ def _searched(
     done: dict[int, Found] = {}
     given: list[int] = []
 
-    def next_task() -> _Task | None:
-        if not (ready or waiting):
-            return None
-        index, task = (ready.popleft(), None) if ready else waiting.popleft()
-        given.append(index)
-        return task or replace(searches[index], known=known[index])
+    def tasks() -> Iterator[_Task | None]:
+        while True:
+            if ready:
+                given.append(ready.popleft())
+                yield replace(searches[given[-1]], known=known[given[-1]])
+            elif waiting:
+                index, point = waiting.popleft()
+                given.append(index)
+                yield point
+            else:
+                yield None
 
-    for ended, (task, found) in enumerate(as_asked(_run, next_task, jobs, interrupt), start=1):
+    for ended, (task, found) in enumerate(in_turn(_run, tasks(), launcher, interrupt), start=1):
         index = given[task]
         if isinstance(found, Found):
             done[index] = found

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.app.settings.compose import Composition, ConfigSource, resolved
-from experiments.app.settings.override import Override, not_about
+from experiments.app.settings.override import not_about
 from experiments.app.settings.variants import Variants
 from experiments.goodput.search import Arm, rate_of
 from experiments.goodput.settings import RESERVED, GoodputSettings
-from sim.settings.build import build_as
+from experiments.study.override_lines import check_base
+from experiments.study.settings import LAUNCHER, settings_of
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run, build_scenario
 from sim.workload.base import BeginsByRate, Source
@@ -23,11 +24,9 @@ def build_arms(cfg: dict[str, Any], composition: Composition) -> tuple[GoodputSe
 
     Raises ConfigError for a wrong setting, and for a workload without a request rate.
     """
-    settings: GoodputSettings = build_as(GoodputSettings, cfg[NODE], NODE)
-    base = not_about(composition.overrides, NODE)
-    for override in map(Override.parse, base):
-        if override.root in RESERVED:
-            raise ConfigError(f"{override.text}: must not be set here; {RESERVED[override.root]}")
+    settings = settings_of(GoodputSettings, cfg, NODE)
+    base = not_about(composition.overrides, NODE, LAUNCHER)
+    check_base(base, RESERVED)
     variants = Variants(ConfigSource(config_name="simulate", dirs=composition.source.dirs), base)
     arms = []
     for i, (name, own) in enumerate(settings.overrides_by_arm.items()):

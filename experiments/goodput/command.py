@@ -58,5 +58,4 @@ class Searching:
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds every arm. Raises ConfigError for a wrong setting."""
     settings, arms = build_arms(cfg, composition)
-    study = Searching(cfg=cfg, settings=settings, arms=arms)
-    return StudyJob(study=study, parts="searches", progress=settings.progress, page=settings.report)
+    return settings.job(Searching(cfg=cfg, settings=settings, arms=arms), parts="searches")

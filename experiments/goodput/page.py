@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 from plotly.subplots import make_subplots
 
 from experiments.goodput.answer import Outcome
 from experiments.goodput.results import curve, goodput_curve, scale_curve
 from experiments.goodput.tables import caveats, rows, sentences
-from experiments.study.notes import merged_notes
-from experiments.study.pages import COLOURS
+from experiments.study.pages import COLOURS, last_sections, settings_text
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from sim.report.chart import GREY, LIMIT, styled
-from sim.report.plain_page import folded, line_with_band, listed, table
+from sim.report.plain_page import line_with_band, listed, table
 
 HEIGHT_PX = 420
 SHARES = [0, 1.03]
@@ -42,10 +40,7 @@ def page_of(outcome: Outcome, config: Mapping[str, Any]) -> Page:
             ],
             "SLO attainment with tighter and looser limits": [scale_figure(outcome)],
             "Highest rates": table(rows(outcome.highest)),
-            "Assumptions and notes": listed(merged_notes(outcome.notes)),
-            "Configuration": folded(
-                "Settings of the search", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-            ),
+            **last_sections(outcome.notes, settings_text("Settings of the search", config)),
         },
     )
 

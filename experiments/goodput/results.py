@@ -93,27 +93,28 @@ def runs_table(
 
 def curve(found: Sequence[Found]) -> list[tuple[float, Interval, bool]]:
     """Returns (rate, share within the SLO, whether a seed was overloaded), by rate."""
-    by_rate: dict[float, list[Measured]] = {}
-    for one in found:
-        for run in one.at_rates:
-            by_rate.setdefault(run.rate, []).append(run)
     return [
         (rate, mean_interval([run.share for run in runs]), any(run.is_overloaded for run in runs))
-        for rate, runs in sorted(by_rate.items())
+        for rate, runs in _by_rate(found)
     ]
 
 
 def goodput_curve(found: Sequence[Found]) -> list[tuple[float, Interval]]:
     """Returns (rate, requests/s within the SLO), by rate, without rates at which a seed was overloaded."""
+    return [
+        (rate, mean_interval([run.goodput_per_s for run in runs]))
+        for rate, runs in _by_rate(found)
+        if not any(run.is_overloaded for run in runs)
+    ]
+
+
+def _by_rate(found: Sequence[Found]) -> list[tuple[float, list[Measured]]]:
+    """Returns the runs of the curves of all seeds by their rate."""
     by_rate: dict[float, list[Measured]] = {}
     for one in found:
         for run in one.at_rates:
             by_rate.setdefault(run.rate, []).append(run)
-    return [
-        (rate, mean_interval([run.goodput_per_s for run in runs]))
-        for rate, runs in sorted(by_rate.items())
-        if not any(run.is_overloaded for run in runs)
-    ]
+    return sorted(by_rate.items())
 
 
 def scale_curve(found: Sequence[Found], scales: Sequence[float]) -> list[tuple[float, Interval]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ import pandas as pd
 
 from experiments.study.bisection import FACTOR, Bracket, bisected, bracketed
 from experiments.study.longer_traffic import last_begin_s, longer_traffic
-from experiments.study.steady_state import Lack, lack_of, needed_s, steady_part, stepped
+from experiments.study.steady_state import Lack, lack_of, needed_s, steady_part, steady_run, stepped
 from experiments.study.trace_runs import TraceRun, trace_interval
 from sim.metrics.confidence import Interval
 from sim.metrics.result import RunResult
@@ -90,10 +91,10 @@ class Arm:
     is_trace: bool = False
     """True if all seeds give the same runs, so that their intervals come from blocks of their requests."""
 
-    def measure(self, seed: int, rate: float, num_requests: int) -> Measured:
+    def measure(self, seed: int, rate: float, num_requests: int | None) -> Measured:
         """Simulates a run at a rate, in requests/s. Raises KeyboardInterrupt after Ctrl-C."""
         try:
-            scenario, source, period = longer_traffic(self.scenarios[seed], num_requests)
+            scenario, source, period = longer_traffic(self.scenarios[seed], num_requests or self.num_requests)
         except ValueError as error:
             raise ConfigError(f"workload: {error}") from error
         own_rate = rate_of(source)  # the rate of these requests, which may cover only a part of a day
@@ -106,12 +107,7 @@ class Arm:
 
     def measure_steady(self, seed: int, rate: float, num_requests: int) -> Measured:
         """Measures as `measure` does, with more requests if a run that attains the SLO is too short."""
-        while True:
-            found = self.measure(seed, rate, num_requests)
-            is_longest = num_requests >= self.max_requests or found.num_requests < 0.9 * num_requests
-            if found.lack is None or is_longest or not self.attains(found):
-                return found
-            num_requests = min(self.max_requests, found.lack.requests(found.num_requests))
+        return steady_run(partial(self.measure, seed, rate), num_requests, self.max_requests, self.attains)
 
     def _measured(self, result: RunResult, rate: float, until_s: float, period: int | None) -> Measured:
         """Returns the figures of a run. until_s: arrival of its last request, or last session.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -10,9 +9,9 @@ from typing import Annotated
 
 from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
-from fieldlimits import Checked, Ge, Le, Lt, PositiveShare, check
+from experiments.study.settings import StudySettings, check_least, check_num_runs
+from fieldlimits import Ge, Le, Lt, PositiveShare, check
 
-MAX_RUNS = 10_000
 MAX_REQUESTS = 100_000_000
 RESERVED = {
     "seed": "goodput.seeds sets the seeds",
@@ -24,7 +23,7 @@ ONLY_ARM = "as set"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GoodputSettings(Checked):
+class GoodputSettings(StudySettings):
     """Node `goodput` of configs/goodput.yaml; the rest of the config is the scenario."""
 
     arms: tuple[str, ...] = ()
@@ -53,10 +52,6 @@ class GoodputSettings(Checked):
     """Factors on all SLO limits, for the curve at one rate."""
     scale_rate: float | None = None
     """Rate of that curve, in requests/s; None: the lowest of the arms' highest rates."""
-    jobs: int | None = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
         check(self)
@@ -66,27 +61,16 @@ class GoodputSettings(Checked):
         if self.scale_rate is not None:
             _check_positive("scale_rate", (self.scale_rate,))
         _check_positive("slo_scales", self.slo_scales)
-        for name, least in (("requests", 10), ("jobs", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}; null: no limit")
+        check_least(self, {"requests": 10, "jobs": 1}, "; null: no limit")
         check_lines("arms", self.arms, RESERVED)
         num_rates = self.num_rates if self.rates is None else len(self.rates)
         num_runs = max(1, len(self.arms)) * len(self.seeds) * num_rates
-        if num_runs > MAX_RUNS:
-            raise ValueError(
-                f"num_rates={num_rates}: all arms, seeds and rates make {num_runs:,} runs; must be <= "
-                f"{MAX_RUNS:,}; use fewer rates"
-            )
+        check_num_runs(num_runs, "num_rates", num_rates, "all arms, seeds and rates")
 
     @property
     def overrides_by_arm(self) -> Mapping[str, tuple[str, ...]]:
         """Name -> overrides; without arms, one arm without overrides."""
         return by_name(self.arms or (f"{ONLY_ARM}:",))
-
-    @property
-    def num_processes(self) -> int:
-        return self.jobs or os.cpu_count() or 1
 
 
 def _check_positive(name: str, values: tuple[float, ...]) -> None:

@@ -206,7 +206,7 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> SimulateJob:
         _check_no_launcher(composition)
     else:
         from experiments.simulate.sharded_run import ShardedRun  # noqa: PLC0415 (most runs are not divided)
-        from experiments.study.launchers.outcome import Launcher  # noqa: PLC0415
+        from experiments.study.launchers.launcher import Launcher  # noqa: PLC0415
         from sim.shards.whole_run import check_traffic  # noqa: PLC0415
 
         try:

@@ -27,7 +27,8 @@ from experiments.app.job import CannotWriteError
 from experiments.app.run_folder import UNFINISHED, lock_folder, seen_from_here
 from experiments.app.settings.override import not_about
 from experiments.simulate.shard_task import ShardTask, code_of_windtunnel
-from experiments.study.launchers.outcome import CannotLaunchError, Launcher, WorkerDiedError
+from experiments.study.launchers.launcher import Launcher
+from experiments.study.launchers.outcome import CannotLaunchError, WorkerDiedError
 from experiments.study.progress import lasting_progress
 from sim.engine.clock import Interrupt, ctrl_c_noted
 from sim.metrics.result import RunResult
@@ -211,7 +212,7 @@ class ShardedRun:
             self.scenario.sim.shards or 1,
             self.scenario.num_replicas,
             self.num_requests,
-            getattr(self.launcher, "num_jobs", None) or getattr(self.launcher, "jobs", None),
+            self.launcher.num_jobs,
         )
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder, self.num_requests, len(bounds), streams=self.streams, iterations=self.iterations)

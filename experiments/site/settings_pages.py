@@ -71,7 +71,7 @@ CONTENTS = {
     "whatif": "lists of changes for `windtunnel whatif`",
     "suite": "cases of a validation of the real engine",
     "thresholds": "largest errors at which a validation passes",
-    "launcher": "what runs the simulations of a sweep: local processes, Ray or Slurm",
+    "launcher": "what runs the simulations of a study: local processes, Ray or Slurm",
 }
 """Group -> its content. The reference needs a line for every group."""
 _LONGEST_VALUE = 200

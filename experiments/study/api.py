@@ -124,7 +124,7 @@ def _found(
     source = application.source(user_dir)
     check_chosen_once(overrides, find_groups(source.dirs))
     if name == "sweep":
-        sweep: StudyJob = importlib.import_module("experiments.sweep.study").sweep_of(source, overrides)
+        sweep: StudyJob = importlib.import_module("experiments.sweep.run").sweep_of(source, overrides)
         return sweep.find(Console(stderr=True))
     with explained(source, overrides, USER_ERRORS):
         _, job = prepared_run(source, overrides, application.module, objects)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.app.settings.override import Override
+from sim.settings.errors import ConfigError
 
 OPENING, CLOSING, QUOTES = "[{(", "]})", "'\""
 
@@ -76,6 +77,13 @@ def check_reserved(name: str, overrides: Iterable[str], reserved: Mapping[str, s
         override = Override.parse(text)
         if override.root in reserved:
             raise ValueError(f"{name}={override.name}: must not be set here; {reserved[override.root]}")
+
+
+def check_base(overrides: Iterable[str], reserved: Mapping[str, str]) -> None:
+    """Raises ConfigError for an override of the command line that sets a reserved root key."""
+    for override in map(Override.parse, overrides):
+        if override.root in reserved:
+            raise ConfigError(f"{override.text}: must not be set here; {reserved[override.root]}")
 
 
 def check_lines(name: str, lines: Sequence[str], reserved: Mapping[str, str]) -> None:

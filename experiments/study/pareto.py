@@ -1,9 +1,14 @@
-"""Finds the points that no other one beats in both of two figures."""
+"""Finds and draws the points that no other one beats in both of two figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from sim.report.chart import GREY
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -18,3 +23,17 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
             front.append(i)
             best = points[i][1]
     return front[::-1]
+
+
+def front_line(points: Sequence[tuple[float, float]], mode: str = "lines", **style: Any) -> go.Scatter:
+    """Draws a dotted line through the Pareto front of some points."""
+    front = [points[i] for i in pareto(points)]
+    return go.Scatter(
+        x=[x for x, _ in front],
+        y=[y for _, y in front],
+        mode=mode,
+        line={"dash": "dot", "color": GREY},
+        name="Pareto front",
+        hoverinfo="skip",
+        **style,
+    )

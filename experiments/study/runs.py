@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments.app.settings.compose import resolved
 from experiments.study.figures import as_text, figures, leaves
+from experiments.study.launchers.launcher import Launcher
 from experiments.study.seeds import distinct_seeds
 from experiments.study.trace_runs import TraceRun
 from experiments.study.workers import Report, in_turn, simulate_config
@@ -63,9 +64,9 @@ class Runs:
 
     table: pd.DataFrame
     """One row per run: arm, seed, swept, then every figure of its summary.json by dotted key."""
-    notes: dict[str, list[str]]
+    notes: dict[str, list[str]] = field(default_factory=dict)
     """Notes of each arm's first run on the basis of its figures."""
-    interrupted: bool
+    interrupted: bool = False
     traced: Mapping[tuple[str, Any], TraceRun] = field(default_factory=dict)
     """(arm, swept value) -> values of the requests, if all seeds give the same runs, as those of a trace."""
 
@@ -78,35 +79,39 @@ def summary_of(result: RunResult) -> dict[str, Any]:
 def run_all(
     points: Sequence[Point],
     seeds: Sequence[int],
-    jobs: int,
+    launcher: Launcher | int,
     report: Report,
     summarise: Callable[[RunResult], dict[str, Any]] = summary_of,
 ) -> Runs:
     """Runs every point with every seed, all points of a seed first, so that an interrupted study has pairs.
 
-    summarise: returns the figures to keep of a run; a function of a module, because it is pickled. If all
-    seeds give the same runs, as those of a trace do, only the first is run, and its rows are those of all.
+    launcher: see `in_turn`. summarise: returns the figures to keep of a run; a function of a module, because
+    it is pickled. If all seeds give the same runs, as those of a trace do, only the first is run, and its
+    rows are those of all.
     """
     run_seeds = distinct_seeds([partial(_scenario, point) for point in points], seeds)
     tasks = [Task(point, seed) for seed in run_seeds for point in points]
     rows: dict[int, dict[str, Any]] = {}
-    notes: dict[str, list[str]] = {}
+    own_notes: dict[int, list[str]] = {}
     traced: dict[tuple[str, Any], TraceRun] = {}
     is_one_run = len(run_seeds) < len(seeds)
     with ctrl_c_noted() as interrupt:
-        summaries = in_turn(partial(_summary, summarise, is_one_run), tasks, jobs, interrupt)
+        summaries = in_turn(partial(_summary, summarise, is_one_run), tasks, launcher, interrupt)
         for index, (summary, run) in summaries:
             if run is not None:
                 traced[tasks[index].point.arm, tasks[index].point.swept] = run
             row = figures(summary)
             row.pop(INTERRUPTED)
             rows[index] = {**tasks[index].label, **row}
-            notes.setdefault(tasks[index].point.arm, summary["notes"])
+            own_notes[index] = summary["notes"]
             report(len(rows), len(tasks))
         summaries.close()
         interrupted = interrupt.noted and len(rows) < len(tasks)
     columns = ["arm", "seed", "swept"]
     of_runs = [rows[index] for index in sorted(rows)]
+    notes: dict[str, list[str]] = {}
+    for index in sorted(rows):  # not in the order in which the runs ended
+        notes.setdefault(tasks[index].point.arm, own_notes[index])
     if is_one_run:
         of_runs = [{**row, "seed": seed} for seed in seeds for row in of_runs]
     table = pd.DataFrame(of_runs, columns=None if rows else columns)

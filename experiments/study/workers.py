@@ -1,11 +1,10 @@
-"""Runs tasks in processes of this machine, for commands that end if one run fails."""
+"""Runs the tasks of commands that end if one of them fails."""
 
 from __future__ import annotations
 
 import importlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from contextlib import closing, contextmanager
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.app.settings.compose import resolved
+from experiments.study.launchers.launcher import Launcher
 from experiments.study.launchers.local import Local
 from experiments.study.launchers.outcome import R, T
 from sim.engine.clock import Interrupt
@@ -24,45 +24,32 @@ Report = Callable[[int, int], None]  # finished tasks, all tasks
 
 
 def in_turn(
-    work: Callable[[T], R], tasks: Sequence[T], jobs: int, interrupt: Interrupt
+    work: Callable[[T], R], tasks: Iterable[T | None], launcher: Launcher | int, interrupt: Interrupt
 ) -> Generator[tuple[int, R], None, None]:
-    """Yields (index of the task, its result) as tasks finish; none starts after Ctrl-C.
+    """Yields (index of the task, its result) as tasks end, for commands that end if one task fails.
 
-    With one job, tasks run in this process, which a debugger can follow; otherwise in processes, so that
-    `work`, tasks and results are pickled. Work that Ctrl-C interrupts may raise KeyboardInterrupt: then the
-    other tasks end, and earlier results stay. Raises ConfigError with the task's name for settings that
-    cannot run and for a killed process.
+    tasks: see `Launcher.outcomes`; they may depend on earlier results. launcher: a number stands for so many
+    processes of this machine; with one, tasks run in this process, which a debugger can follow. Work that
+    Ctrl-C interrupts may raise KeyboardInterrupt: then the other tasks end, and earlier results stay. Raises
+    ConfigError with the task's name for settings that cannot run and for a killed process.
     """
-    waiting = deque(tasks)
-    return as_asked(work, lambda: waiting.popleft() if waiting else None, jobs, interrupt)
+    begun: list[T] = []
 
+    def noted() -> Iterator[T | None]:
+        for task in tasks:
+            if task is not None:
+                begun.append(task)
+            yield task
 
-def as_asked(
-    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
-) -> Generator[tuple[int, R], None, None]:
-    """Yields results of tasks that depend on earlier results; next_task is called when a job is free.
-
-    None from next_task: no task until a running one is done; if none is running, the end. The index counts
-    tasks in the order of the calls.
-    """
-    given: list[T] = []
-
-    def next_noted() -> T | None:
-        task = next_task()
-        if task is not None:
-            given.append(task)
-        return task
-
-    outcomes = Local(jobs=jobs).as_asked(work, next_noted, interrupt)
-    try:
+    chosen = Local(jobs=launcher) if isinstance(launcher, int) else launcher
+    num_tasks = len(tasks) if isinstance(tasks, Sized) else None
+    with closing(chosen.outcomes(work, noted(), interrupt, num_tasks)) as outcomes:
         for outcome in outcomes:
             if isinstance(outcome.error, ConfigError):
-                raise ConfigError(f"{given[outcome.index].name}: {outcome.error}") from outcome.error
+                raise ConfigError(f"{begun[outcome.index].name}: {outcome.error}") from outcome.error
             if outcome.error is not None:
                 raise outcome.error
             yield outcome.index, cast(R, outcome.result)
-    finally:
-        outcomes.close()
 
 
 def simulate_config(config: dict[str, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> RunResult:

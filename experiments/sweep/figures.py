@@ -13,10 +13,10 @@ from plotly.subplots import make_subplots
 
 from experiments.study.figures import Metric, titled, unit_of
 from experiments.study.pages import line_style
-from experiments.study.pareto import pareto
+from experiments.study.pareto import front_line
 from experiments.sweep.grid import MAX_PANELS, PARETO, Grid, GridAxis, panel_title
 from sim.metrics.confidence import Interval
-from sim.report.chart import GREY, log_axis, styled
+from sim.report.chart import log_axis, styled
 from sim.report.plain_page import line_with_band
 
 COLUMNS = 3
@@ -162,18 +162,7 @@ def pareto_front(grid: Grid) -> go.Figure | None:
                 hovertemplate="%{text}<br>%{x:.3g} tokens/s per user, %{y:,.4g} per GPU<extra></extra>",
             )
         )
-    cells = list(points)
-    front = [cells[i] for i in pareto([points[cell] for cell in cells])]
-    drawing.add_trace(
-        go.Scatter(
-            x=[points[cell][0] for cell in front],
-            y=[points[cell][1] for cell in front],
-            mode="lines",
-            line={"dash": "dot", "color": GREY},
-            name="Pareto front",
-            hoverinfo="skip",
-        )
-    )
+    drawing.add_trace(front_line(list(points.values())))
     drawing.update_xaxes(title=of_user.label, rangemode="tozero")
     drawing.update_yaxes(title=of_gpu.label, rangemode="tozero")
     return styled(drawing, height_px=PANEL_PX + 170)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.text import Text
 
 from experiments.app.terminal import fits, plain_table
 from experiments.study.export import export
 from experiments.study.figures import Metric, titled, unit_of
+from experiments.study.pages import settings_text
 from experiments.study.study import Findings, Page
 from experiments.study.verdicts import LEVEL
 from experiments.sweep.figures import heat_map, lines, parallel, pareto_front
@@ -22,7 +22,7 @@ from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.grid import PARETO, Cell, Grid, grid_of
 from experiments.sweep.settings import ReportSettings
 from sim.report.numbers import with_interval
-from sim.report.plain_page import Content, folded, listed, table, write_page
+from sim.report.plain_page import Content, listed, table, write_page
 from sim.report.wording import plural
 
 PAGE = "sweep.html"
@@ -128,8 +128,7 @@ def page_of(grid: Grid, folder: SweepFolder) -> Page:
     if failures:
         failure_rows = [[str(row["run"]), row["status"], row["error"]] for row in failures[:PAGE_ROWS]]
         sections["Failed and invalid runs"] = table([["run", "status", "reason"], *failure_rows])
-    about = OmegaConf.to_yaml(OmegaConf.create(_about(folder)))
-    sections["The sweep"] = folded("Settings of the sweep", about)
+    sections["The sweep"] = settings_text("Settings of the sweep", _about(folder))
     return Page(
         "Sweep",
         f"{folder.num_of(DONE):,} of {plural(folder.plan.num_points, 'run')} over {axes}; {seeds}.",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -14,13 +18,16 @@ from rich.text import Text
 from experiments.app.job import CannotWriteError, UnsuccessfulError
 from experiments.app.run_folder import print_folder, seen_from_here
 from experiments.app.settings.compose import ConfigSource
+from experiments.app.settings.override import quoted
 from experiments.app.terminal import terminal_console
-from experiments.study.launchers.outcome import CannotLaunchError, CutShortError, Outcome
+from experiments.study import workers
+from experiments.study.launchers.outcome import CannotLaunchError, Outcome
 from experiments.study.progress import Report, lasting_progress
+from experiments.study.study import Findings, StudyJob
 from experiments.sweep.folder import DONE, FAILED, REFUSED, SweepFolder
 from experiments.sweep.plan import Point
 from experiments.sweep.run_task import FinishedRun, RunTask, in_words, tasks_of
-from experiments.sweep.setup import SweepOptions
+from experiments.sweep.setup import SweepOptions, begun
 from policies.user_code import trace_of
 from sim.engine.clock import Interrupt, ctrl_c_noted
 from sim.report.wording import plural
@@ -51,6 +58,40 @@ def run_sweep(folder: SweepFolder, sweep_options: SweepOptions, source: ConfigSo
     folder.write_runs()
     print_done(folder, folder.num_of(DONE) - already, seconds, console)
     _finish(folder, sweep_options, interrupt, console)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweeping:
+    """A sweep as a study of the Python interface, whose runs are in a folder only while they are made."""
+
+    source: ConfigSource
+    overrides: Sequence[str]
+
+    def find(self, report: workers.Report) -> Findings | None:
+        """Makes all runs; see `Study`."""
+        with TemporaryDirectory() as place:
+            own = f"hydra.run.dir={quoted(str(Path(place, 'sweep')))}"
+            source, folder, options = begun(self.source, [*self.overrides, own])
+            total = folder.plan.num_points
+
+            def ended(done: int, failed: int) -> None:
+                report(done + failed, total)
+
+            try:
+                with ctrl_c_noted() as interrupt:
+                    collect(folder, options, source, interrupt, ended)
+                if not folder.rows:
+                    return None
+                page = importlib.import_module("experiments.sweep.page")  # imports plotly, so only now
+                found: Findings = page.findings_of(folder, options.report, is_whole=len(folder.rows) == total)
+                return found
+            finally:
+                folder.release()
+
+
+def sweep_of(source: ConfigSource, overrides: Sequence[str]) -> StudyJob:
+    """Returns the job of a sweep. Its settings are checked when it begins."""
+    return StudyJob(study=Sweeping(source=source, overrides=overrides))
 
 
 def _finish(folder: SweepFolder, sweep_options: SweepOptions, interrupt: Interrupt, console: Console) -> None:
@@ -105,9 +146,6 @@ def collect(
     outcomes = sweep_options.launcher.outcomes(RunTask.run, tasks, interrupt)
     try:
         for outcome in outcomes:
-            if isinstance(outcome.error, CutShortError):  # on another machine; a partial run is no result
-                interrupt.noted = True
-                continue
             _keep(folder, points[outcome.index], outcome, code)
             folder.write_runs(now=False)
             report(folder.num_of(DONE), len(folder.rows) - folder.num_of(DONE))

@@ -18,7 +18,7 @@ from experiments.app.settings.config_groups import config_dirs
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.override import Override, not_about
 from experiments.study.code import code_version
-from experiments.study.launchers.outcome import Launcher
+from experiments.study.launchers.launcher import Launcher
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.grid import check_roles
 from experiments.sweep.plan import OF_THE_SWEEP, Plan, plan_of

@@ -18,7 +18,7 @@ from experiments.study.figures import Metric, as_text, known_figures
 from experiments.study.override_lines import by_name, line_of
 from experiments.study.request_limit import limiting_override
 from experiments.study.runs import Point
-from sim.settings.build import build_as
+from experiments.study.settings import LAUNCHER, settings_of
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
 from sim.setup.scenario import Scenario
@@ -67,9 +67,9 @@ def build_questions(cfg: dict[str, Any], source: ConfigSource, overrides: Sequen
 
     Raises ConfigError for a wrong setting, and if no change applies.
     """
-    settings: WhatifSettings = build_as(WhatifSettings, cfg[NODE], NODE)
+    settings = settings_of(WhatifSettings, cfg, NODE)
     simulate = ConfigSource(config_name="simulate", dirs=source.dirs)
-    own = not_about(overrides, NODE)
+    own = not_about(overrides, NODE, LAUNCHER)
     _refuse_seed(own)
     builder = _ArmBuilder(settings, simulate, own)
     scenario, traffic = builder.add(Change(BASELINE, ()))

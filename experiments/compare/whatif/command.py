@@ -34,17 +34,14 @@ class Asking:
     def find(self, report: Report) -> Findings | None:
         """Runs the baseline and the changes, and compares them; see `Study`."""
         questions, settings = self.questions, self.questions.settings
-        runs = run_all(questions.points, settings.seeds, settings.num_processes, report, with_limits)
+        runs = run_all(questions.points, settings.seeds, settings.runs_on, report, with_limits)
         if runs.table.empty:
             return None
         answers = Answers(
             questions=questions,
-            found=evaluate(
-                questions.experiment, runs.table, interrupted=runs.interrupted, traced=runs.traced
-            ),
+            found=evaluate(questions.experiment, runs),
             limits=limits_by_arm(runs.table),
             times_s=times_by_arm(runs.table),
-            notes=runs.notes,
         )
         sentences, warnings = verdicts(answers), caveats(answers)
         record = {
@@ -66,7 +63,7 @@ class Asking:
             caveats=warnings,
             record=record,
             show=partial(print_answers, answers),
-            draw=partial(page_of, answers, self.cfg, runs.notes),
+            draw=partial(page_of, answers, self.cfg),
             is_whole=not runs.interrupted,
         )
 
@@ -74,6 +71,4 @@ class Asking:
 def prepare(cfg: dict[str, Any], composition: Composition) -> StudyJob:
     """Composes and builds the baseline and every change. Raises ConfigError for a wrong setting."""
     questions = build_questions(cfg, composition.source, composition.overrides)
-    settings = questions.settings
-    study = Asking(cfg=cfg, questions=questions)
-    return StudyJob(study=study, progress=settings.progress, page=settings.report)
+    return questions.settings.job(Asking(cfg=cfg, questions=questions))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
-from omegaconf import OmegaConf
 from plotly.subplots import make_subplots
 
 from experiments.compare.results import Comparison
@@ -23,14 +22,12 @@ from experiments.compare.whatif.sentences import (
 from experiments.compare.whatif.settings import BASELINE
 from experiments.compare.whatif.tables import LEGEND, tables
 from experiments.study.figures import label_of
-from experiments.study.notes import merged_notes
-from experiments.study.runs import settings_that_differ
+from experiments.study.pages import differing_rows, last_sections, settings_text
 from experiments.study.study import Page
 from experiments.study.verdicts import LEVEL
 from sim.metrics.confidence import Outcome
 from sim.report.chart import COMPONENT_COLOURS, GREEN, GREY, RED, log_axis, styled
-from sim.report.plain_page import Content, folded, listed, table
-from sim.settings.build import shown
+from sim.report.plain_page import Content, listed, table
 
 COLOURS = {Outcome.BETTER: GREEN, Outcome.WORSE: RED}
 COLUMNS = 3
@@ -38,11 +35,12 @@ PANEL_PX, ROW_PX = 90, 26
 """Height of a panel without its rows, and of each row, in pixels."""
 
 
-def page_of(answers: Answers, config: Mapping[str, Any], notes: Mapping[str, Sequence[str]]) -> Page:
-    """Returns the page. config: of the command; notes: of each arm's runs."""
+def page_of(answers: Answers, config: Mapping[str, Any]) -> Page:
+    """Returns the page. config: of the command."""
     changes = {
         arm: " ".join(words) for arm, words in answers.questions.experiment.arms.items() if arm != BASELINE
     }
+    differing = table(differing_rows(answers.questions.points, max_chars=60))
     sections: dict[str, Content] = {
         "Verdicts": listed(caveats(answers)) + _verdicts(answers),
         "Compared with the baseline": "".join(map(table, tables(answers))) + f"<p>{LEGEND}</p>",
@@ -53,14 +51,11 @@ def page_of(answers: Answers, config: Mapping[str, Any], notes: Mapping[str, Seq
         ],
         "Time of the requests by resource": [limit_figure(answers)],
         "The changes": table([["change", "overrides"], *([arm, text] for arm, text in changes.items())])
-        + _differences(answers),
+        + f"<details><summary>Settings that differ</summary>{differing}</details>",
     }
     if answers.questions.left_out:
         sections["Left out"] = listed(left_out(answers))
-    sections["Assumptions and notes"] = listed(merged_notes(notes))
-    sections["Configuration"] = folded(
-        "Settings of the command", OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-    )
+    sections |= last_sections(answers.found.runs.notes, settings_text("Settings of the command", config))
     return Page("What if", introduction(answers), sections)
 
 
@@ -144,11 +139,3 @@ def limit_figure(answers: Answers) -> go.Figure:
         legend_traceorder="normal",
         margin={"l": 220, "r": 20, "t": 50, "b": 48},
     )
-
-
-def _differences(answers: Answers) -> str:
-    points = answers.questions.points
-    differing = settings_that_differ(points).items()
-    rows = [[key, *(shown(value)[:60] for value in by_arm.values())] for key, by_arm in differing]
-    whole = table([["setting", *(point.arm for point in points)], *rows])
-    return f"<details><summary>Settings that differ</summary>{whole}</details>"

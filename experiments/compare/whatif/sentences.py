@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -14,7 +13,7 @@ from experiments.compare.whatif.arms import Questions
 from experiments.compare.whatif.settings import BASELINE
 from experiments.study.figures import Metric, label_of, unit_of
 from experiments.study.notes import expected_error_lines, merged_notes
-from experiments.study.run_length import REASONS, requests_needed
+from experiments.study.steady_state import REASONS, requests_needed
 from experiments.study.verdicts import LEVEL, minus, with_sign
 from sim.metrics.confidence import Interval, Outcome, mean_interval
 from sim.report.numbers import MISSING, mean_text, supported
@@ -45,8 +44,6 @@ class Answers:
     """Arm -> {resource: share of the requests' time over the seeds}, the largest share first."""
     times_s: dict[str, tuple[float, float]]
     """Arm -> length of a run and p90 of E2E in seconds, means over the seeds."""
-    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Arm -> notes on its first run."""
 
     @property
     def changes(self) -> list[str]:
@@ -84,7 +81,7 @@ def caveats(answers: Answers) -> list[str]:
     lines += _too_short(answers)
     for name in questions.other_traffic:
         lines.append(f"{name}: the traffic differs from the baseline's, so intervals are wider.")
-    return [*lines, *expected_error_lines(merged_notes(answers.notes))]
+    return [*lines, *expected_error_lines(merged_notes(answers.found.runs.notes))]
 
 
 def _too_short(answers: Answers) -> list[str]:

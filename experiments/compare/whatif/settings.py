@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from experiments.app.settings.override import Override
 from experiments.compare.whatif.offered import OFFERED
 from experiments.study.override_lines import by_name, check_lines
 from experiments.study.seeds import check_seeds
+from experiments.study.settings import StudySettings, check_least, check_num_runs
 from sim.settings.errors import suggest
 
 BASELINE = "baseline"
-MAX_RUNS = 10_000
 RESERVED = {
     "seed": "whatif.seeds sets the seeds",
     "output": "whatif writes its own files",
@@ -23,7 +22,7 @@ RESERVED = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhatifSettings:
+class WhatifSettings(StudySettings):
     """Node `whatif`, configs/whatif/*.yaml; the rest of the config is the baseline."""
 
     changes: tuple[str, ...] = ()
@@ -39,17 +38,10 @@ class WhatifSettings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     requests: int | None = 1000
     """Number of requests per run, the first of the workload; None: all. Unused if the workload sets it."""
-    jobs: int | None = None
-    """Number of processes; None: one per core."""
-    report: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
         check_seeds(self.seeds, "five")
-        for name, least in (("requests", 10), ("jobs", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value}: must be >= {least}; null: no limit")
+        check_least(self, {"requests": 10, "jobs": 1}, "; null: no limit")
         if not self.changes and not self.offered:
             raise ValueError("changes=[]: must contain a change, such as 'double the traffic: load=2'")
         self._check("changes", self.changes)
@@ -61,15 +53,7 @@ class WhatifSettings:
                 )
         self._check("offered", tuple(one for one in self.offered if one not in plain))
         num_runs = (1 + len(self.changes or self.offered)) * len(self.seeds)
-        if num_runs > MAX_RUNS:
-            raise ValueError(
-                f"seeds={len(self.seeds)}: all changes and seeds make {num_runs:,} runs; must be <= "
-                f"{MAX_RUNS:,}; use fewer seeds"
-            )
-
-    @property
-    def num_processes(self) -> int:
-        return self.jobs or os.cpu_count() or 1
+        check_num_runs(num_runs, "seeds", len(self.seeds), "all changes and seeds")
 
     @staticmethod
     def _check(name: str, lines: tuple[str, ...]) -> None:

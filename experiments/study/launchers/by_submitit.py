@@ -12,18 +12,16 @@ import pickle
 import shutil
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic
 
 from experiments.study.launchers.importing import passed_on
-from experiments.study.launchers.local import PATIENCE_S
+from experiments.study.launchers.launcher import PATIENCE_S, Launcher, Workers
 from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
-from fieldlimits import Checked, Gt, OneOf
-from sim.engine.clock import Interrupt
+from fieldlimits import Gt, OneOf
 
 CLUSTERS = ("local", "slurm")
 MAX_RUNS_PER_JOB = 200
@@ -33,7 +31,7 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BySubmitit(Checked):
+class BySubmitit(Launcher):
     """Launches runs with submitit; the fields are submitit's parameters."""
 
     cluster: Annotated[str, OneOf(CLUSTERS)] = "local"
@@ -53,41 +51,11 @@ class BySubmitit(Checked):
         """Number of concurrent jobs."""
         return self.jobs or (SLURM_JOBS if self.cluster == "slurm" else os.cpu_count() or 1)
 
-    def outcomes(
-        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
-    ) -> Generator[Outcome[R], None, None]:
-        """Yields outcomes, see `Launcher`. Ctrl-C cancels the jobs, which may have hours of runs left."""
+    def workers(self, work: Callable[[T], R], num_tasks: int | None) -> Workers[T, R]:
+        """Returns the workers, see `Launcher`. Tasks whose number is not known have a job each."""
         folder = Path(self.folder).resolve() / uuid.uuid4().hex[:12]
-        executor = self._executor(folder)
-        size = self.runs_per_job or min(MAX_RUNS_PER_JOB, -(-len(tasks) // (2 * self.num_jobs)))
-        every = list(range(len(tasks)))
-        waiting = deque(every[first : first + size] for first in range(0, len(every), size))
-        running: list[_Chunk] = []
-        clean = False
-        try:
-            while (waiting or running) and not interrupt.noted:
-                while waiting and len(running) < self.num_jobs:
-                    running.append(_submitted(executor, folder, work, tasks, waiting.popleft()))
-                time.sleep(PATIENCE_S)
-                for chunk in list(running):
-                    has_ended = chunk.job.done(force_check=True)
-                    yield from chunk.new_outcomes()
-                    if not has_ended:
-                        continue
-                    running.remove(chunk)
-                    if not chunk.is_complete:
-                        lost, left = chunk.lost()
-                        yield from lost
-                        if left:
-                            waiting.appendleft(left)
-            clean = not interrupt.noted
-        finally:
-            for chunk in running:
-                chunk.job.cancel()
-            if clean:
-                shutil.rmtree(folder, ignore_errors=True)
-                with suppress(OSError):
-                    folder.parent.rmdir()  # fails if other sweeps use it
+        shared = 1 if num_tasks is None else min(MAX_RUNS_PER_JOB, -(-num_tasks // (2 * self.num_jobs)))
+        return _Jobs(self._executor(folder), folder, work, self.num_jobs, self.runs_per_job or shared)
 
     def _executor(self, folder: Path) -> Any:
         try:
@@ -123,22 +91,70 @@ class BySubmitit(Checked):
         return executor
 
 
+class _Jobs(Workers[T, R]):
+    """Jobs of up to `size` tasks each. Ctrl-C cancels them, because they may have hours of runs left."""
+
+    grace_s = 0.0
+
+    def __init__(self, executor: Any, folder: Path, work: Callable[[T], R], num_jobs: int, size: int) -> None:
+        self._executor, self._folder, self._work = executor, folder, work
+        self._num_jobs, self._size, self.room = num_jobs, size, num_jobs * size
+        self._waiting: dict[int, T] = {}
+        self._running: list[_Chunk[T]] = []
+
+    def submit(self, index: int, task: T) -> None:
+        self._waiting[index] = task
+        self._begin(self._size)
+
+    def _begin(self, least: int) -> None:
+        """Begins jobs, while so many may run, with the first of the tasks that wait, if these are as many."""
+        while len(self._waiting) >= least and len(self._running) < self._num_jobs:
+            tasks = {index: self._waiting.pop(index) for index in list(self._waiting)[: self._size]}
+            results = self._folder / "results"
+            results.mkdir(exist_ok=True)
+            with passed_on():
+                job = self._executor.submit(_run_chunk, self._work, list(tasks.items()), str(results))
+            self._running.append(_Chunk(job=job, results=results, tasks=tasks))
+
+    def ended(self) -> Iterator[Outcome[R]]:
+        self._begin(1)
+        time.sleep(PATIENCE_S)
+        for chunk in list(self._running):
+            has_ended = chunk.job.done(force_check=True)
+            yield from chunk.new_outcomes()
+            if not has_ended:
+                continue
+            self._running.remove(chunk)
+            if not chunk.is_complete:
+                lost, rest = chunk.lost()
+                self._waiting = rest | self._waiting
+                yield from lost
+
+    def end(self, *, whole: bool) -> None:
+        for chunk in self._running:
+            chunk.job.cancel()
+        if whole:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with suppress(OSError):
+                self._folder.parent.rmdir()  # fails if other sweeps use it
+
+
 @dataclass(kw_only=True, slots=True)
-class _Chunk:
-    """A job and the indices of its tasks, in its order."""
+class _Chunk(Generic[T]):
+    """A job and its tasks by index, in its order."""
 
     job: Any
     results: Path
-    indices: list[int]
+    tasks: dict[int, T]
     seen: set[int] = field(default_factory=set)
 
     @property
     def is_complete(self) -> bool:
-        return len(self.seen) == len(self.indices)
+        return len(self.seen) == len(self.tasks)
 
     def new_outcomes(self) -> Generator[Outcome[Any], None, None]:
         """Yields the outcomes of tasks whose results have arrived since the last call."""
-        for index in self.indices:
+        for index in self.tasks:
             file = self.results / f"{index}.pkl"
             if index not in self.seen and file.exists():
                 # Written by our own job, in a folder of mode 700.
@@ -147,7 +163,7 @@ class _Chunk:
                 self.seen.add(index)
                 yield Outcome(index, result, error)
 
-    def lost(self) -> tuple[list[Outcome[Any]], list[int]]:
+    def lost(self) -> tuple[list[Outcome[Any]], dict[int, T]]:
         """Returns, after a job's early end, outcomes of the lost tasks, and the tasks that it had not begun.
 
         If the job has begun nothing, it cannot run at all: all of its tasks are lost.
@@ -157,23 +173,14 @@ class _Chunk:
         while not self.is_complete and time.monotonic() < deadline:
             time.sleep(PATIENCE_S)
             outcomes += self.new_outcomes()
-        left = [index for index in self.indices if index not in self.seen]
+        left = [index for index in self.tasks if index not in self.seen]
         if not left:
-            return outcomes, []
+            return outcomes, {}
         begun = (self.results / f"{left[0]}.begun").exists()
         gone = left[:1] if begun else left
         error = WorkerDiedError(f"its job {self.job.job_id} ended early; see its log {self.job.paths.stderr}")
-        return [*outcomes, *(Outcome(index, None, error) for index in gone)], left[len(gone) :]
-
-
-def _submitted(
-    executor: Any, folder: Path, work: Callable[[T], R], tasks: Sequence[T], indices: list[int]
-) -> _Chunk:
-    results = folder / "results"
-    results.mkdir(exist_ok=True)
-    with passed_on():
-        job = executor.submit(_run_chunk, work, [(index, tasks[index]) for index in indices], str(results))
-    return _Chunk(job=job, results=results, indices=indices)
+        rest = {index: self.tasks[index] for index in left[len(gone) :]}
+        return [*outcomes, *(Outcome(index, None, error) for index in gone)], rest
 
 
 def _run_chunk(work: Callable[[T], R], chunk: Sequence[tuple[int, T]], results: str) -> None:

@@ -8,137 +8,99 @@ import pickle
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Annotated
 
+from experiments.study.launchers.launcher import PATIENCE_S, Launcher, Workers
 from experiments.study.launchers.outcome import CutShortError, Outcome, R, T, WorkerDiedError, attempt, exited
-from fieldlimits import Checked, PositiveInt
-from sim.engine.clock import Interrupt
+from fieldlimits import PositiveInt
 from sim.settings.errors import ConfigError
 
 GRACE_S = 1.5
 """How long running tasks may go on after Ctrl-C, in seconds, before their processes are killed."""
-PATIENCE_S = 0.5
-"""Longest time in seconds until Ctrl-C, or in a worker the end of its parent, is noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Local(Checked):
+class Local(Launcher):
     """One process per core, or `jobs` processes; a single one is this process, for debuggers."""
 
     jobs: Annotated[PositiveInt | None, "null for one per core"] = None
     """Number of processes; None: one per core."""
 
-    def outcomes(
-        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
-    ) -> Generator[Outcome[R], None, None]:
-        """Yields the outcomes of all tasks, see `Launcher`."""
-        waiting = deque(tasks)
-        return self.as_asked(work, lambda: waiting.popleft() if waiting else None, interrupt)
-
-    def as_asked(
-        self, work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
-    ) -> Generator[Outcome[R], None, None]:
-        """Yields outcomes of tasks that depend on earlier outcomes; next_task is called when a job is free.
-
-        None from next_task: no task until a running one is done; if none is running, the end.
-        """
+    def workers(self, work: Callable[[T], R], num_tasks: int | None) -> Workers[T, R]:
+        """Returns the workers, see `Launcher`."""
         jobs = self.jobs or os.cpu_count() or 1
-        if jobs == 1:
-            return _here(work, next_task, interrupt)
-        return _in_processes(work, next_task, jobs, interrupt)
+        return _Here(work) if jobs == 1 else _Processes(work, jobs)
 
 
-def _here(
-    work: Callable[[T], R], next_task: Callable[[], T | None], interrupt: Interrupt
-) -> Generator[Outcome[R], None, None]:
-    index = 0
-    while not interrupt.noted and (task := next_task()) is not None:
+class _Here(Workers[T, R]):
+    """This process, which runs one task at a time."""
+
+    room = 1
+
+    def __init__(self, work: Callable[[T], R]) -> None:
+        self._work = work
+        self._submitted: list[tuple[int, T]] = []
+
+    def submit(self, index: int, task: T) -> None:
+        self._submitted.append((index, task))
+
+    def ended(self) -> Iterator[Outcome[R]]:
+        index, task = self._submitted.pop()
         result: R | None = None
         failure: Exception | None = None
         try:
-            result = work(task)
+            result = self._work(task)
         except KeyboardInterrupt:
-            interrupt.noted = True
-            return
+            failure = CutShortError()
         except SystemExit as stop:
             failure = exited(stop)
         except Exception as error:
             failure = error
         yield Outcome(index, result, failure)
-        index += 1
+
+    def end(self, *, whole: bool) -> None:
+        pass
 
 
-def _in_processes(
-    work: Callable[[T], R], next_task: Callable[[], T | None], jobs: int, interrupt: Interrupt
-) -> Generator[Outcome[R], None, None]:
-    """Hands each process one task at a time, so that after Ctrl-C no queued task still runs.
+class _Processes(Workers[T, R]):
+    """Processes that get one task at a time, so that after Ctrl-C no queued task still runs.
 
-    Each process has its own pipe, so the task of a killed process is known; another process takes its place.
+    Each has its own pipe, so the task of a killed process is known; another process takes its place.
     """
-    workers: list[_Worker] = []
-    indices = count()
-    grace = _Grace(interrupt)
-    try:
-        while not grace.is_over:
-            for i in range(jobs):
-                if interrupt.noted:
-                    break
-                if i < len(workers) and workers[i].index is not None:
-                    continue
-                task = next_task()
-                if task is None:
-                    break
-                _hand(task, next(indices), work, workers, i)
-            busy = {worker.pipe: i for i, worker in enumerate(workers) if worker.index is not None}
-            if not busy:
-                return
-            for pipe in wait(list(busy), timeout=PATIENCE_S):
-                i = busy[pipe]  # type: ignore[index]
-                outcome: Outcome[R] = workers[i].outcome()
-                if isinstance(outcome.error, WorkerDiedError):
-                    workers[i] = _Worker(work)
-                if isinstance(outcome.error, CutShortError):
-                    interrupt.noted = True
-                    continue
-                if interrupt.noted and isinstance(outcome.error, WorkerDiedError):
-                    continue  # SIGTERM to all processes of the command, as Slurm sends it, kills the workers
-                yield outcome
-    finally:
-        for worker in workers:
+
+    grace_s = GRACE_S
+
+    def __init__(self, work: Callable[[T], R], jobs: int) -> None:
+        self._work, self.room = work, jobs
+        self._workers: list[_Worker] = []
+
+    def submit(self, index: int, task: T) -> None:
+        worker = next((one for one in self._workers if one.index is None), None) or self._started()
+        if not worker.hand(index, task):  # it died while it was idle
+            self._workers.remove(worker)
+            if not self._started().hand(index, task):
+                raise WorkerDiedError("a process ended right after its start; try fewer jobs")
+
+    def ended(self) -> Iterator[Outcome[R]]:
+        busy = {worker.pipe: worker for worker in self._workers if worker.index is not None}
+        for pipe in wait(list(busy), timeout=PATIENCE_S):
+            worker = busy[pipe]  # type: ignore[index]
+            outcome: Outcome[R] = worker.outcome()
+            if isinstance(outcome.error, WorkerDiedError):
+                self._workers.remove(worker)
+            yield outcome
+
+    def end(self, *, whole: bool) -> None:
+        for worker in self._workers:
             worker.end()
 
-
-class _Grace:
-    """The time that running tasks have after Ctrl-C."""
-
-    def __init__(self, interrupt: Interrupt) -> None:
-        self._interrupt = interrupt
-        self._ends_s: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """True GRACE_S after Ctrl-C; the first call after Ctrl-C starts the time."""
-        if not self._interrupt.noted:
-            return False
-        if self._ends_s is None:
-            self._ends_s = time.monotonic() + GRACE_S
-        return time.monotonic() >= self._ends_s
-
-
-def _hand(task: T, index: int, work: Callable[[T], R], workers: list[_Worker], i: int) -> None:
-    """Hands a task to worker i, which is started if it does not exist or died while it was idle."""
-    if i == len(workers):
-        workers.append(_Worker(work))
-    if not workers[i].hand(index, task):
-        workers[i] = _Worker(work)
-        if not workers[i].hand(index, task):
-            raise WorkerDiedError("a process ended right after its start; try fewer jobs")
+    def _started(self) -> _Worker:
+        self._workers.append(_Worker(self._work))
+        return self._workers[-1]
 
 
 class _Worker:

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import importlib
 import socket
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from experiments.study.launchers.importing import passed_on, python_path
-from experiments.study.launchers.local import PATIENCE_S
+from experiments.study.launchers.launcher import PATIENCE_S, Launcher, Workers
 from experiments.study.launchers.outcome import CannotLaunchError, Outcome, R, T, WorkerDiedError, attempt
-from fieldlimits import Checked, Gt, PositiveInt, Unit, check
-from sim.engine.clock import Interrupt
+from fieldlimits import Gt, PositiveInt, Unit, check
 
 HERE = (None, "local")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnRay(Checked):
+class OnRay(Launcher):
     """An existing cluster, or one that is started on this machine and ends with the command."""
 
     address: str | None = None
@@ -37,16 +35,11 @@ class OnRay(Checked):
         if self.address not in (*HERE, "auto"):
             _host_and_port(str(self.address))
 
-    def outcomes(
-        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
-    ) -> Generator[Outcome[R], None, None]:
-        """Yields the outcomes of all tasks, see `Launcher`."""
+    def workers(self, work: Callable[[T], R], num_tasks: int | None) -> Workers[T, R]:
+        """Returns the workers, see `Launcher`."""
         ray = _ray()
         self._connect(ray)
-        try:
-            yield from self._outcomes(ray, work, tasks, interrupt)
-        finally:
-            ray.shutdown()
+        return _Actors(ray, work, self.jobs)
 
     def _connect(self, ray: Any) -> None:
         """Connects to the cluster. Raises CannotLaunchError if it does not respond."""
@@ -73,32 +66,36 @@ class OnRay(Checked):
             first = str(error).strip().partition("\n")[0].rstrip(".")
             raise CannotLaunchError(f"launcher.address={self.address or 'null'}: {first}") from error
 
-    def _outcomes(
-        self, ray: Any, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
-    ) -> Generator[Outcome[R], None, None]:
-        """Gives each worker one task at a time; a worker that dies loses its task and is replaced."""
-        actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-        num_workers = min(self.jobs or int(ray.cluster_resources().get("CPU", 1)), len(tasks))
-        idle = [actor.remote() for _ in range(max(1, num_workers))]
-        waiting = deque(enumerate(tasks))
-        busy: dict[Any, tuple[int, Any]] = {}
-        while busy or (waiting and not interrupt.noted):
-            while idle and waiting and not interrupt.noted:
-                index, task = waiting.popleft()
-                worker = idle.pop()
-                busy[worker.attempt.remote(work, task)] = (index, worker)
-            ready, _ = ray.wait(list(busy), num_returns=1, timeout=PATIENCE_S)
-            for reference in ready:
-                index, worker = busy.pop(reference)
-                try:
-                    result, error = ray.get(reference)
-                except ray.exceptions.RayError as lost:
-                    _check_import(str(lost))
-                    reason = str(lost).strip().partition("\n")[0]
-                    result, error = None, WorkerDiedError(f"its Ray worker died: {reason}")
-                    worker = actor.remote()
-                idle.append(worker)
-                yield Outcome(index, result, error)
+
+class _Actors(Workers[T, R]):
+    """Actors of the cluster with one task at a time each; one that dies loses its task and is replaced."""
+
+    def __init__(self, ray: Any, work: Callable[[T], R], jobs: int | None) -> None:
+        self._ray, self._work = ray, work
+        self._actor = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        self.room = max(1, jobs or int(ray.cluster_resources().get("CPU", 1)))
+        self._idle: list[Any] = []
+        self._busy: dict[Any, tuple[int, Any]] = {}
+
+    def submit(self, index: int, task: T) -> None:
+        worker = self._idle.pop() if self._idle else self._actor.remote()
+        self._busy[worker.attempt.remote(self._work, task)] = (index, worker)
+
+    def ended(self) -> Iterator[Outcome[R]]:
+        ready, _ = self._ray.wait(list(self._busy), num_returns=1, timeout=PATIENCE_S)
+        for reference in ready:
+            index, worker = self._busy.pop(reference)
+            try:
+                result, error = self._ray.get(reference)
+                self._idle.append(worker)
+            except self._ray.exceptions.RayError as lost:
+                _check_import(str(lost))
+                reason = str(lost).strip().partition("\n")[0]
+                result, error = None, WorkerDiedError(f"its Ray worker died: {reason}")
+            yield Outcome(index, result, error)
+
+    def end(self, *, whole: bool) -> None:
+        self._ray.shutdown()
 
 
 class _Worker:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from sim.engine.clock import Interrupt
 from sim.settings.errors import ConfigError
 
 
@@ -44,20 +43,6 @@ class Outcome(Generic[R]):
     index: int
     result: R | None
     error: Exception | None
-
-
-class Launcher(Protocol):
-    """Runs tasks in this process, in other processes or on other machines."""
-
-    def outcomes(
-        self, work: Callable[[T], R], tasks: Sequence[T], interrupt: Interrupt
-    ) -> Generator[Outcome[R], None, None]:
-        """Yields the outcomes of tasks as they finish; after Ctrl-C no task starts, and running ones finish.
-
-        `work`, tasks and results are pickled if they run in other processes. Closing the generator ends all
-        work. Raises CannotLaunchError if tasks cannot run.
-        """
-        ...
 
 
 def attempt(work: Callable[[T], R], task: T) -> tuple[R | None, Exception | None]:

@@ -10,14 +10,12 @@ from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.variants import Variants
 from experiments.capacity import first_limit as growth
 from experiments.capacity import tables
-from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import TOO_LARGE, Refused, build_candidates
-from experiments.capacity.exclusions import by_reason, effort, excluded, exclusion_lines
 from experiments.capacity.first_limit import FirstLimit, GrowthTask, first_limit
 from experiments.capacity.precision import Checkpoints, Unchanged, cheapest_unchanged, precision_sentence
 from experiments.capacity.probe import Run
-from experiments.capacity.results import Limit
-from experiments.capacity.search import Ceiling, Search, State, Status
+from experiments.capacity.results import Limit, by_reason, effort, excluded, exclusion_lines
+from experiments.capacity.search import Bracket, Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from experiments.capacity.tables import price_sentence
 from experiments.study.steady_state import Lack

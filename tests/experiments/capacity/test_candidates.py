@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from experiments.app.launch_lines.written import vllm_launch
+from experiments.capacity.answer import Day, day_of
 from experiments.capacity.candidates import build_question
-from experiments.capacity.day import Day, day_of
-from experiments.capacity.launch import vllm_launch
 from experiments.capacity.probe import Probe, traffic
 from experiments.capacity.search import CeilingTask, begin
 from experiments.capacity.settings import CapacitySettings

@@ -13,10 +13,9 @@ from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.variants import Variants
 from experiments.capacity.advice import closest
-from experiments.capacity.brackets import Bracket
 from experiments.capacity.candidates import build_candidates
 from experiments.capacity.probe import Run, distinct_seeds, keeps, reseeded
-from experiments.capacity.search import Ceiling, Search, State, Status
+from experiments.capacity.search import Bracket, Ceiling, Search, State, Status
 from experiments.capacity.settings import CapacitySettings
 from sim.engine.clock import Interrupt
 from tests.experiments.capacity.questions import SCENARIO, SLO, SMALL, run_with
@@ -94,10 +93,10 @@ def test_what_is_found_does_not_depend_on_processes_and_their_pace(fleets, top, 
     """Some numbers of replicas fail with the second seed of three only."""
     given_fleets = [(price, needed, max(1, needed - slack)) for price, needed, slack in fleets]
 
-    def some_at_a_time(work, next_task, jobs_asked, interrupt):
+    def some_at_a_time(work, tasks, jobs_asked, interrupt):
         running, index = {}, 0
         while True:
-            while len(running) < jobs and (task := next_task()) is not None:
+            while len(running) < jobs and (task := next(tasks)) is not None:
                 running[index], index = task, index + 1
             if not running:
                 return
@@ -107,7 +106,7 @@ def test_what_is_found_does_not_depend_on_processes_and_their_pace(fleets, top, 
     with pytest.MonkeyPatch.context() as monkeypatch:
         in_turn, runs = toy_search(given_fleets, top, monkeypatch)
         assert len(runs) == sum(len(found) for s in in_turn.states for found in s.runs.values())
-        monkeypatch.setattr("experiments.capacity.search.as_asked", some_at_a_time)
+        monkeypatch.setattr("experiments.capacity.search.in_turn", some_at_a_time)
         found, _ = toy_search(given_fleets, top, monkeypatch)
     assert known_of(found) == known_of(in_turn)
 

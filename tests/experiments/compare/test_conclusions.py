@@ -16,6 +16,7 @@ from experiments.compare.sentences import caveats, verdicts
 from experiments.compare.settings import Expectation, Experiment, Sweep
 from experiments.compare.tables import MARKS, metric_rows, print_results
 from experiments.study.figures import Metric, figures, label_of, unit_of
+from experiments.study.runs import Runs
 from sim.metrics.confidence import Held, Outcome
 from sim.report.numbers import with_interval
 
@@ -47,7 +48,7 @@ def table_of(experiment: Experiment, **values: list[float]) -> pd.DataFrame:
 
 
 def evaluated(experiment: Experiment, *, interrupted: bool = False, **values: list[float]):
-    return evaluate(experiment, table_of(experiment, **values), interrupted=interrupted)
+    return evaluate(experiment, Runs(table=table_of(experiment, **values), interrupted=interrupted))
 
 
 def test_a_clear_difference_is_a_victory_or_a_defeat():
@@ -113,7 +114,7 @@ def swept_results():
         for value in experiment.swept
         for arm in experiment.arms
     ]
-    return evaluate(experiment, pd.DataFrame(rows), interrupted=False)
+    return evaluate(experiment, Runs(table=pd.DataFrame(rows)))
 
 
 def test_a_swept_verdict_says_where():
@@ -159,14 +160,14 @@ def test_traffic_that_was_clipped_apart_is_called_so():
     for clipped, said in (([2, 2, 1, 1, 0, 0], 0), ([2, 2, 1, 0, 0, 0], 1)):
         # Rows are the arms' in turn; of each seed both arms must have clipped as many.
         by_seed = table.sort_values("seed").assign(**{"workload.num_clipped": clipped})
-        assert len(caveats(evaluate(experiment, by_seed, interrupted=False))) == 1 + said
+        assert len(caveats(evaluate(experiment, Runs(table=by_seed)))) == 1 + said
 
 
 def test_latencies_are_shown_in_milliseconds_and_shares_in_percent():
     metrics = (Metric(key="ttft.p99_s", better="lower"), Metric(key="kv.peak_use_share", better="lower"))
     experiment = make_experiment(metrics=metrics)
     table = table_of(experiment, a=[0.1] * 3, b=[0.2] * 3).assign(**{"kv.peak_use_share": 0.5})
-    found = evaluate(experiment, table, interrupted=False)
+    found = evaluate(experiment, Runs(table=table))
     heading, *rows = metric_rows(found, metrics[0])
     assert heading == ["arm", "mean", "±", "over a", "95 % interval", "seeds", "verdict"]
     assert rows == [

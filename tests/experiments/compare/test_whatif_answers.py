@@ -23,6 +23,7 @@ from experiments.compare.whatif.sentences import (
 from experiments.compare.whatif.settings import WhatifSettings
 from experiments.compare.whatif.tables import tables
 from experiments.study.figures import Metric
+from experiments.study.runs import Runs
 from sim.metrics.confidence import compare_paired, mean_interval
 
 SHARE = Metric(key="goodput.share", better="higher", label="SLO attainment")
@@ -56,7 +57,7 @@ def answers_of(runs, **more):
     )
     return Answers(
         questions=questions,
-        found=evaluate(experiment, table, interrupted=False),
+        found=evaluate(experiment, Runs(table=table)),
         limits=limits_by_arm(table),
         times_s=times_by_arm(table),
     )

@@ -21,6 +21,8 @@ from tests.experiments.simulate.runs_in_shards import RUNS, SETTINGS, expected, 
 class Losing:
     """A launcher that loses a worker at its n-th tasks, in this process."""
 
+    num_jobs = None
+
     def __init__(self, *lost):
         self.lost, self.ran = set(lost), []
 

@@ -120,6 +120,33 @@ def test_nothing_begins_after_ctrl_c(jobs):
     assert 1 <= len(seen) <= jobs + 1
 
 
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_task_may_depend_on_the_results_of_earlier_ones(jobs):
+    known = []
+
+    def tasks():
+        yield from (Number(2), Number(3))
+        while len(known) < 2:
+            yield None  # there is none until these have ended
+        yield Number(sum(known))
+
+    for outcome in Local(jobs=jobs).outcomes(square, tasks(), Interrupt()):
+        known.append(outcome.result)
+    assert sorted(known[:2]) == [4, 9]
+    assert known[2:] == [169]
+
+
+def cut_short(task):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_work_that_ctrl_c_cut_short_has_no_outcome(jobs):
+    interrupt = Interrupt()
+    assert outcomes_of(Local(jobs=jobs), cut_short, 5, interrupt) == {}
+    assert interrupt.noted
+
+
 def test_commands_that_need_every_run_name_the_one_that_was_lost():
     with pytest.raises(ConfigError, match=r"^number 3: its process was killed \(SIGKILL\)"):
         list(in_turn(odd_work, [Number(3)] * 2, 2, Interrupt()))

@@ -92,7 +92,7 @@ def compared(trace, *arms):
         baseline=arms[0][0],
         metrics=METRICS,
     )
-    return evaluate(experiment, runs.table, interrupted=False, traced=runs.traced)
+    return evaluate(experiment, runs)
 
 
 def test_arms_on_a_trace_are_compared_over_blocks_of_its_requests(busy_trace):

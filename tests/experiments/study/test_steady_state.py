@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.study.steady_state import lack_of, steady_part
+from experiments.study.steady_state import lack_of, requests_needed, steady_part
 
 RNG = np.random.default_rng(0)
 
@@ -84,3 +84,22 @@ def test_the_load_of_sessions_is_whole_where_a_steady_state_begins():
     assert rate == pytest.approx(nominal, rel=0.03)
     early = ((arrival_s > 130.0) & (arrival_s < 230.0)).sum() / 100.0
     assert early < 0.9 * nominal
+
+
+def needed(**changes):
+    given = {"lasts_s": 100.0, "ends_s": 102.0, "e2e_p90_s": 5.0, "target": 0.9} | changes
+    return requests_needed(1000, **given)
+
+
+def test_a_long_run_needs_no_more():
+    assert needed() == {}
+    assert needed(target=1.0) == {}
+    assert needed(e2e_p90_s=10.0) == {}
+
+
+def test_each_reason_has_its_number():
+    assert needed(e2e_p90_s=20.0) == {"backlog": 2000}
+    assert needed(ends_s=110.0) == {"drain": 1900}
+    assert needed(target=0.999) == {"share": 10_000}
+    assert needed(e2e_p90_s=12.341) == {"backlog": 1300}  # rounded up
+    assert needed(e2e_p90_s=20.0, ends_s=110.0).keys() == {"backlog", "drain"}

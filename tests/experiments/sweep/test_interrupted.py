@@ -14,7 +14,7 @@ from rich.console import Console
 
 import experiments.study.progress as progress
 import experiments.sweep.folder as folder_module
-from experiments.study.launchers.outcome import CutShortError, Outcome
+from experiments.study.launchers.local import Local
 from experiments.sweep.folder import SweepFolder
 from experiments.sweep.plan import plan_of
 from experiments.sweep.run import collect
@@ -108,18 +108,17 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(capsys, monkeypatch):
     assert runs_of()["run"].tolist() == [0, 1]
 
 
-def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path):
+def test_a_run_that_ctrl_c_cut_short_is_not_kept(tmp_path, monkeypatch):
+    def cut_short(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunTask, "run", cut_short)
     plan = plan_of([*SMALL, "seed=0,1"], SOURCE)
     folder = SweepFolder.create(tmp_path / "out", plan, {})
-    options = SweepOptions(SweepSettings(), ReportSettings(), _CutShort(), "code", [])
+    options = SweepOptions(SweepSettings(), ReportSettings(), Local(jobs=1), "code", [])
     collect(folder, options, SOURCE, Interrupt(), lambda done, failed: None)
     assert folder.rows == {}
     assert len(folder.missing()) == 2
-
-
-class _CutShort:
-    def outcomes(self, work, tasks, interrupt):
-        yield Outcome(0, None, CutShortError())
 
 
 def test_a_resumed_sweep_knows_the_code_of_runs_that_its_table_lacked():

@@ -1,24 +1,25 @@
-"""Launch commands of a replica for vLLM, SGLang and TensorRT-LLM, and notes on settings that have no flag.
+"""Writes launch commands of a replica for vLLM, SGLang and TensorRT-LLM, and notes on what has no flag.
 
 The flags are those of `vllm serve` (0.2x and later, the v1 engine), of `python -m sglang.launch_server` (0.5)
 and of `trtllm-serve` with its YAML file. Sources: docs.vllm.ai, engine arguments; docs.sglang.io, server
-arguments; nvidia.github.io/TensorRT-LLM, trtllm-serve. `--from` reads them back
-(`experiments.app.launch_lines`).
+arguments and speculative decoding; nvidia.github.io/TensorRT-LLM, trtllm-serve. `--from` reads them back
+(`experiments.app.launch_lines.line`). vLLM drafts chains; a tree of SGLang has --speculative-num-steps
+levels.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
-from experiments.capacity.candidates import Candidate
-from experiments.capacity.launch_speculation import sglang_speculation, vllm_speculation
 from hwmodels.hf.quantization import ENGINE_NAMES
 from hwmodels.iterations.memory import MemoryProfile
 from hwmodels.model.weights import kind_of
+from hwmodels.speculation.draft import ModelDraft
 from policies.batching.chunked import Chunked
 from policies.batching.inflight import EQUAL_PROGRESS, InFlight
 from policies.batching.sglang import Sglang
@@ -29,7 +30,10 @@ from policies.caching.radix import Radix
 from policies.scheduling.fcfs import Fcfs, QueueOrder
 from policies.scheduling.longest_prefix import LongestPrefix
 from policies.scheduling.priority import Priority
-from policies.user_code import name_of
+from policies.speculation import DraftLengthTraits, Proposer, num_places
+from policies.speculation.draft_lengths import ByBatchSize, Fixed, NoDrafts
+from policies.speculation.proposers import Ngram, Suffix
+from policies.user_code import name_of, traits_of
 from sim.setup.scenario import Scenario
 
 VLLM_WEIGHTS = {
@@ -52,6 +56,29 @@ SGLANG_WEIGHTS = VLLM_WEIGHTS | {"int8": ("w8a8_int8", "a W8A8 int8 checkpoint")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Data type -> the value of --dtype."""
 
+VLLM_METHODS = ("draft_model", "ngram", "suffix", "medusa", "eagle", "eagle3", "mtp")
+SGLANG_ALGORITHMS = {
+    "draft_model": "STANDALONE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "ngram": "NGRAM",
+}
+"""Method -> the value of --speculative-algorithm."""
+OWN_CHECKPOINT = ("draft_model", "medusa", "eagle", "eagle3")
+"""Methods whose draft has a checkpoint of its own."""
+
+
+class Replica(Protocol):
+    """A replica, and the number formats that were set for it."""
+
+    @property
+    def scenario(self) -> Scenario: ...
+
+    @property
+    def asked(self) -> Mapping[str, str | None]:
+        """Weights, moe_weights, kv_cache_dtype, dtype, quantization_config, as they were set; else None."""
+
 
 class Launch(NamedTuple):
     """Command, and notes on the settings that it cannot express."""
@@ -60,12 +87,12 @@ class Launch(NamedTuple):
     notes: list[str]
 
 
-def vllm_launch(candidate: Candidate) -> Launch:
+def vllm_launch(replica: Replica) -> Launch:
     """Returns the `vllm serve` command of one replica."""
-    scenario, notes = candidate.scenario, list[str]()
+    scenario, notes = replica.scenario, list[str]()
     flags = list(_vllm_flags(scenario))
-    flags += _quantised(candidate, VLLM_WEIGHTS, "fp8", notes)
-    flags += vllm_speculation(scenario, notes)
+    flags += _quantised(replica, VLLM_WEIGHTS, "fp8", notes)
+    flags += _vllm_speculation(scenario, notes)
     if not isinstance(scenario.batching, Chunked):
         notes.append(
             f"batching={name_of(scenario.batching)}: vLLM has no flag for it; it uses chunked prefill"
@@ -122,12 +149,12 @@ def _vllm_flags(scenario: Scenario) -> Iterator[str]:
         yield f"--kv-cache-memory-bytes {int(engine.kv_cache_memory_bytes)}"
 
 
-def sglang_launch(candidate: Candidate) -> Launch:
+def sglang_launch(replica: Replica) -> Launch:
     """Returns the `python -m sglang.launch_server` command of one replica."""
-    scenario, notes = candidate.scenario, list[str]()
+    scenario, notes = replica.scenario, list[str]()
     flags = list(_sglang_flags(scenario))
-    flags += _quantised(candidate, SGLANG_WEIGHTS, "fp8_e4m3", notes)
-    flags += sglang_speculation(scenario, notes)
+    flags += _quantised(replica, SGLANG_WEIGHTS, "fp8_e4m3", notes)
+    flags += _sglang_speculation(scenario, notes)
     if isinstance(scenario.scheduling, LongestPrefix):
         flags.append("--schedule-policy lpm")
     elif isinstance(scenario.scheduling, Fcfs | QueueOrder):
@@ -210,9 +237,9 @@ def _share(scenario: Scenario, rule: str) -> float:
     return min(round(needed / profile.total_bytes(scenario.hardware, layout), 3), 0.99)
 
 
-def tensorrt_llm_launch(candidate: Candidate) -> Launch:
+def tensorrt_llm_launch(replica: Replica) -> Launch:
     """Returns the `trtllm-serve` command of one replica, after one that writes its YAML file."""
-    scenario, notes = candidate.scenario, list[str]()
+    scenario, notes = replica.scenario, list[str]()
     engine, layout = scenario.engine, scenario.layout
     ranks = layout.attention_data_parallel_size
     flags = [f"--tp_size {layout.tensor_parallel_size * ranks}"]
@@ -226,7 +253,7 @@ def tensorrt_llm_launch(candidate: Candidate) -> Launch:
     ]
     if engine.max_model_len is not None:
         flags.append(f"--max_seq_len {engine.max_model_len}")
-    options = _trtllm_options(candidate, notes)
+    options = _trtllm_options(replica, notes)
     batching = scenario.batching
     if getattr(batching, "enable_chunked_context", getattr(batching, "enable_chunked_prefill", False)):
         flags.append("--enable_chunked_prefill")
@@ -238,21 +265,21 @@ def tensorrt_llm_launch(candidate: Candidate) -> Launch:
         notes.append("context_parallel_size: its flags depend on the model; see TensorRT-LLM's documentation")
     if ranks > 1 and layout.tensor_parallel_size > 1:
         notes.append("tensor_parallel_size: with attention data parallelism, attention is not cut as well")
-    weights = candidate.asked["weights"]
+    weights = replica.asked["weights"]
     if weights is not None and weights not in ("bf16", "fp16", "fp32"):
         notes.append(
             f"model.weights={weights}: replace the model's name by that of a checkpoint in this format"
         )
-    notes += _of_another_checkpoint(candidate)
+    notes += _of_another_checkpoint(replica)
     flags.append("--config options.yaml")
     file = yaml.safe_dump(options, sort_keys=False).rstrip("\n")
     command = _joined(["trtllm-serve", _model(scenario)], flags)
     return Launch(f"cat > options.yaml <<'EOF'\n{file}\nEOF\n{command}", notes + _common_notes(scenario))
 
 
-def _trtllm_options(candidate: Candidate, notes: list[str]) -> dict[str, Any]:
+def _trtllm_options(replica: Replica, notes: list[str]) -> dict[str, Any]:
     """Returns the keys of the YAML file, and adds notes on what it cannot express."""
-    scenario = candidate.scenario
+    scenario = replica.scenario
     engine, caching, batching = scenario.engine, scenario.caching, scenario.batching
     kv: dict[str, Any] = {
         "enable_block_reuse": isinstance(caching, PrefixCaching | Radix),
@@ -262,7 +289,7 @@ def _trtllm_options(candidate: Candidate, notes: list[str]) -> dict[str, Any]:
     if engine.num_kv_blocks is not None:
         num_blocks = engine.num_kv_blocks // scenario.layout.attention_data_parallel_size
         kv["max_tokens"] = num_blocks * caching.block_size
-    if candidate.asked["kv_cache_dtype"] == "fp8":
+    if replica.asked["kv_cache_dtype"] == "fp8":
         kv["dtype"] = "fp8"
     graphs = engine.cuda_graphs
     options: dict[str, Any] = {
@@ -293,11 +320,11 @@ def _trtllm_options(candidate: Candidate, notes: list[str]) -> dict[str, Any]:
 
 
 def _quantised(
-    candidate: Candidate, formats: dict[str, tuple[str, str]], fp8_kv: str, notes: list[str]
+    replica: Replica, formats: dict[str, tuple[str, str]], fp8_kv: str, notes: list[str]
 ) -> list[str]:
     """Returns the flags of the number formats that were set, and adds notes on those without a flag."""
     flags = []
-    weights, kv = candidate.asked["weights"], candidate.asked["kv_cache_dtype"]
+    weights, kv = replica.asked["weights"], replica.asked["kv_cache_dtype"]
     kind = None if weights is None else kind_of(weights)
     if kind is not None and kind not in formats and (meaning := ENGINE_NAMES.get(kind)):
         flags.append(f"--quantization {kind}")
@@ -310,12 +337,12 @@ def _quantised(
             notes.append(f"model.weights={weights}: replace the model's name by that of {needs}")
     elif weights is not None and weights not in ("bf16", "fp16", "fp32"):
         notes.append(f"model.weights={weights}: has no flag; it needs a checkpoint in this format")
-    if candidate.asked["moe_weights"] is not None:
+    if replica.asked["moe_weights"] is not None:
         notes.append(
-            f"model.moe_weights={candidate.asked['moe_weights']}: has no flag; it depends on the checkpoint"
+            f"model.moe_weights={replica.asked['moe_weights']}: has no flag; it depends on the checkpoint"
         )
-    notes += _of_another_checkpoint(candidate)
-    if (dtype := candidate.asked["dtype"]) is not None:
+    notes += _of_another_checkpoint(replica)
+    if (dtype := replica.asked["dtype"]) is not None:
         flags.append(f"--dtype {DTYPES[dtype]}")
     if kv == "fp8":
         flags.append(f"--kv-cache-dtype {fp8_kv}")
@@ -328,9 +355,9 @@ def _quantised(
     return flags
 
 
-def _of_another_checkpoint(candidate: Candidate) -> list[str]:
+def _of_another_checkpoint(replica: Replica) -> list[str]:
     """Returns a note if the formats are those of a checkpoint that the model's name does not name."""
-    if candidate.asked["quantization_config"] is None or candidate.asked["weights"] is not None:
+    if replica.asked["quantization_config"] is None or replica.asked["weights"] is not None:
         return []
     return [
         "model.quantization_config: replace the model's name by that of the checkpoint with these formats"
@@ -365,3 +392,104 @@ def _model(scenario: Scenario) -> str:
 def _joined(command: list[str], flags: list[str]) -> str:
     """Joins the command with one flag per line, so that it can be pasted into a shell."""
     return " \\\n    ".join([shlex.join(command), *flags])
+
+
+def _vllm_speculation(scenario: Scenario, notes: list[str]) -> list[str]:
+    """Returns the flag of speculation, if there is one, and adds notes on what it cannot express."""
+    proposer = scenario.speculation
+    if proposer is None:
+        return []
+    if proposer.method not in VLLM_METHODS:
+        notes.append(f"speculation={proposer.method}: vLLM does not have it")
+        return []
+    if (
+        isinstance(scenario.draft_length, NoDrafts)
+        or traits_of(scenario.draft_length, DraftLengthTraits).num_tokens == 0
+    ):
+        notes.append("draft_length: nothing is drafted, so there is no flag")
+        return []
+    if proposer.tree is not None:
+        notes.append(
+            "speculation.tree: vLLM has no flag for it; it drafts a chain as long as the tree is deep"
+        )
+    config: dict[str, Any] = {"method": proposer.method}
+    if proposer.method in OWN_CHECKPOINT:
+        config["model"] = _checkpoint(proposer, notes)
+    config["num_speculative_tokens"] = num_places(proposer)
+    config |= _own_fields(proposer) | _vllm_length(scenario, notes)
+    return [f"--speculative-config '{json.dumps(config)}'"]
+
+
+def _sglang_speculation(scenario: Scenario, notes: list[str]) -> list[str]:
+    """Returns the flags of speculation, and adds notes on what they cannot express."""
+    proposer = scenario.speculation
+    if proposer is None:
+        return []
+    algorithm = SGLANG_ALGORITHMS.get(proposer.method)
+    if algorithm is None:
+        notes.append(f"speculation={proposer.method}: SGLang does not have it")
+        return []
+    flags = [f"--speculative-algorithm {algorithm}"]
+    if proposer.method in OWN_CHECKPOINT:
+        flags.append(f"--speculative-draft-model-path {_checkpoint(proposer, notes)}")
+    if proposer.method != "ngram":
+        flags.append(
+            f"--speculative-num-steps {num_places(proposer)} --speculative-eagle-topk {_widest(proposer)}"
+        )
+    flags.append(f"--speculative-num-draft-tokens {proposer.num_speculative_tokens + 1}")
+    if not isinstance(scenario.draft_length, Fixed):
+        notes.append(f"draft_length={name_of(scenario.draft_length)}: SGLang has no flag for it")
+    return flags
+
+
+def _widest(proposer: Proposer) -> int:
+    """Returns the largest number of continuations of a node."""
+    return 1 if proposer.tree is None else max(proposer.tree.ranks) + 1
+
+
+def _checkpoint(proposer: Proposer, notes: list[str]) -> str:
+    """Returns the name of the draft's checkpoint, or a placeholder with a note."""
+    draft = proposer.draft
+    found = draft.model.source if isinstance(draft, ModelDraft) else getattr(proposer, "model", None)
+    if found:
+        return str(found)
+    notes.append(
+        f"speculation={proposer.method}: no checkpoint of its draft is known for this model; replace "
+        "DRAFT, or set speculation.model"
+    )
+    return "DRAFT"
+
+
+def _own_fields(proposer: Proposer) -> dict[str, Any]:
+    """Returns the fields that only this method has."""
+    fields: dict[str, Any] = {}
+    if isinstance(proposer, Ngram):
+        fields = {"prompt_lookup_max": proposer.prompt_lookup_max, "prompt_lookup_min": proposer.min_ngram}
+    elif isinstance(proposer, Suffix):
+        fields = {
+            name: getattr(proposer, name)
+            for name in (
+                "suffix_decoding_max_tree_depth",
+                "suffix_decoding_max_cached_requests",
+                "suffix_decoding_max_spec_factor",
+                "suffix_decoding_min_token_prob",
+            )
+        }
+    elif getattr(proposer, "disable_eagle_block_drop", False):
+        fields = {"disable_eagle_block_drop": True}
+    size = getattr(proposer.draft, "tensor_parallel_size", None)
+    return fields if size is None else fields | {"draft_tensor_parallel_size": size}
+
+
+def _vllm_length(scenario: Scenario, notes: list[str]) -> dict[str, Any]:
+    """Returns the fields for the number of draft tokens, and adds a note for a policy without a field."""
+    policy = scenario.draft_length
+    if isinstance(policy, Fixed):
+        return {} if policy.num_tokens is None else {"num_speculative_tokens": policy.num_tokens}
+    if isinstance(policy, ByBatchSize):
+        ranges = [list(each) for each in policy.num_speculative_tokens_per_batch_size]
+        return {"num_speculative_tokens_per_batch_size": ranges}
+    notes.append(
+        f"draft_length={name_of(policy)}: vLLM has no flag for it; it always drafts as many tokens as it can"
+    )
+    return {}

@@ -5,11 +5,11 @@ import shlex
 
 import pytest
 
+from experiments.app.launch_lines.written import sglang_launch, vllm_launch
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import build_candidates
-from experiments.capacity.launch import sglang_launch, vllm_launch
 from experiments.capacity.settings import CapacitySettings
 
 R1 = ("model=deepseek_r1", "hardware=h200_sxm", "tensor_parallel_size=8")

@@ -4,12 +4,12 @@ import pytest
 
 from experiments.app.launch_lines.commands import command_in
 from experiments.app.launch_lines.engines import translated
+from experiments.app.launch_lines.written import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
 from experiments.app.settings.variants import Variants
 from experiments.capacity.candidates import build_candidates
-from experiments.capacity.launch import sglang_launch, tensorrt_llm_launch, vllm_launch
 from experiments.capacity.settings import CapacitySettings
 from policies.batching import of_rank
 from policies.caching.prefix import PrefixCaching
