@@ -14,13 +14,13 @@ from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import add_control_routes
-from experiments.serve.metrics.route import add_metrics_route
+from experiments.serve.metrics.exporter import add_metrics_route
 from experiments.serve.served_names import with_names
 from experiments.serve.settings import ServeSettings
 from experiments.serve.simulated.answers import Answers
 from experiments.serve.simulated.fleet import SimulatedFleet, WaitingLimit
-from experiments.serve.simulated.fleet_metrics import FleetMetrics
 from experiments.serve.simulated.lengths import OutputLengths
+from experiments.serve.simulated.metrics import FleetMetrics
 from experiments.serve.simulated.remote_kv import RemoteKvLayer
 from experiments.serve.simulated.single_replica import PinnedRequests, SingleReplica
 from experiments.serve.simulated.sleep import SleepyFleet

@@ -35,8 +35,7 @@ from experiments.serve.http.control import (
     add_server_info,
 )
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
-from experiments.serve.metrics.exposition import ServingMetrics
-from experiments.serve.metrics.route import add_metrics_route
+from experiments.serve.metrics.exporter import ServerState, ServingMetrics, add_metrics_route
 from experiments.serve.served_names import with_names
 from experiments.serve.server import serve_app
 from experiments.serve.session_files import sole_server, write_session
@@ -178,7 +177,7 @@ class EngineJob:
         hosts = hosts_of(self.address.host, self.settings.allowed_hosts)
         app = make_app(FaultyBackend(served) if faulty else served, api_key, hosts)
         add_metrics_route(
-            app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
+            app, ServingMetrics(lambda: backend.metrics, lambda: ServerState(backend.num_refused))
         )
         add_batch_routes(app, served, is_draining=lambda: stop is not None and stop.first.is_set())
         add_adapter_routes(app, backend)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
 from experiments.serve.errors import ApiError
-from experiments.serve.metrics.histogram import TOKEN_DELAY_S, Histogram
+from experiments.serve.metrics.engine import Histogram
+from experiments.serve.metrics.table import TOKEN_DELAY_S
 from experiments.serve.simulated.adapters import ServedAdapters
 from experiments.serve.simulated.answers import Answer, Answers
 from experiments.serve.simulated.contents import BLOCK, MAX_SEGMENTS, ContentIndex
