@@ -17,6 +17,7 @@ Part = Literal["weights", "kv_cache"]
 LEVELS = ("1", "2")
 MODES: tuple[Mode, ...] = get_args(Mode)
 PARTS: tuple[Part, ...] = get_args(Part)
+NO_SLEEP = "the engine may not sleep; start the server with serve.engine.enable_sleep_mode=true"
 
 
 class SleepControl(Protocol):
@@ -42,43 +43,39 @@ class SleepControl(Protocol):
 
 def add_control_routes(
     app: web.Application,
-    *,
-    sleep_control: SleepControl,
+    sleep_control: SleepControl | None,
     clear_prefix_caches: Callable[[], None],
     config: Mapping[str, Any],
 ) -> None:
-    """Adds the routes. config: the resolved settings, without secrets.
+    """Adds the routes. sleep_control: None: the server may not sleep. config: resolved, without secrets.
 
     A sleep or a wake-up goes on to its end if its client goes away, so that no half of it is done.
     """
 
+    def may_sleep() -> SleepControl:
+        if sleep_control is None:
+            raise ApiError(NO_SLEEP, HTTPStatus.NOT_IMPLEMENTED)
+        return sleep_control
+
     async def sleep(request: web.Request) -> web.Response:
+        control = may_sleep()
         level = _choice(request, "level", LEVELS, "1")
         mode: Mode = "wait" if _choice(request, "mode", MODES, "abort") == "wait" else "abort"
-        await asyncio.shield(sleep_control.sleep(int(level), mode))
+        await asyncio.shield(control.sleep(int(level), mode))
         return web.Response()
 
     async def wake_up(request: web.Request) -> web.Response:
+        control = may_sleep()
         tags = request.query.getall("tags", [])
         for tag in tags:
             if tag not in PARTS:
                 raise ApiError(f"tags={tag[:40]}: must be one of {', '.join(PARTS)}", param="tags")
         parts = [part for part in PARTS if part in tags or not tags]
-        await asyncio.shield(sleep_control.wake_up(parts))
+        await asyncio.shield(control.wake_up(parts))
         return web.Response()
 
     async def is_sleeping(request: web.Request) -> web.Response:
-        return web.json_response({"is_sleeping": sleep_control.is_sleeping})
-
-    app.router.add_post("/sleep", sleep)
-    app.router.add_post("/wake_up", wake_up)
-    app.router.add_get("/is_sleeping", is_sleeping)
-    add_prefix_cache_route(app, clear_prefix_caches)
-    add_server_info(app, config)
-
-
-def add_prefix_cache_route(app: web.Application, clear_prefix_caches: Callable[[], None]) -> None:
-    """Adds the route that empties the prefix caches."""
+        return web.json_response({"is_sleeping": sleep_control is not None and sleep_control.is_sleeping})
 
     async def reset_prefix_cache(request: web.Request) -> web.Response:
         for name in ("reset_running_requests", "reset_external"):
@@ -87,32 +84,13 @@ def add_prefix_cache_route(app: web.Application, clear_prefix_caches: Callable[[
         clear_prefix_caches()
         return web.Response()
 
-    app.router.add_post("/reset_prefix_cache", reset_prefix_cache)
-
-
-def add_refusals(app: web.Application, reasons: Mapping[str, str]) -> None:
-    """Adds routes of vLLM's API that a server without sleep mode and the like does not have.
-
-    reasons: why, by path, and what to do instead.
-    """
-
-    async def refuse(request: web.Request) -> web.Response:
-        raise ApiError(reasons[request.path], HTTPStatus.NOT_IMPLEMENTED)
-
-    async def is_sleeping(request: web.Request) -> web.Response:
-        return web.json_response({"is_sleeping": False})
-
-    for path in reasons:
-        app.router.add_post(path, refuse)
-    app.router.add_get("/is_sleeping", is_sleeping)
-
-
-def add_server_info(app: web.Application, config: Mapping[str, Any]) -> None:
-    """Adds the route that shows the settings. config: resolved, without secrets."""
-
     async def server_info(request: web.Request) -> web.Response:
         return web.json_response({"version": version("windtunnel"), "config": config})
 
+    app.router.add_post("/sleep", sleep)
+    app.router.add_post("/wake_up", wake_up)
+    app.router.add_get("/is_sleeping", is_sleeping)
+    app.router.add_post("/reset_prefix_cache", reset_prefix_cache)
     app.router.add_get("/server_info", server_info)
 
 

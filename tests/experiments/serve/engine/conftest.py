@@ -68,7 +68,7 @@ async def engine_serving(adapters=(), model=None, **settings):
     add_adapter_routes(app, backend)
     if settings.get("enable_sleep_mode"):
         clear, control = backend.clear_prefix_cache, EngineSleep(backend)
-        add_control_routes(app, sleep_control=control, clear_prefix_caches=clear, config={})
+        add_control_routes(app, control, clear, config={})
     async with TestClient(TestServer(app)) as client:
         llm = await backend.start()
         llm.engine.observer = recorder = ServingRecorder(llm.engine, 1 << 20)

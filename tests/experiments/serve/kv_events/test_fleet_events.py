@@ -21,7 +21,7 @@ from policies.core.request import Prompt, Request, Segment
 from sim.engine.attachment import Attachment
 from sim.settings.errors import ConfigError
 from tests.worlds.kv_events import KnownBlocks, decoded
-from tests.worlds.serving import complete, make_job, post
+from tests.worlds.serving import complete, make_app, make_job, post
 
 ON = (
     "model=llama3_1_8b",
@@ -90,7 +90,7 @@ async def publishing(*overrides):
                 index: await KnownBlocks.subscribe(context, publisher)
                 for index, publisher in events.publishers.items()
             }
-            server = TestServer(job.app(fleet), handler_cancellation=True)
+            server = TestServer(make_app(job, fleet), handler_cancellation=True)
             async with TestClient(server) as client:
                 yield Served(client, fleet, events.publishers, indexes, requests.found)
     finally:

@@ -1,22 +1,31 @@
-"""One replica of a simulated fleet as a back end of its own, so that a router of clients sees single engines.
+"""One replica of a simulated fleet as a back end with a port, so that a router sees single engines.
 
-A request of such a back end is pinned: the gateway of the simulation lets its router choose from this replica
-only. Admission policies see it as they see every request.
+Its port is that of the fleet + 1 + its index. A request of such a back end is pinned: the gateway of the
+simulation lets its router choose from this replica only. Admission policies see it as they see every request.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from types import TracebackType
+
+from aiohttp import web
 
 from experiments.serve.backend import Backend, BackendLayer, Delta, Generation, ServedModel
 from experiments.serve.errors import ApiError
 from experiments.serve.http.kv_transfer import PARAM
+from experiments.serve.server import Listener, listen
+from experiments.serve.settings import Address
 from experiments.serve.simulated.fleet import SimulatedFleet
 from sim.cluster.fleet import State
 from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.replica import Replica
+from sim.settings.errors import ConfigError
 
+_LOG = logging.getLogger("windtunnel.serve")
 NOT_TAKEN = "this replica takes no requests"
 
 
@@ -80,3 +89,66 @@ class SingleReplica(BackendLayer):
                 param=PARAM,
             )
         return super().generate(replace(generation, replica=self._index))
+
+
+class ReplicaPorts:
+    """An async context in which all replicas of a fleet have ports, also those that start later.
+
+    A replica keeps its port until the end; it is unhealthy if it is down or gone. make_app(index): the
+    application of a replica. on_ready(index, url): called when its port is open. With port=0 each replica has
+    any free port. Raises ConfigError if the port of a replica that is there from the start cannot be used.
+    """
+
+    def __init__(
+        self,
+        fleet: SimulatedFleet,
+        make_app: Callable[[int], web.Application],
+        address: Address,
+        on_ready: Callable[[int, str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._make_app = make_app
+        self._address = address
+        self._on_ready = on_ready
+        self._listeners: list[Listener] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> ReplicaPorts:
+        self._fleet.attach(self._added)
+        try:
+            await asyncio.gather(*self._tasks)
+        except ConfigError:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(listener.cleanup() for listener in self._listeners))
+
+    def _added(self, replica: Replica) -> None:
+        task = asyncio.get_running_loop().create_task(self._listen(replica.index))
+        task.add_done_callback(_log_error)
+        self._tasks.append(task)
+
+    async def _listen(self, index: int) -> None:
+        port = self._address.port and self._address.port + 1 + index
+        listener, url = await listen(
+            self._make_app(index), self._address.host, port, f"port of replica {index}"
+        )
+        self._listeners.append(listener)
+        self._on_ready(index, url)
+
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _LOG.warning("A replica has no port of its own: %s", error)
