@@ -23,14 +23,17 @@ from experiments.app.terminal import print_summary, terminal_console
 from experiments.serve.backend import Backend
 from experiments.serve.batches.routes import add_batch_routes
 from experiments.serve.faults import FaultyBackend, fault_middleware
-from experiments.serve.http.adapters import AdapterControl, add_adapter_routes
 from experiments.serve.http.app import make_app
-from experiments.serve.http.control import SleepControl, add_control_routes
+from experiments.serve.http.control import (
+    AdapterControl,
+    SleepControl,
+    add_adapter_routes,
+    add_control_routes,
+)
+from experiments.serve.layers import with_names
 from experiments.serve.metrics.exporter import ServingMetrics, add_metrics_route
-from experiments.serve.served_names import with_names
-from experiments.serve.server import serve_app
+from experiments.serve.server import Stop, refusal_while_draining, serve_app, stop_on_signals
 from experiments.serve.settings import KEY_VARIABLE, ServerSetup
-from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from sim.metrics.result import RunResult
 from sim.report.files import write_table
 from sim.report.run_files import write_result
@@ -39,7 +42,7 @@ from sim.workload.recording import FILE as TRAFFIC
 
 
 class Controls(NamedTuple):
-    """What routes do to a back end beside requests. sleep: None: the server may not sleep."""
+    """Controls of a back end, on which routes act. sleep: None: the server may not sleep."""
 
     adapters: AdapterControl
     clear_prefix_caches: Callable[[], None]
@@ -59,7 +62,7 @@ class Served(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What has happened. traffic: see `TrafficLog.table`."""
+    """The figures of a session. traffic: see `TrafficLog.table`."""
 
     result: RunResult
     traffic: pd.DataFrame

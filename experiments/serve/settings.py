@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from experiments.serve.kv_events.settings import KvEventsSettings
-from experiments.serve.simulated.answers import Text
-from experiments.serve.simulated.lengths import OutputLength
+from experiments.serve.simulated.answers import OutputLength, Text
 from fieldlimits import Checked, Ge, Le, Lt, NonNegative, Positive, PositiveInt, Share, Unit, check
 
 Expose = Literal["fleet", "replicas"]

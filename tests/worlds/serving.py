@@ -15,9 +15,9 @@ from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import config_dirs
 from experiments.serve.command import prepare
 from experiments.serve.driver import ServeJob, make_application
+from experiments.serve.server import Stop
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.session import FleetServer, FleetSession
-from experiments.serve.stop import Stop
 
 FAST = ("time_scale=20", "serve.output_length=max_tokens")
 

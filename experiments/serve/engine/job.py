@@ -23,10 +23,10 @@ from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT
+from experiments.serve.layers import WithoutRemoteKv
 from experiments.serve.metrics.exporter import ServerState, ServingMetrics
+from experiments.serve.server import Stop
 from experiments.serve.settings import Address, ServerSetup, ServeSettings
-from experiments.serve.stop import Stop
-from experiments.serve.without_remote_kv import WithoutRemoteKv
 from policies.adapters.fixed_slots import FixedSlots
 from policies.scheduling.fcfs import Fcfs
 from policies.user_code import name_of

@@ -1,4 +1,4 @@
-"""Routes that act on the engines: prefix caches, sleep mode; and the settings of the server."""
+"""Routes that act on the engines: prefix caches, sleep mode, LoRA adapters; the settings of the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.serve.errors import ApiError
+from experiments.serve.http.fields import fields_of
 
 Mode = Literal["abort", "wait"]
 Part = Literal["weights", "kv_cache"]
@@ -18,6 +20,8 @@ LEVELS = ("1", "2")
 MODES: tuple[Mode, ...] = get_args(Mode)
 PARTS: tuple[Part, ...] = get_args(Part)
 NO_SLEEP = "the engine may not sleep; start the server with serve.engine.enable_sleep_mode=true"
+MAX_RANK = 1 << 16
+Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class SleepControl(Protocol):
@@ -100,3 +104,51 @@ def _choice(request: web.Request, name: str, allowed: Collection[str], default: 
     if value not in allowed:
         raise ApiError(f"{name}={value[:40]}: must be one of {', '.join(allowed)}", param=name)
     return value
+
+
+class LoadFields(BaseModel):
+    """The body of /v1/load_lora_adapter. rank: of a simulated adapter; vLLM reads it from the file."""
+
+    model_config = ConfigDict(extra="allow")
+
+    lora_name: Name
+    lora_path: Annotated[str, Field(min_length=1)]
+    load_inplace: bool = False
+    rank: Annotated[int, Field(ge=1, le=MAX_RANK)] | None = None
+
+
+class UnloadFields(BaseModel):
+    """The body of /v1/unload_lora_adapter."""
+
+    model_config = ConfigDict(extra="allow")
+
+    lora_name: Annotated[str, Field(min_length=1)]
+
+
+class AdapterControl(Protocol):
+    """The adapters of a back end. The path of a request is not among the arguments: none is ever opened."""
+
+    def load_adapter(self, name: str, rank: int | None, *, replaces: bool) -> None:
+        """Loads an adapter. Raises ApiError."""
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter. Raises ApiError."""
+        ...
+
+
+def add_adapter_routes(app: web.Application, control: AdapterControl) -> None:
+    """Adds the routes."""
+
+    async def load(request: web.Request) -> web.Response:
+        fields = await fields_of(request, LoadFields)
+        control.load_adapter(fields.lora_name, fields.rank, replaces=fields.load_inplace)
+        return web.Response(text=f"Success: LoRA adapter '{fields.lora_name}' added successfully.")
+
+    async def unload(request: web.Request) -> web.Response:
+        fields = await fields_of(request, UnloadFields)
+        control.unload_adapter(fields.lora_name)
+        return web.Response(text=f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
+
+    app.router.add_post("/v1/load_lora_adapter", load)
+    app.router.add_post("/v1/unload_lora_adapter", unload)

@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from experiments.serve.backend import Function, Sampling, Structure
@@ -40,6 +41,7 @@ MAX_NAME_CHARS = 1000
 """Characters of a stop string, and of the names that a server keeps: users and cache salts."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of the output tokens of a completion that sets none; a chat fills the context."""
+JSON = "application/json"
 
 _LOG = logging.getLogger("windtunnel.serve")
 _NAMED = re.compile(r"([\w.]+)[:=]")
@@ -575,3 +577,19 @@ def _parsed(schema: Any, param: str) -> Any:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+async def fields_of(request: web.Request, kind: type[Fields]) -> Fields:
+    """Returns the fields of a JSON body. Raises ApiError.
+
+    As in vLLM, the body must be declared as JSON. Pages of other sites cannot do this, so a browser lets none
+    of them use a server on its machine.
+    """
+    if "Content-Type" not in request.headers or request.content_type != JSON:
+        raise ApiError(f"Unsupported Media Type: Only '{JSON}' is allowed")
+    body = await request.read()
+    received_s = time.monotonic()  # before the body is parsed, which takes time
+    fields = parse(kind, body)
+    if isinstance(fields, RequestBody):
+        fields.received_s = received_s
+    return fields

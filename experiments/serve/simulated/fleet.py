@@ -14,15 +14,13 @@ from time import thread_time
 from typing import TYPE_CHECKING
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
-from experiments.serve.errors import ApiError
+from experiments.serve.errors import ApiError, ConnectionReset
 from experiments.serve.metrics.engine import Histogram
 from experiments.serve.metrics.table import TOKEN_DELAY_S
 from experiments.serve.simulated.adapters import ServedAdapters
-from experiments.serve.simulated.answers import Answer, Answers
+from experiments.serve.simulated.answers import Answer, Answers, OutputLengths
 from experiments.serve.simulated.contents import BLOCK, MAX_SEGMENTS, ContentIndex
 from experiments.serve.simulated.driver import Driver
-from experiments.serve.simulated.lengths import OutputLengths
-from experiments.serve.simulated.output import FAILED, Output, deltas, finish_reason
 from experiments.serve.simulated.record_limit import RecordLimit
 from policies.batching.static import check_traffic_ends
 from policies.core.request import Prompt, Request
@@ -37,7 +35,7 @@ from sim.workload.base import Arrival
 if TYPE_CHECKING:
     import pandas as pd
 
-
+FAILED = "the simulation has failed; the log of the server has the reason"
 TIMED_TOGETHER = 16
 """Tokens after which the CPU time of the thread, which takes a system call, is read once for all of them."""
 
@@ -362,3 +360,101 @@ class WaitingLimit(GatewayAttachment):
         return num_waiting < self._max_waiting and (
             num_waiting + len(replica.intake.entries()) < self._max_waiting
         )
+
+
+class Output:
+    """An output in progress: what the simulation has reported of it so far."""
+
+    __slots__ = (
+        "answer",
+        "began_work_s",
+        "deliver",
+        "due_s",
+        "end",
+        "is_failed",
+        "is_lost",
+        "is_streamed",
+        "is_waiting",
+        "news",
+        "num_cached",
+        "num_logprobs",
+        "num_taken",
+        "num_tokens",
+    )
+
+    def __init__(self, answer: Answer, generation: Generation) -> None:
+        self.answer = answer
+        self.is_streamed = generation.streamed
+        self.num_logprobs = generation.sampling.logprobs
+        self.deliver = generation.deliver
+        self.is_waiting = False  # its client has all tokens so far
+        self.num_taken = 0  # tokens that its client has
+        self.is_failed = False  # with the simulation
+        self.is_lost = False  # its client has tokens of an output that begins again
+        self.num_tokens = 0
+        self.due_s = 0.0  # simulated time of the first token that its client does not have
+        self.began_work_s = 0.0  # see `Driver`
+        self.num_cached = 0
+        self.end: Ended | None = None
+        self.news = asyncio.Event()
+
+    def delta(self, finish_reason: str | None = None) -> Delta:
+        """Returns the tokens that the client does not have."""
+        answer, start, end = self.answer, self.num_taken, self.num_tokens
+        return Delta(
+            answer.text(start, end),
+            answer.token_ids(start, end),
+            () if self.num_logprobs is None else answer.logprobs(start, end, self.num_logprobs),
+            finish_reason,
+            answer.stop_reason if finish_reason == "stop" else None,
+            self.num_cached,
+        )
+
+    def delivered(self) -> bool:
+        """Delivers the tokens that the client does not have; returns whether it has them.
+
+        If that fails, the task of the request meets the error, and other requests go on.
+        """
+        try:
+            return self.deliver is not None and self.deliver(self.delta())
+        except Exception:
+            return False
+
+
+async def deltas(output: Output) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of an output until its end, without those that are delivered meanwhile."""
+    while True:
+        output.is_waiting = True
+        await output.news.wait()
+        output.is_waiting = False
+        output.news.clear()
+        ended = output.end
+        if output.is_failed:
+            raise ApiError(FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
+        if output.is_lost:
+            raise ConnectionReset("its replica crashed")
+        if ended is not None and ended.status is Status.rejected:
+            raise _failure(ended, has_begun=output.num_taken > 0 and output.is_streamed)
+        if output.num_tokens == output.num_taken and ended is None:
+            continue
+        delta = output.delta(None if ended is None else finish_reason(output.answer, ended))
+        output.num_taken = output.num_tokens
+        yield delta
+        if ended is not None:
+            return
+
+
+def finish_reason(answer: Answer, ended: Ended) -> str:
+    """Returns why an output ends, as its client is told: stop, length or abort."""
+    if ended.status is Status.aborted:
+        return "abort"
+    if ended.reason == "length" or ended.num_output_tokens < answer.num_tokens:
+        return "length"
+    return answer.finish_reason
+
+
+def _failure(ended: Ended, *, has_begun: bool) -> Exception:
+    """Returns the error of a request that the fleet has rejected or lost."""
+    if has_begun:
+        return ConnectionReset(ended.reason or "the request was aborted")
+    return ApiError(ended.reason or "the request was aborted", HTTPStatus.SERVICE_UNAVAILABLE)

@@ -15,16 +15,15 @@ from rich.console import Console
 from experiments.serve.approximate_tokenizer import ApproximateTokenizer
 from experiments.serve.backend import Backend, Tokenizer
 from experiments.serve.driver import Controls, Outcome, Served, make_application
+from experiments.serve.layers import WithoutRemoteKv
+from experiments.serve.server import Stop
 from experiments.serve.settings import KEY_VARIABLE, ServerSetup, ServeSettings, full_note
-from experiments.serve.simulated.answers import Answers
+from experiments.serve.simulated.answers import Answers, OutputLengths
 from experiments.serve.simulated.fleet import SimulatedFleet, WaitingLimit
-from experiments.serve.simulated.lengths import OutputLengths
 from experiments.serve.simulated.metrics import FleetMetrics
 from experiments.serve.simulated.remote_kv import RemoteKvLayer
 from experiments.serve.simulated.replicas import PinnedRequests, ReplicaPorts, SingleReplica
 from experiments.serve.simulated.sleep import SleepyFleet
-from experiments.serve.stop import Stop
-from experiments.serve.without_remote_kv import WithoutRemoteKv
 from sim.settings.build import policy_errors
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
@@ -73,7 +72,7 @@ def _tokenizer(path: Path | None) -> Tokenizer:
 
 
 class FleetServer:
-    """What the server of a fleet serves, and the features that it attaches to the fleet."""
+    """The server of a fleet: what it serves, with the features that it attaches to the fleet."""
 
     def __init__(self, fleet: SimulatedFleet, setup: ServerSetup) -> None:
         self._fleet = fleet

@@ -11,12 +11,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.serve.batches.lines import MAX_LINES, read_lines
+from experiments.serve.batches.batch import MAX_LINES, read_lines
 from experiments.serve.batches.routes import window_of
 from experiments.serve.batches.runner import CONCURRENCY
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
-from experiments.serve.stop import Stop
+from experiments.serve.server import Stop
 from tests.worlds.serving import complete, get, make_app, make_job, post, served, served_before_it_is_late
 
 COMPLETIONS = "/v1/completions"

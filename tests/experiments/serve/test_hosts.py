@@ -10,7 +10,7 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.serve.arguments import without_flags
+from experiments.serve.command import without_flags
 from experiments.serve.driver import make_application
 from experiments.serve.settings import hosts_of
 from experiments.serve.simulated.session import FleetServer

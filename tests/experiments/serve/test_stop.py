@@ -16,9 +16,8 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 import aiohttp
 from aiohttp import web
 
-from experiments.serve.server import serve_app
+from experiments.serve.server import Stop, refusal_while_draining, serve_app
 from experiments.serve.settings import Address
-from experiments.serve.stop import Stop, refusal_while_draining
 from tests.worlds.serving import make_app, make_job
 
 BODY = {"prompt": "hello", "max_tokens": 400, "stream": True}

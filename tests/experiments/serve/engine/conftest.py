@@ -15,9 +15,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from experiments.serve.engine.backend import EngineBackend, EngineSleep
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.engine.recorder import ServingRecorder
-from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
-from experiments.serve.http.control import add_control_routes
+from experiments.serve.http.control import add_adapter_routes, add_control_routes
 from realengine.model.architecture import Architecture
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.llm import LLM

@@ -16,7 +16,7 @@ from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
 from experiments.serve import command
-from experiments.serve.arguments import with_checkpoint
+from experiments.serve.command import with_checkpoint
 from experiments.serve.driver import make_application
 from experiments.serve.engine.result import result_of
 from policies.scheduling.priority import Priority
