@@ -26,7 +26,7 @@ from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.app import make_app
 from experiments.serve.http.control import (
     AdapterControl,
-    SleepControl,
+    SleepMode,
     add_adapter_routes,
     add_control_routes,
 )
@@ -46,7 +46,7 @@ class Controls(NamedTuple):
 
     adapters: AdapterControl
     clear_prefix_caches: Callable[[], None]
-    sleep: SleepControl | None
+    sleep: SleepMode | None
 
 
 class Served(NamedTuple):

@@ -11,7 +11,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http import HTTPStatus
@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 
 from experiments.serve.errors import FAILED, MAX_REASON_CHARS, ApiError
 from experiments.serve.settings import Address
@@ -36,8 +36,6 @@ MIN_REST = 100
 INFORMATION_PATHS = ("/", "/metrics", "/version", "/load", "/v1/models", "/server_info")
 """Paths that a server also serves while it drains."""
 POLL_S = 0.05
-
-Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class NoTracebacksOfClients(logging.Filter):
@@ -252,7 +250,7 @@ def refusal_while_draining(stop: Stop, drain_s: float) -> Middleware:
     """
 
     @web.middleware
-    async def refuse(request: web.Request, handler: Next) -> web.StreamResponse:
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
         if stop.first.is_set() and request.path not in INFORMATION_PATHS:
             raise ApiError(
                 "the server is shutting down",

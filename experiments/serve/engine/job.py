@@ -16,12 +16,13 @@ from rich.console import Console
 from experiments.app.run_folder import SERVER_KEYS
 from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.driver import Controls, Outcome, Served
-from experiments.serve.engine.backend import EngineBackend, EngineSleep
+from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
+from experiments.serve.http.control import SleepMode
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT
 from experiments.serve.layers import WithoutRemoteKv
 from experiments.serve.metrics.exporter import ServerState, ServingMetrics
@@ -146,7 +147,7 @@ class EngineSession:
 
     def front(self, backend: EngineBackend) -> Served:
         """Returns what the server serves."""
-        sleep = EngineSleep(backend) if self.engine.enable_sleep_mode else None
+        sleep = SleepMode(backend) if self.engine.enable_sleep_mode else None
         return Served(
             WithoutRemoteKv(backend),
             ServingMetrics(lambda: backend.metrics, lambda: ServerState(backend.num_refused)),

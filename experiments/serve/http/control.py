@@ -24,42 +24,73 @@ MAX_RANK = 1 << 16
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class SleepControl(Protocol):
-    """The sleep mode of a back end: its GPUs are free for others while it sleeps."""
+class Sleeper(Protocol):
+    """A back end that can sleep: its GPUs are free for others meanwhile."""
 
-    @property
-    def is_sleeping(self) -> bool:
-        """True until all parts are awake."""
-        ...
-
-    async def sleep(self, level: int, mode: Mode) -> None:
-        """Puts the engines to sleep, once no request is in progress.
+    async def fall_asleep(self, level: int, mode: Mode) -> None:
+        """Puts the engines to sleep, once no request is in progress. Raises ApiError if they cannot.
 
         level: 1 keeps the weights in host memory, 2 drops them. mode: requests in progress are aborted, or
         are served to their end.
         """
         ...
 
-    async def wake_up(self, parts: Collection[Part]) -> None:
-        """Loads parts that sleep; returns when they are loaded."""
+    async def load(self, parts: Collection[Part], *, is_last: bool) -> None:
+        """Loads parts that sleep; returns when they are loaded. is_last: whether no other part sleeps.
+
+        Raises ApiError if they sleep on.
+        """
         ...
+
+
+class SleepMode:
+    """The sleep mode of a back end: which of its parts sleep."""
+
+    def __init__(self, sleeper: Sleeper) -> None:
+        self._sleeper = sleeper
+        self._asleep: set[Part] = set()
+        self._changing = asyncio.Lock()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True until all parts are awake."""
+        return bool(self._asleep)
+
+    async def sleep(self, level: int, mode: Mode) -> None:
+        """Sleeps, as `Sleeper.fall_asleep` says; a back end that sleeps already is left as it is."""
+        async with self._changing:
+            if not self._asleep:
+                self._asleep.update(PARTS)
+                try:
+                    await self._sleeper.fall_asleep(level, mode)
+                except ApiError:
+                    self._asleep.clear()
+                    raise
+
+    async def wake_up(self, parts: Collection[Part]) -> None:
+        """Wakes those of the parts that sleep."""
+        async with self._changing:
+            woken = self._asleep.intersection(parts)
+            if woken:
+                await self._sleeper.load(woken, is_last=woken == self._asleep)
+                self._asleep -= woken
 
 
 def add_control_routes(
     app: web.Application,
-    sleep_control: SleepControl | None,
+    sleep_mode: SleepMode | None,
     clear_prefix_caches: Callable[[], None],
     config: Mapping[str, Any],
 ) -> None:
-    """Adds the routes. sleep_control: None: the server may not sleep. config: resolved, without secrets.
+    """Adds the routes. sleep_mode: None: the server may not sleep. config: resolved, without secrets.
 
     A sleep or a wake-up goes on to its end if its client goes away, so that no half of it is done.
     """
 
-    def may_sleep() -> SleepControl:
-        if sleep_control is None:
+    def may_sleep() -> SleepMode:
+        if sleep_mode is None:
             raise ApiError(NO_SLEEP, HTTPStatus.NOT_IMPLEMENTED)
-        return sleep_control
+        return sleep_mode
 
     async def sleep(request: web.Request) -> web.Response:
         control = may_sleep()
@@ -79,7 +110,7 @@ def add_control_routes(
         return web.Response()
 
     async def is_sleeping(request: web.Request) -> web.Response:
-        return web.json_response({"is_sleeping": sleep_control is not None and sleep_control.is_sleeping})
+        return web.json_response({"is_sleeping": sleep_mode is not None and sleep_mode.is_sleeping})
 
     async def reset_prefix_cache(request: web.Request) -> web.Response:
         for name in ("reset_running_requests", "reset_external"):
@@ -135,6 +166,21 @@ class AdapterControl(Protocol):
     def unload_adapter(self, name: str) -> None:
         """Unloads an adapter. Raises ApiError."""
         ...
+
+
+def check_new_adapter(name: str, models: Collection[str], loaded: Collection[str], *, replaces: bool) -> None:
+    """Raises ApiError for a name of a base model, or of a loaded adapter that is not to be replaced."""
+    if name in models:
+        raise ApiError(f"'{name}' is the name of the base model; choose another one", param="lora_name")
+    if name in loaded and not replaces:
+        raise ApiError(f"The lora adapter '{name}' has already been loaded.", param="lora_name")
+
+
+def check_loaded_adapter(name: str, loaded: Collection[str], reason: str = ".") -> None:
+    """Raises ApiError for an adapter that is not among those that are loaded. reason: end of the message."""
+    if name not in loaded:
+        message = f"The lora adapter '{name[:200]}' cannot be found{reason}"
+        raise ApiError(message, HTTPStatus.NOT_FOUND, "lora_name")
 
 
 def add_adapter_routes(app: web.Application, control: AdapterControl) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
 from math import inf
@@ -14,7 +15,7 @@ from time import thread_time
 from typing import TYPE_CHECKING
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
-from experiments.serve.errors import ApiError, ConnectionReset
+from experiments.serve.errors import ApiError, ConnectionReset, priority_ignored
 from experiments.serve.metrics.engine import Histogram
 from experiments.serve.metrics.table import TOKEN_DELAY_S
 from experiments.serve.simulated.adapters import ServedAdapters
@@ -150,11 +151,7 @@ class SimulatedFleet:
                 param="logit_bias",
             )
         if generation.priority and not self._has_priorities:
-            raise ApiError(
-                f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; "
-                "start the server with scheduling=priority",
-                param="priority",
-            )
+            raise priority_ignored(generation.priority)
         adapter = self._adapters.own_name(generation.lora)
         answer_id, request_id = next(self._answer_ids), self._ids.take()
         answer = await self._answer(answer_id, generation)
@@ -280,14 +277,14 @@ class SimulatedFleet:
             if has_all:
                 output.due_s, output.began_work_s = self.simulation.now, self.driver.began_work_s
                 is_between = output.num_taken and num_output_tokens < output.answer.num_tokens
-                if is_between and output.deliver is not None and output.is_waiting:
+                if is_between and output.generation.deliver is not None and output.is_waiting:
                     self._with_news.append(output)
                 else:
                     output.news.set()
 
     def lost_tokens(self, request_id: int) -> None:
         output = self._outputs.get(request_id)
-        if output is not None and output.is_streamed:
+        if output is not None and output.generation.streamed:
             output.is_lost = True
             output.news.set()
 
@@ -362,49 +359,37 @@ class WaitingLimit(GatewayAttachment):
         )
 
 
+@dataclass(slots=True, eq=False)
 class Output:
     """An output in progress: what the simulation has reported of it so far."""
 
-    __slots__ = (
-        "answer",
-        "began_work_s",
-        "deliver",
-        "due_s",
-        "end",
-        "is_failed",
-        "is_lost",
-        "is_streamed",
-        "is_waiting",
-        "news",
-        "num_cached",
-        "num_logprobs",
-        "num_taken",
-        "num_tokens",
-    )
-
-    def __init__(self, answer: Answer, generation: Generation) -> None:
-        self.answer = answer
-        self.is_streamed = generation.streamed
-        self.num_logprobs = generation.sampling.logprobs
-        self.deliver = generation.deliver
-        self.is_waiting = False  # its client has all tokens so far
-        self.num_taken = 0  # tokens that its client has
-        self.is_failed = False  # with the simulation
-        self.is_lost = False  # its client has tokens of an output that begins again
-        self.num_tokens = 0
-        self.due_s = 0.0  # simulated time of the first token that its client does not have
-        self.began_work_s = 0.0  # see `Driver`
-        self.num_cached = 0
-        self.end: Ended | None = None
-        self.news = asyncio.Event()
+    answer: Answer
+    generation: Generation
+    is_waiting: bool = False
+    """Whether its client has all tokens so far."""
+    num_taken: int = 0
+    """Tokens that its client has."""
+    is_failed: bool = False
+    """Whether the simulation has failed."""
+    is_lost: bool = False
+    """Whether its client has tokens of an output that begins again."""
+    num_tokens: int = 0
+    due_s: float = 0.0
+    """Simulated time of the first token that its client does not have."""
+    began_work_s: float = 0.0
+    """As that of `Driver` when that token came."""
+    num_cached: int = 0
+    end: Ended | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def delta(self, finish_reason: str | None = None) -> Delta:
         """Returns the tokens that the client does not have."""
         answer, start, end = self.answer, self.num_taken, self.num_tokens
+        num_logprobs = self.generation.sampling.logprobs
         return Delta(
             answer.text(start, end),
             answer.token_ids(start, end),
-            () if self.num_logprobs is None else answer.logprobs(start, end, self.num_logprobs),
+            () if num_logprobs is None else answer.logprobs(start, end, num_logprobs),
             finish_reason,
             answer.stop_reason if finish_reason == "stop" else None,
             self.num_cached,
@@ -416,7 +401,8 @@ class Output:
         If that fails, the task of the request meets the error, and other requests go on.
         """
         try:
-            return self.deliver is not None and self.deliver(self.delta())
+            deliver = self.generation.deliver
+            return deliver is not None and deliver(self.delta())
         except Exception:
             return False
 
@@ -434,7 +420,7 @@ async def deltas(output: Output) -> AsyncGenerator[Delta, None]:
         if output.is_lost:
             raise ConnectionReset("its replica crashed")
         if ended is not None and ended.status is Status.rejected:
-            raise _failure(ended, has_begun=output.num_taken > 0 and output.is_streamed)
+            raise _failure(ended, has_begun=output.num_taken > 0 and output.generation.streamed)
         if output.num_tokens == output.num_taken and ended is None:
             continue
         delta = output.delta(None if ended is None else finish_reason(output.answer, ended))

@@ -87,7 +87,7 @@ class FleetServer:
             PinnedRequests(fleet)
         if settings.max_waiting is not None:
             WaitingLimit(fleet, settings.max_waiting)
-        controls = Controls(fleet, fleet.simulation.clear_prefix_caches, sleepy)
+        controls = Controls(fleet, fleet.simulation.clear_prefix_caches, sleepy.mode)
         self.served = Served(backend, self._metrics.serving, controls)
 
     def of_replica(self, index: int) -> Served:
