@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from experiments.serve.simulated.answers import Answers, OutputLengths
 from experiments.serve.simulated.fleet import SimulatedFleet, WaitingLimit
 from experiments.serve.simulated.metrics import FleetMetrics
 from experiments.serve.simulated.remote_kv import RemoteKvLayer
-from experiments.serve.simulated.replicas import PinnedRequests, ReplicaPorts, SingleReplica
+from experiments.serve.simulated.replicas import PinnedRequests, SingleReplica, replica_ports
 from experiments.serve.simulated.sleep import SleepyFleet
 from sim.settings.build import policy_errors
 from sim.settings.errors import ConfigError
@@ -30,7 +30,7 @@ from sim.setup.scenario import Scenario
 from sim.workload.base import WorkloadNotes
 
 if TYPE_CHECKING:
-    from experiments.serve.kv_events.fleet_events import FleetEvents
+    from experiments.serve.kv_events.publisher import Publisher
 
 
 def build_fleet(scenario: Scenario, settings: ServeSettings, time_scale: float) -> SimulatedFleet:
@@ -97,13 +97,13 @@ class FleetServer:
 
     def replica_ports(
         self, on_ready: Callable[[int, str], None], api_key: str | None = None, stop: Stop | None = None
-    ) -> ReplicaPorts:
-        """Returns the ports of the replicas. on_ready: see `ReplicaPorts`; the others as for the fleet."""
+    ) -> AbstractAsyncContextManager[None]:
+        """Returns the context in which replicas have ports. on_ready: see `replica_ports`."""
 
         def make(index: int) -> web.Application:
             return make_application(self.of_replica(index), self._setup, api_key, stop)
 
-        return ReplicaPorts(self._fleet, make, self._setup.address, on_ready)
+        return replica_ports(self._fleet, make, self._setup.address, on_ready)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,12 +118,11 @@ class FleetSession:
         """Returns the fleet; its clock does not run yet. Raises ConfigError."""
         return build_fleet(self.scenario, self.setup.settings, self.setup.address.time_scale)
 
-    def publishing(self, fleet: SimulatedFleet) -> FleetEvents:
+    def publishing(self, fleet: SimulatedFleet) -> AbstractAsyncContextManager[Mapping[int, Publisher]]:
         """Returns the context in which the replicas publish their KV events."""
-        from experiments.serve.kv_events.fleet_events import FleetEvents  # noqa: PLC0415 (it needs ZMQ)
+        from experiments.serve.kv_events.fleet_events import publishing  # noqa: PLC0415 (it needs ZMQ)
 
-        setup = self.setup
-        return FleetEvents(fleet, setup.kv_events, setup.address, setup.settings.expose)
+        return publishing(fleet, self.setup)
 
     @asynccontextmanager
     async def running(self, stop: Stop, console: Console) -> AsyncIterator[Served]:

@@ -84,15 +84,15 @@ async def publishing(*overrides):
     fleet.driver.start()
     context = zmq.asyncio.Context()
     try:
-        async with job.publishing(fleet) as events:
+        async with job.publishing(fleet) as publishers:
             requests = Requests(fleet)
             indexes = {
                 index: await KnownBlocks.subscribe(context, publisher)
-                for index, publisher in events.publishers.items()
+                for index, publisher in publishers.items()
             }
             server = TestServer(make_app(job, fleet), handler_cancellation=True)
             async with TestClient(server) as client:
-                yield Served(client, fleet, events.publishers, indexes, requests.found)
+                yield Served(client, fleet, publishers, indexes, requests.found)
     finally:
         fleet.driver.stop()
         context.destroy(linger=0)
