@@ -12,11 +12,11 @@ from experiments.serve.http.common import (
     Completion,
     Form,
     Identity,
+    WholeOutput,
     generations_of,
     prompt_logprobs_body,
 )
 from experiments.serve.http.fields import ChatFields, fields_of
-from experiments.serve.http.outputs import WholeOutput
 from experiments.serve.http.prompts import chat_prompt_of, served_model
 from experiments.serve.http.tool_calls import ToolCallParser
 
