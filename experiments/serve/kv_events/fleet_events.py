@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 
 from experiments.serve.backend import Generation
-from experiments.serve.kv_events.block_chain import BlockChain
+from experiments.serve.kv_events.block_chain import BlockChain, PromptAndOutput
 from experiments.serve.kv_events.cache_events import CacheEvents
 from experiments.serve.kv_events.publisher import Publisher
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT
@@ -86,7 +85,7 @@ class Tokens(GatewayAttachment):
         generation, answer = self._known[seq.request_id]
         adapter = seq.request.adapter
         return BlockChain(
-            WholeTokens(generation.prompt_token_ids, answer),
+            PromptAndOutput(generation.prompt_token_ids, lambda: answer.num_tokens, answer.token_ids),
             block_size,
             lora=generation.lora,
             lora_number=None if adapter is None else self._fleet.adapter_number(adapter),
@@ -99,25 +98,6 @@ class Tokens(GatewayAttachment):
 
     def _begun(self, request_id: int, generation: Generation) -> None:
         self._known[request_id] = generation, self._fleet.answer(request_id)
-
-
-class WholeTokens(SequenceOf[int]):
-    """The tokens of a prompt and of its output, which is drawn when it is read."""
-
-    def __init__(self, prompt: SequenceOf[int], answer: Answer) -> None:
-        self._prompt = prompt
-        self._answer = answer
-
-    def __len__(self) -> int:
-        return len(self._prompt) + self._answer.num_tokens
-
-    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
-        start, end, _ = part.indices(len(self))
-        num_prompt = len(self._prompt)
-        found = list(self._prompt[start:end])
-        if end > num_prompt:
-            found += self._answer.token_ids(max(0, start - num_prompt), end - num_prompt)
-        return found
 
 
 class ReplicaEvents(Attachment):
