@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from aiohttp import web
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from experiments.serve.simulated.metrics import FleetMetrics
 from experiments.serve.simulated.remote_kv import RemoteKvLayer
 from experiments.serve.simulated.replicas import PinnedRequests, SingleReplica, replica_ports
 from experiments.serve.simulated.sleep import SleepyFleet
+from sim.records.run import RunRecords
 from sim.settings.build import policy_errors
 from sim.settings.errors import ConfigError
 from sim.setup.scenario import Scenario
@@ -112,7 +114,8 @@ class FleetSession:
 
     setup: ServerSetup
     scenario: Scenario
-    _outcome: Outcome | None = field(init=False, default=None)
+    _ended: tuple[RunRecords, pd.DataFrame, float | None] | None = field(init=False, default=None)
+    """The records, the traffic, and when the memory for them was full, after the end."""
 
     def fleet(self) -> SimulatedFleet:
         """Returns the fleet; its clock does not run yet. Raises ConfigError."""
@@ -144,12 +147,14 @@ class FleetSession:
         if fleet.driver.failure is not None:
             with policy_errors(self.scenario):
                 raise fleet.driver.failure
-        records = fleet.simulation.close()
-        if len(records.requests):
-            result = self.scenario.result(records, WorkloadNotes())
-            if fleet.records_full_s is not None:
-                result.summary["notes"].append(full_note(fleet.records_full_s))
-            self._outcome = Outcome(result, fleet.traffic_table())
+        self._ended = fleet.simulation.close(), fleet.traffic_table(), fleet.records_full_s
 
     def outcome(self) -> Outcome | None:
-        return self._outcome
+        assert self._ended is not None
+        records, traffic, full_s = self._ended
+        if not len(records.requests):
+            return None
+        result = self.scenario.result(records, WorkloadNotes())
+        if full_s is not None:
+            result.summary["notes"].append(full_note(full_s))
+        return Outcome(result, traffic)
