@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.serve.metrics.engine import EndedRequest, EngineMetrics, EngineState, adapters_of
+from experiments.serve.metrics.engine import (
+    EndedRequest,
+    EngineMetrics,
+    EngineState,
+    adapters_of,
+    cache_config_of,
+)
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import FinishReason, Sequence
 from realengine.engine import Engine
@@ -43,9 +49,9 @@ class EngineMetricsFeed:
             lambda: self._state,
             model_name=model_name,
             max_model_len=engine.core.max_model_len,
-            pool=engine.core.block_pool,
-            cache_dtype=settings.kv_cache_dtype,
-            memory_share=settings.gpu_memory_utilization,
+            cache_config=cache_config_of(
+                engine.core.block_pool, settings.kv_cache_dtype, settings.gpu_memory_utilization
+            ),
             proposer=None if settings.speculation is None else settings.speculation.proposer,
         )
 
@@ -139,7 +145,7 @@ class EngineMetricsFeed:
         live = () if self._max_adapters is None else self._live.values()
         self._state = EngineState(
             num_running=len(core.running),
-            num_waiting_for_capacity=core.num_waiting,
+            num_waiting=core.num_waiting,
             kv_cache_usage=pool.num_used / pool.num_blocks,
             max_adapters=self._max_adapters,
             waiting_adapters=adapters_of(each.seq for each in live if each.scheduled_s is None),

@@ -12,7 +12,7 @@ from itertools import accumulate
 from time import time
 from typing import NamedTuple
 
-from experiments.serve.metrics.table import TABLE, request_tokens
+from experiments.serve.metrics.table import CACHE_CONFIG, TABLE, request_tokens
 from policies.caching.pool import BlockPool
 from policies.core.sequence import Sequence as RequestSequence
 from policies.speculation import Proposer, num_places
@@ -52,15 +52,15 @@ class Histogram:
 class EngineState(NamedTuple):
     """The state of an engine at a scrape.
 
-    num_running: requests that hold a slot and compute. num_waiting_for_capacity: those that wait for a slot
-    or KV memory. num_deferred: those that wait for KV or an adapter to be loaded. kv_cache_usage: share of
+    num_running: requests that hold a slot and compute. num_waiting: those that wait for a slot or KV memory.
+    num_deferred: those that wait for KV or an adapter to be loaded. kv_cache_usage: share of
     the KV blocks that requests use, 0 to 1. max_adapters: LoRA adapters in a batch; None: no adapters are
     served. waiting_adapters, running_adapters: those of waiting and of running requests. num_preemptions:
     since the start. flops, read_bytes: estimates since the start, of one device.
     """
 
     num_running: int = 0
-    num_waiting_for_capacity: int = 0
+    num_waiting: int = 0
     num_deferred: int = 0
     kv_cache_usage: float = 0.0
     max_adapters: int | None = None
@@ -71,14 +71,14 @@ class EngineState(NamedTuple):
     read_bytes: float = 0.0
 
     @property
-    def num_waiting(self) -> int:
+    def num_all_waiting(self) -> int:
         """Number of requests that wait to be scheduled."""
-        return self.num_waiting_for_capacity + self.num_deferred
+        return self.num_waiting + self.num_deferred
 
     @property
     def waiting_by_reason(self) -> dict[str, int]:
         """Number of waiting requests by the reason of their wait."""
-        return {"capacity": self.num_waiting_for_capacity, "deferred": self.num_deferred}
+        return {"capacity": self.num_waiting, "deferred": self.num_deferred}
 
     @property
     def adapters(self) -> dict[tuple[str, ...], float] | None:
@@ -170,11 +170,18 @@ class DraftCounts:
             self.accepted_by_place[place] += num_accepted
 
 
+def cache_config_of(pool: BlockPool, cache_dtype: str, memory_share: float) -> dict[str, str]:
+    """Returns the settings of a KV cache by the labels `CACHE_CONFIG`."""
+    values = (pool.block_size, pool.num_blocks, pool.finds_kv, cache_dtype, memory_share)
+    return dict(zip(CACHE_CONFIG, map(str, values), strict=True))
+
+
 class EngineMetrics:
     """Counters and histograms of one engine.
 
     index: value of the label `engine`. state: called at every scrape. max_model_len: longest request in
-    tokens. pool, cache_dtype, memory_share: of its KV cache. proposer: of its drafts; None: no speculation.
+    tokens. cache_config: settings of its KV cache by the labels `CACHE_CONFIG`, as far as they are known.
+    proposer: of its drafts; None: no speculation.
     """
 
     def __init__(
@@ -184,16 +191,13 @@ class EngineMetrics:
         *,
         model_name: str,
         max_model_len: int,
-        pool: BlockPool,
-        cache_dtype: str,
-        memory_share: float,
+        cache_config: Mapping[str, str],
         proposer: Proposer | None = None,
     ) -> None:
         self.index = index
         self.state = state
         self.model_name = model_name
-        cache = (pool.block_size, pool.num_blocks, pool.finds_kv, cache_dtype, memory_share)
-        self.cache_configs: Mapping[tuple[str, ...], int] = {tuple(map(str, cache)): 1}
+        self.cache_configs = {tuple(cache_config.get(name, "") for name in CACHE_CONFIG): 1}
         self.drafts = None if proposer is None else DraftCounts(num_places(proposer))
         self.prefix_queries = self.prefix_hits = 0
         self.external_queries = self.external_hits = 0

@@ -38,6 +38,9 @@ TOKEN_DELAY_S = (
 )
 ITERATION_TOKENS = (1.0, *(2.0**power for power in range(3, 15)))
 OUTPUTS_PER_PROMPT = (1.0, 2.0, 5.0, 10.0, 20.0)
+CACHE_CONFIG = (
+    *("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype", "gpu_memory_utilization"),
+)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
@@ -77,7 +80,9 @@ gauge, counter, histogram = partial(Metric, "gauge"), partial(Metric, "counter")
 
 TABLE = (
     gauge("vllm:num_requests_running", "Number of requests in the batch of the engine.", "state.num_running"),
-    gauge("vllm:num_requests_waiting", "Number of requests that wait to be scheduled.", "state.num_waiting"),
+    gauge(
+        "vllm:num_requests_waiting", "Number of requests that wait to be scheduled.", "state.num_all_waiting"
+    ),
     gauge(
         "vllm:num_requests_waiting_by_reason",
         "Number of waiting requests: capacity (a slot or KV memory), deferred (KV or an adapter is loaded).",
@@ -223,7 +228,7 @@ TABLE = (
         "vllm:cache_config_info",
         "Settings of the KV cache, as labels.",
         "engine.cache_configs",
-        ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype", "gpu_memory_utilization"),
+        CACHE_CONFIG,
     ),
     gauge(
         "vllm:lora_requests_info",

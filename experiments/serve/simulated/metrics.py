@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from experiments.serve.backend import Generation
-from experiments.serve.metrics.engine import EndedRequest, EngineMetrics, EngineState, adapters_of
+from experiments.serve.metrics.engine import (
+    EndedRequest,
+    EngineMetrics,
+    EngineState,
+    adapters_of,
+    cache_config_of,
+)
 from experiments.serve.metrics.exporter import ServerState, ServingMetrics
 from experiments.serve.simulated.fleet import SimulatedFleet
 from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
@@ -133,9 +139,9 @@ class ReplicaMetrics(Attachment):
             self.state,
             model_name=model_name,
             max_model_len=settings.max_model_len,
-            pool=replica.core.block_pool,
-            cache_dtype=settings.model.kv_cache_dtype,
-            memory_share=settings.memory_share,
+            cache_config=cache_config_of(
+                replica.core.block_pool, settings.model.kv_cache_dtype, settings.memory_share
+            ),
             proposer=settings.speculation,
         )
         self._max_adapters = max_adapters
@@ -154,7 +160,7 @@ class ReplicaMetrics(Attachment):
         waiting, running = [*core.waiting], [*core.running.values()]
         return EngineState(
             num_running=len(running) - len(core.loading),
-            num_waiting_for_capacity=len(waiting),
+            num_waiting=len(waiting),
             num_deferred=len(core.loading),
             kv_cache_usage=pool.num_used / pool.num_blocks,
             max_adapters=self._max_adapters,
