@@ -25,7 +25,7 @@ import aiohttp
 from experiments.app.terminal import plain_table, terminal_console
 from experiments.bench.serve import Server, serving
 from experiments.observe.reply import Reply
-from experiments.serve.simulated.fleet_metrics import TOKEN_DELAY, TOKEN_WORK
+from experiments.serve.metrics.table import TOKEN_DELAY, TOKEN_WORK
 from policies.core.request import Prompt, Request
 
 SAMPLE_S = 5.0

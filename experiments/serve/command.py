@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
+from typing import Any
 
 from experiments.app.application import Application, launch
 from experiments.app.job import Job
 from experiments.app.run_folder import SERVER_KEYS
 from experiments.app.settings.compose import Composition
 from experiments.app.settings.override import Override
-from experiments.app.terminal import terminal_console
-from experiments.serve.arguments import with_checkpoint, without_flags
-from experiments.serve.engine.settings import RealEngine
+from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.kv_events.settings import PACKAGES as KV_EVENTS_PACKAGES
 from experiments.serve.kv_events.settings import KvEventsSettings
-from experiments.serve.session_files import sole_server, write_session
-from experiments.serve.settings import (
-    KEY_VARIABLE,
-    Address,
-    BackEnd,
-    OutputSettings,
-    ServeSettings,
-    full_note,
-    hosts_of,
-)
+from experiments.serve.settings import Address, BackEnd, OutputSettings, ServerSetup, ServeSettings
 from sim.metrics.slo import check_no_workload_terms
-from sim.records.run import RunRecords
-from sim.settings.build import build_as, policy_errors
+from sim.settings.build import build_as
 from sim.settings.errors import ConfigError
 from sim.settings.scenario import build_run
-from sim.setup.scenario import Scenario
-from sim.workload.base import WorkloadNotes
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from aiohttp import web
-
-    from experiments.serve.kv_events.fleet_events import FleetEvents
-    from experiments.serve.replica_ports import ReplicaPorts
-    from experiments.serve.simulated.fleet import SimulatedFleet
-    from experiments.serve.stop import Stop
 
 PACKAGES = ("aiohttp", "prometheus_client", "pydantic")
 """Packages of the extra `serve`."""
+SETTINGS = {
+    "--host": "host",
+    "--port": "port",
+    "--model": "model",
+    "--served-model-name": "serve.served_model_name",
+    "--allowed-hosts": "serve.allowed_hosts",
+}
+"""The setting of each flag; the last two take several values."""
+LISTS = ("--served-model-name", "--allowed-hosts")
+SMOLLM2 = "smollm2"
+CHECKPOINT = "serve.engine.model"
 
 
 APPLICATION = Application(
@@ -70,115 +52,6 @@ def main(arguments: Sequence[str]) -> None:
     launch(APPLICATION, with_checkpoint(without_flags(arguments)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServeJob:
-    """A simulated fleet and its server; nothing listens before `run`."""
-
-    cfg: dict[str, Any]
-    scenario: Scenario
-    address: Address
-    settings: ServeSettings
-    kv_events: KvEventsSettings
-    output: OutputSettings
-
-    def run(self, folder: Path) -> None:
-        """Serves until it is stopped; then writes and prints what happened, as `windtunnel simulate` does."""
-        with sole_server(folder):
-            self._run(folder, terminal_console())
-
-    def _run(self, folder: Path, console: Console) -> None:
-        records, traffic, full_s = asyncio.run(self._serve(console))
-        if not len(records.requests):
-            console.print("no request came; nothing is written", highlight=False)
-            return
-        result = self.scenario.result(records, WorkloadNotes())
-        if full_s is not None:
-            result.summary["notes"].append(full_note(full_s))
-        write_session(folder, result, self.cfg, traffic, self.output, console)
-
-    def fleet(self) -> SimulatedFleet:
-        """Returns the fleet; its clock does not run yet. Raises ConfigError."""
-        from experiments.serve.application import build_fleet  # noqa: PLC0415 (it needs aiohttp)
-
-        return build_fleet(self.scenario, self.settings, self.address.time_scale)
-
-    def app(
-        self, fleet: SimulatedFleet, api_key: str | None = None, stop: Stop | None = None
-    ) -> web.Application:
-        """Returns the application in front of a fleet. stop: of the server, which then refuses requests."""
-        from experiments.serve.application import make_application  # noqa: PLC0415 (it needs aiohttp)
-
-        config = self.cfg
-        return make_application(
-            fleet, self.settings, config=config, api_key=api_key, stop=stop, hosts=self._hosts
-        )
-
-    @property
-    def _hosts(self) -> frozenset[str] | None:
-        return hosts_of(self.address.host, self.settings.allowed_hosts)
-
-    def replica_ports(
-        self,
-        fleet: SimulatedFleet,
-        app: web.Application,
-        on_ready: Callable[[int, str], None],
-        api_key: str | None = None,
-        stop: Stop | None = None,
-    ) -> ReplicaPorts:
-        """Returns the ports of the replicas. app: that of the fleet. on_ready: see `ReplicaPorts`."""
-        from experiments.serve.application import make_replica_application  # noqa: PLC0415 (aiohttp)
-        from experiments.serve.replica_ports import ReplicaPorts  # noqa: PLC0415
-
-        def make(index: int) -> web.Application:
-            return make_replica_application(
-                index, app, fleet, self.settings, api_key=api_key, stop=stop, hosts=self._hosts
-            )
-
-        return ReplicaPorts(fleet, make, self.address, on_ready)
-
-    def publishing(self, fleet: SimulatedFleet) -> FleetEvents:
-        """Returns the context in which the replicas publish their KV events."""
-        from experiments.serve.kv_events.fleet_events import FleetEvents  # noqa: PLC0415 (it needs ZMQ)
-
-        return FleetEvents(fleet, self.kv_events, self.address, self.settings.expose)
-
-    async def _serve(self, console: Console) -> tuple[RunRecords, pd.DataFrame, float | None]:
-        """Serves; returns the records, the traffic for a replay, and when the memory for them was full."""
-        from experiments.serve.server import serve_app  # noqa: PLC0415 (it needs aiohttp)
-        from experiments.serve.stop import stop_on_signals  # noqa: PLC0415
-
-        settings, fleet, key = self.settings, self.fleet(), os.environ.get(KEY_VARIABLE)
-        fleet.driver.start()
-        async with AsyncExitStack() as until_end:
-            stop = until_end.enter_context(stop_on_signals())
-            if self.kv_events.publishes:
-                await until_end.enter_async_context(self.publishing(fleet))
-            app = self.app(fleet, key, stop)
-            if settings.expose == "replicas":
-                ports = self.replica_ports(
-                    fleet,
-                    app,
-                    lambda index, url: console.print(f"{url}  (replica {index})", highlight=False),
-                    key,
-                    stop,
-                )
-                await until_end.enter_async_context(ports)
-            await serve_app(
-                app,
-                self.address,
-                stop,
-                duration_s=settings.duration_s,
-                drain_s=settings.drain_s,
-                num_in_progress=lambda: fleet.num_in_progress,
-                on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
-            )
-        fleet.driver.stop()
-        if fleet.driver.failure is not None:
-            with policy_errors(self.scenario):
-                raise fleet.driver.failure
-        return fleet.simulation.close(), fleet.traffic_table(), fleet.records_full_s
-
-
 def prepare(cfg: dict[str, Any], composition: Composition) -> Job:
     """Builds everything that the server needs. Raises ConfigError."""
     _check_installed(PACKAGES, "serve")
@@ -191,19 +64,10 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> Job:
     address: Address = build_as(Address, {key: cfg[key] for key in ("host", "port", "time_scale")}, "")
     back_end: BackEnd = build_as(BackEnd, {key: cfg[key] for key in ("backend", "device")}, "")
     output: OutputSettings = build_as(OutputSettings, cfg["output"], "output")
+    setup = ServerSetup(cfg, address, settings, kv_events, output)
     if back_end.backend == "engine":
         chooses_hardware = any(Override.parse(word).root == "hardware" for word in composition.overrides)
-        return _engine_job(
-            cfg,
-            chosen=chosen,
-            device=back_end.device,
-            address=address,
-            settings=settings,
-            kv_events=kv_events,
-            output=output,
-            own_keys=SERVER_KEYS,
-            is_known_machine=chooses_hardware,
-        )
+        return _engine_job(setup, chosen, back_end.device, is_known_machine=chooses_hardware)
     given = [word for word in composition.overrides if Override.parse(word).name.startswith("serve.engine.")]
     if given:
         raise ConfigError(
@@ -221,14 +85,19 @@ def prepare(cfg: dict[str, Any], composition: Composition) -> Job:
         check_no_workload_terms(scenario.slo, "serve")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return ServeJob(
-        cfg=cfg,
-        scenario=scenario,
-        address=address,
-        settings=settings,
-        kv_events=kv_events,
-        output=output,
-    )
+    from experiments.serve.driver import ServeJob  # noqa: PLC0415  (it needs aiohttp)
+    from experiments.serve.simulated.session import FleetSession  # noqa: PLC0415
+
+    return ServeJob(FleetSession(setup=setup, scenario=scenario))
+
+
+def _engine_job(setup: ServerSetup, chosen: RealEngine, device: Device, *, is_known_machine: bool) -> Job:
+    try:
+        from experiments.serve.driver import ServeJob  # noqa: PLC0415  (it needs aiohttp)
+        from experiments.serve.engine.job import prepare_engine  # noqa: PLC0415  (torch: seconds)
+    except ImportError as error:
+        raise ConfigError(f"backend=engine: needs {error.name}: pip install 'windtunnel[engine]'") from error
+    return ServeJob(prepare_engine(setup, chosen, device, is_known_machine=is_known_machine))
 
 
 def _check_installed(packages: Sequence[str], what: str) -> None:
@@ -238,9 +107,51 @@ def _check_installed(packages: Sequence[str], what: str) -> None:
         raise ConfigError(f"{what} needs {' and '.join(missing)}: pip install 'windtunnel[serve]'")
 
 
-def _engine_job(config: Mapping[str, Any], **settings: Any) -> Job:
-    try:
-        from experiments.serve.engine.job import prepare_engine  # noqa: PLC0415  (torch: seconds)
-    except ImportError as error:
-        raise ConfigError(f"backend=engine: needs {error.name}: pip install 'windtunnel[engine]'") from error
-    return prepare_engine(config, **settings)
+def without_flags(words: Sequence[str]) -> list[str]:
+    """Returns the words with the setting of each flag in its place.
+
+    As in vLLM, a model that is named by --model has this name for clients, too. Raises ConfigError for a flag
+    without a value.
+    """
+    found: list[str] = []
+    rest, model = list(words), None
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in SETTINGS:
+            found.append(f"{flag}{equals}{value}")
+            continue
+        values = [value] if equals else []
+        while rest and (flag in LISTS or not values) and not rest[0].startswith("--") and "=" not in rest[0]:
+            values.append(rest.pop(0))
+        if not all(values) or not values:
+            raise ConfigError(f"{flag}: needs a value, as in {flag}=VALUE or {SETTINGS[flag]}=VALUE")
+        if flag == "--model":
+            model = values[0]
+        text = ",".join(map(quoted, values)) if flag in LISTS else values[0]
+        found.append(f"{SETTINGS[flag]}=[{text}]" if flag in LISTS else f"{SETTINGS[flag]}={text}")
+    if model is not None and not any(word.startswith("serve.served_model_name=") for word in found):
+        found.append(f"serve.served_model_name=[{quoted(model)}]")
+    return found
+
+
+def with_checkpoint(words: Sequence[str]) -> list[str]:
+    """Returns the words with `serve.engine.model=` for a model that is no choice of the group `model`.
+
+    Those are smollm2, GGUF files, and folders. Without a model, it is smollm2. Other back ends: unchanged.
+    """
+    found = {parsed.name: parsed for parsed in map(Override.parse, words)}
+    backend, model = found.get("backend"), found.get("model")
+    if backend is None or backend.value != "engine":
+        return list(words)
+    if model is None:
+        return list(words) if CHECKPOINT in found else [*words, f"{CHECKPOINT}={SMOLLM2}"]
+    value = (model.value or "").strip("\"'")
+    if value != SMOLLM2 and not value.endswith(".gguf") and not Path(value).is_dir():
+        return list(words)
+    return [f"{CHECKPOINT}={quoted(value)}" if word == model.text else word for word in words]
+
+
+def quoted(text: str) -> str:
+    """Returns a text as an override has it, whatever its characters."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -70,5 +70,14 @@ def in_words_of(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+def priority_ignored(priority: int) -> ApiError:
+    """Returns the error of a request with a priority to engines that serve in the order of arrival."""
+    return ApiError(
+        f"priority={priority}: must be 0, as scheduling=fcfs ignores priorities; start the server with "
+        "scheduling=priority",
+        param="priority",
+    )
+
+
 class ConnectionReset(Exception):
     """The connection of a client is to be cut, as by a crash of the machine behind it."""

@@ -14,7 +14,7 @@ Tokens count for each output; a stream sends all tokens that are ready in one ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -22,6 +22,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from experiments.serve.backend import BackendLayer, Delta, Generation
 from experiments.serve.errors import ApiError, ConnectionReset
@@ -32,7 +33,6 @@ MAX_DELAY_S = 3600.0
 MAX_FACTOR = 1000.0
 
 _fault: ContextVar[Fault | None] = ContextVar("fault", default=None)
-Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def _number(name: str, text: str, kind: type[int] | type[float]) -> float:
 
 
 @web.middleware
-async def fault_middleware(request: web.Request, handler: Next) -> web.StreamResponse:
+async def fault_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Performs the faults before a request is taken, and notes the others for `FaultyBackend`."""
     text = request.headers.get(HEADER)
     if text is None:

@@ -1,6 +1,7 @@
-"""Runs the HTTP server until it is told to stop, and drains it.
+"""Runs the HTTP server until it is told to stop, by a signal or as its time is over, and drains it.
 
-Bytes that are no request are answered with an error object, too.
+Requests in progress are served to their end first. Bytes that are no request are answered with an error
+object, too.
 """
 
 from __future__ import annotations
@@ -8,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
 
 from experiments.serve.errors import FAILED, MAX_REASON_CHARS, ApiError
 from experiments.serve.settings import Address
-from experiments.serve.stop import POLL_S, Stop
 from sim.settings.errors import ConfigError
 
 BACKLOG = 4096
@@ -30,6 +33,9 @@ IDLE_POLL_S = 0.5
 FULL_COLLECTION_S = 600.0
 MIN_REST = 100
 """Times that a full collection took before, until the next one at an idle moment: a hundredth of the time."""
+INFORMATION_PATHS = ("/", "/metrics", "/version", "/load", "/v1/models", "/server_info")
+"""Paths that a server also serves while it drains."""
+POLL_S = 0.05
 
 
 class NoTracebacksOfClients(logging.Filter):
@@ -135,7 +141,7 @@ async def serve_app(
 ) -> None:
     """Serves until `stop` is set or duration_s have passed, then drains.
 
-    While it drains, it still listens, and what refuses new requests is the application (`stop.py`). drain_s:
+    While it drains, it still listens, and what refuses new requests is the application. drain_s:
     seconds to wait for outputs and responses in progress. on_ready: called with the URL. is_asleep: whether
     nothing goes on, so that a wait would be in vain. Raises ConfigError if the address cannot be used.
     """
@@ -201,4 +207,72 @@ async def _until_drained(
     while (num_in_progress() or stop.num_responses) and not stop.at_once.is_set():
         if asyncio.get_running_loop().time() >= deadline or is_asleep():
             break
+        await asyncio.sleep(POLL_S)
+
+
+class Stop:
+    """A request to end a server: `first`, after the requests in progress; `at_once`, without waiting."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.at_once = asyncio.Event()
+        self.num_responses = 0
+        """Responses that clients do not have as a whole."""
+
+    def set(self) -> None:
+        """Begins to drain; called again, ends at once."""
+        if self.first.is_set():
+            self.at_once.set()
+        self.first.set()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """Yields a stop that Ctrl-C and SIGTERM set, in place of their usual effects."""
+    loop, stop = asyncio.get_running_loop(), Stop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in signals}
+    for each in signals:
+        loop.add_signal_handler(each, stop.set)
+    try:
+        yield stop
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
+            signal.signal(each, before[each])
+
+
+def refusal_while_draining(stop: Stop, drain_s: float) -> Middleware:
+    """Returns the middleware that counts responses, and refuses new requests once a server drains.
+
+    The server keeps listening, so that clients and load balancers see a status in place of a refused
+    connection. A request that came before goes on.
+    """
+
+    @web.middleware
+    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if stop.first.is_set() and request.path not in INFORMATION_PATHS:
+            raise ApiError(
+                "the server is shutting down",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                headers={"Retry-After": str(max(1, ceil(drain_s))), "Connection": "close"},
+            )
+        if request.path in INFORMATION_PATHS:
+            return await handler(request)
+        stop.num_responses += 1
+        try:
+            response = await handler(request)
+            await _send(request, response)
+            return response
+        finally:
+            stop.num_responses -= 1
+
+    return refuse
+
+
+async def _send(request: web.Request, response: web.StreamResponse) -> None:
+    """Sends a response up to its last byte, as far as the client reads."""
+    await response.prepare(request)
+    await response.write_eof()
+    while (transport := request.transport) is not None and transport.get_write_buffer_size():
         await asyncio.sleep(POLL_S)

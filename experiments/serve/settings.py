@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from experiments.serve.simulated.answers import Text
-from experiments.serve.simulated.lengths import OutputLength
+from experiments.serve.kv_events.settings import KvEventsSettings
+from experiments.serve.simulated.answers import OutputLength, Text
 from fieldlimits import Checked, Ge, Le, Lt, NonNegative, Positive, PositiveInt, Share, Unit, check
 
 Expose = Literal["fleet", "replicas"]
@@ -83,6 +83,21 @@ class Address(Checked):
     host: str = "127.0.0.1"
     port: Annotated[int, Ge(0), Le(65535), "0 is any free port"] = 8000
     time_scale: Annotated[float, Ge(0.001), Le(1e6), "1 is real time"] = 1.0
+
+
+class ServerSetup(NamedTuple):
+    """The settings of a server, whatever its back end. config: all of them, as in the run folder."""
+
+    config: dict[str, Any]
+    address: Address
+    settings: ServeSettings
+    kv_events: KvEventsSettings
+    output: OutputSettings
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """The names by which requests may reach the server; None: any."""
+        return hosts_of(self.address.host, self.settings.allowed_hosts)
 
 
 def hosts_of(host: str, allowed: Sequence[str] | None) -> frozenset[str] | None:

@@ -8,20 +8,35 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import ClientError, ClientResponse, ClientTimeout
+from aiohttp import ClientError, ClientResponse, ClientTimeout, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import config_dirs
-from experiments.serve.command import ServeJob, prepare
+from experiments.serve.command import prepare
+from experiments.serve.driver import ServeJob, make_application
+from experiments.serve.server import Stop
+from experiments.serve.simulated.fleet import SimulatedFleet
+from experiments.serve.simulated.session import FleetServer, FleetSession
 
 FAST = ("time_scale=20", "serve.output_length=max_tokens")
 
 
-def make_job(*overrides: str) -> ServeJob:
+def make_job(*overrides: str) -> FleetSession:
+    """Returns the session of a simulated fleet."""
     source = ConfigSource(config_name="serve", dirs=config_dirs(None))
     given = [*FAST, *overrides]
-    return prepare(resolved(source.compose(given)), Composition(source, given))
+    job = prepare(resolved(source.compose(given)), Composition(source, given))
+    assert isinstance(job, ServeJob)
+    assert isinstance(job.session, FleetSession)
+    return job.session
+
+
+def make_app(
+    job: FleetSession, fleet: SimulatedFleet, api_key: str | None = None, stop: Stop | None = None
+) -> web.Application:
+    """Returns the application in front of a fleet."""
+    return make_application(FleetServer(fleet, job.setup).served, job.setup, api_key, stop)
 
 
 @asynccontextmanager
@@ -30,7 +45,7 @@ async def serving(*overrides: str, api_key: str | None = None) -> AsyncIterator[
     job = make_job(*overrides)
     fleet = job.fleet()
     fleet.driver.start()
-    server = TestServer(job.app(fleet, api_key), handler_cancellation=True)
+    server = TestServer(make_app(job, fleet, api_key), handler_cancellation=True)
     async with TestClient(server, timeout=ClientTimeout(total=600)) as client:
         yield client
     fleet.driver.stop()

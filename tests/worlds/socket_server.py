@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from experiments.serve.server import listen
-from tests.worlds.serving import make_job
+from tests.worlds.serving import make_app, make_job
 
 GOOD = {"prompt": "hello there", "max_tokens": 5, "seed": 7}
 LIMIT_S = 60.0
@@ -28,7 +28,7 @@ class SocketServer:
         job = make_job(*overrides)
         self.fleet = job.fleet()
         self.fleet.driver.start()
-        self._site, url = await listen(job.app(self.fleet), "127.0.0.1", 0)
+        self._site, url = await listen(make_app(job, self.fleet), "127.0.0.1", 0)
         self.port = int(url.rsplit(":", 1)[1])
 
     def close(self) -> None:

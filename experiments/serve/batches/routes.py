@@ -14,7 +14,7 @@ from experiments.serve.batches.batch import Batch
 from experiments.serve.batches.runner import ENDPOINTS, Batches
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
-from experiments.serve.http.body import fields_of
+from experiments.serve.http.fields import fields_of
 
 PURPOSE = "batch"
 MAX_LISTED = 10_000

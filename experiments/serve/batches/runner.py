@@ -14,8 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from experiments.serve.backend import Backend
-from experiments.serve.batches.batch import Batch, Outcome
-from experiments.serve.batches.lines import Line, LineError, read_lines
+from experiments.serve.batches.batch import Batch, Line, LineError, Outcome, read_lines
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
 from experiments.serve.http.chat import chat_of

@@ -1,7 +1,6 @@
 """The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API; its sleep mode.
 
-The sleep mode is for the routes of the server. Requests that come while it sleeps wait for the wake-up, as in
-vLLM. Its memory comes back as a whole, so it sleeps until all parts have been woken.
+Requests that come while it sleeps wait for the wake-up, as in vLLM.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from experiments.serve.engine.conversion import (
     sampling_params,
 )
 from experiments.serve.engine.model_to_serve import ModelToServe
-from experiments.serve.errors import ApiError
-from experiments.serve.http.control import PARTS, Mode, Part
+from experiments.serve.errors import ApiError, priority_ignored
+from experiments.serve.http.control import Mode, Part, check_loaded_adapter, check_new_adapter
 from experiments.serve.metrics.engine import EngineMetrics
 from experiments.serve.model_tokenizer import ModelTokenizer
 from realengine.serving.async_llm import AsyncLLM
@@ -111,25 +110,19 @@ class EngineBackend:
 
         rank: ignored, as it is that of the file.
         """
-        if name == self._base.name:
-            raise ApiError(f"'{name}' is the name of the base model; choose another one", param="lora_name")
-        if name not in self._adapters:
-            known = ", ".join(self._adapters) or "none"
-            raise ApiError(
-                f"The lora adapter '{name[:200]}' cannot be found: no request may name a path of this "
-                f"machine, so the engine has those of serve.engine.lora_modules only ({known})",
-                HTTPStatus.NOT_FOUND,
-                "lora_name",
-            )
-        if name in self._loaded and not replaces:
-            raise ApiError(f"The lora adapter '{name}' has already been loaded.", param="lora_name")
+        check_new_adapter(name, [self._base.name], self._loaded, replaces=replaces)
+        known = ", ".join(self._adapters) or "none"
+        check_loaded_adapter(
+            name,
+            self._adapters,
+            ": no request may name a path of this machine, so the engine has those of "
+            f"serve.engine.lora_modules only ({known})",
+        )
         self._loaded[name] = None
 
     def unload_adapter(self, name: str) -> None:
         """Hides an adapter until it is loaded again; requests in progress keep it. Raises ApiError."""
-        if name not in self._loaded:
-            message = f"The lora adapter '{name[:200]}' cannot be found."
-            raise ApiError(message, HTTPStatus.NOT_FOUND, "lora_name")
+        check_loaded_adapter(name, self._loaded)
         del self._loaded[name]
 
     @property
@@ -140,6 +133,17 @@ class EngineBackend:
     def is_asleep(self) -> bool:
         """True while the engine sleeps, and requests wait for its wake-up."""
         return self._llm is not None and self._llm.is_sleeping
+
+    async def fall_asleep(self, level: int, mode: Mode) -> None:
+        await self.llm().sleep(level, mode)
+
+    async def load(self, parts: Collection[Part], *, is_last: bool) -> None:
+        """Wakes the engine with the last of its parts, as its memory comes back as a whole."""
+        if is_last:
+            try:
+                await self.llm().wake_up()
+            except (ValueError, RuntimeError) as error:
+                raise ApiError(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from None
 
     def unhealthy_because(self) -> str | None:
         if self._llm is None or not self._is_warm:
@@ -153,11 +157,7 @@ class EngineBackend:
     def _check(self, generation: Generation) -> None:
         """Raises ApiError for what the engine does not do."""
         if generation.priority and not self._has_priorities:
-            raise ApiError(
-                f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; start "
-                "the server with scheduling=priority",
-                param="priority",
-            )
+            raise priority_ignored(generation.priority)
         structure, min_tokens = generation.structure, generation.sampling.min_tokens
         if structure is None or form_of(structure) is None:
             return
@@ -229,35 +229,3 @@ def _error_of(reason: str, structure: Structure | None) -> ApiError:
     if structure is not None and reason.startswith(CANNOT_GO_ON):
         return ApiError(f"{structure.param}: {reason}", param=structure.param)
     return ApiError(reason, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-class EngineSleep:
-    """Puts the engine of a back end to sleep, and wakes it: a `SleepControl`."""
-
-    def __init__(self, backend: EngineBackend) -> None:
-        self._backend = backend
-        self._asleep: set[Part] = set()
-        self._changing = asyncio.Lock()
-
-    @property
-    def is_sleeping(self) -> bool:
-        return bool(self._asleep)
-
-    async def sleep(self, level: int, mode: Mode) -> None:
-        """Sleeps once no request is in progress; an engine that sleeps already is left as it is."""
-        async with self._changing:
-            if not self._asleep:
-                llm = self._backend.llm()
-                self._asleep.update(PARTS)
-                await llm.sleep(level, mode)
-
-    async def wake_up(self, parts: Collection[Part]) -> None:
-        """Wakes parts, with the last of them the engine. Raises ApiError if its memory is not free."""
-        async with self._changing:
-            left = self._asleep.difference(parts)
-            if self._asleep and not left:
-                try:
-                    await self._backend.llm().wake_up()
-                except (ValueError, RuntimeError) as error:
-                    raise ApiError(str(error), HTTPStatus.INTERNAL_SERVER_ERROR) from None
-            self._asleep = left

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 
 from experiments.serve.backend import BeamSearch, Delta, Function, Sampling, Structure, TokenLogprob
 from experiments.serve.errors import ApiError
@@ -23,25 +24,9 @@ def sampling_params(
     form: that the output must have; None: any. Stop tokens beyond the vocabulary, which are never drawn, are
     left out.
     """
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        logit_bias=sampling.logit_bias,
-        structured_outputs=form,
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        ignore_eos=sampling.ignore_eos,
-        stop_token_ids=tuple(token for token in sampling.stop_token_ids if token < vocab_size),
-        stop=sampling.stop,
-        seed=sampling.seed,
-    )
+    params = {each.name: getattr(sampling, each.name) for each in fields(sampling)}  # the names are the same
+    params["stop_token_ids"] = tuple(token for token in sampling.stop_token_ids if token < vocab_size)
+    return SamplingParams(structured_outputs=form, **params)
 
 
 def beam_sampling(

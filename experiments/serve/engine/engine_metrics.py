@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.serve.metrics.engine import EndedRequest, EngineMetrics, EngineState
+from experiments.serve.metrics.engine import (
+    EndedRequest,
+    EngineMetrics,
+    EngineState,
+    adapters_of,
+    cache_config_of,
+)
 from policies.core.plan import Progress, StepOutcome, StepPlan
 from policies.core.sequence import FinishReason, Sequence
-from policies.speculation import num_places
 from realengine.engine import Engine
 from realengine.serving.answer import Answer
 from realengine.settings import EngineSettings
@@ -38,23 +42,17 @@ class EngineMetricsFeed:
         self._live: dict[int, LiveRequest] = {}
         self._state = EngineState()
         self._num_computed = self._num_new = 0  # tokens of the launch that is being read
-        self._serves_adapters = bool(settings.lora_adapters)
-        pool, proposer = engine.core.block_pool, settings.speculation
         most = settings.max_loras or len(settings.lora_adapters)
+        self._max_adapters = most if settings.lora_adapters else None
         self.metrics = EngineMetrics(
             0,
             lambda: self._state,
             model_name=model_name,
             max_model_len=engine.core.max_model_len,
-            cache_config={
-                "block_size": str(pool.block_size),
-                "num_gpu_blocks": str(pool.num_blocks),
-                "enable_prefix_caching": str(pool.finds_kv),
-                "cache_dtype": settings.kv_cache_dtype,
-                "gpu_memory_utilization": str(settings.gpu_memory_utilization),
-            },
-            num_draft_places=0 if proposer is None else num_places(proposer.proposer),
-            max_adapters=most if self._serves_adapters else None,
+            cache_config=cache_config_of(
+                engine.core.block_pool, settings.kv_cache_dtype, settings.gpu_memory_utilization
+            ),
+            proposer=None if settings.speculation is None else settings.speculation.proposer,
         )
 
     def entered(self, seq: Sequence, now_s: float) -> None:
@@ -144,13 +142,14 @@ class EngineMetricsFeed:
     def _look(self) -> None:
         """Notes the present state, which a scrape in another thread reads."""
         core, pool = self._core, self._core.block_pool
-        live = self._live.values() if self._serves_adapters else ()
+        live = () if self._max_adapters is None else self._live.values()
         self._state = EngineState(
             num_running=len(core.running),
             num_waiting=core.num_waiting,
             kv_cache_usage=pool.num_used / pool.num_blocks,
-            waiting_adapters=_adapters_of(each.seq for each in live if each.scheduled_s is None),
-            running_adapters=_adapters_of(each.seq for each in live if each.scheduled_s is not None),
+            max_adapters=self._max_adapters,
+            waiting_adapters=adapters_of(each.seq for each in live if each.scheduled_s is None),
+            running_adapters=adapters_of(each.seq for each in live if each.scheduled_s is not None),
             num_preemptions=core.num_preemptions,
         )
 
@@ -159,9 +158,3 @@ def _reason(answer: Answer | None) -> str:
     """Returns the reason of an end with the name of the metric."""
     reason = None if answer is None else answer.outputs[0].finish_reason
     return "abort" if reason in (None, "aborted") else str(reason)
-
-
-def _adapters_of(sequences: Iterable[Sequence]) -> tuple[str, ...]:
-    """Returns the names of the adapters of some sequences, each once."""
-    names = (seq.request.adapter for seq in sequences)
-    return tuple(dict.fromkeys(name for name in names if name is not None))

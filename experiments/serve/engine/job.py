@@ -1,4 +1,4 @@
-"""One run of a server with the real engine: loads, serves, drains, and writes what happened.
+"""One session of a server with the real engine: loads it, and says what it has done.
 
 The settings of its engine come from the scenario and from `serve.engine`.
 """
@@ -6,43 +6,28 @@ The settings of its engine come from the scenario and from `serve.engine`.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from aiohttp import web
 from rich.console import Console
 
-from experiments.app.terminal import terminal_console
+from experiments.app.run_folder import SERVER_KEYS
 from experiments.calibrate.engine.scenario_settings import alone_settings_of
-from experiments.serve.batches.routes import add_batch_routes
-from experiments.serve.engine.backend import EngineBackend, EngineSleep
+from experiments.serve.driver import Controls, Outcome, Served
+from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.engine.result import result_of
 from experiments.serve.engine.settings import Device, RealEngine
-from experiments.serve.faults import FaultyBackend, fault_middleware
-from experiments.serve.http.adapters import add_adapter_routes
-from experiments.serve.http.app import make_app
-from experiments.serve.http.control import (
-    add_control_routes,
-    add_prefix_cache_route,
-    add_refusals,
-    add_server_info,
-)
-from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
-from experiments.serve.metrics.exposition import ServingMetrics
-from experiments.serve.metrics.route import add_metrics_route
-from experiments.serve.served_names import with_names
-from experiments.serve.server import serve_app
-from experiments.serve.session_files import sole_server, write_session
-from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, ServeSettings, hosts_of
-from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
-from experiments.serve.without_remote_kv import WithoutRemoteKv
+from experiments.serve.http.control import SleepMode
+from experiments.serve.kv_events.settings import NOTHING_TO_REPORT
+from experiments.serve.layers import WithoutRemoteKv
+from experiments.serve.metrics.exporter import ServerState, ServingMetrics
+from experiments.serve.server import Stop
+from experiments.serve.settings import Address, ServerSetup, ServeSettings
 from policies.adapters.fixed_slots import FixedSlots
 from policies.scheduling.fcfs import Fcfs
 from policies.user_code import name_of
@@ -111,39 +96,30 @@ SIMULATED_ONLY = {
     "kv_lease_duration_s": 30.0,
 }
 """Settings of `serve` that only a simulated fleet has, with their defaults."""
-NO_SLEEP = "the engine may not sleep; start the server with serve.engine.enable_sleep_mode=true"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineJob:
-    """A model, the settings of its engine, and its server; nothing is loaded before `run`.
+@dataclass(kw_only=True, slots=True)
+class EngineSession:
+    """A `Session` of the real engine. engine: its settings. is_known_machine: whether `hardware` was chosen.
 
-    config: as it is written to the run folder. is_known_machine: whether `hardware` was chosen.
+    Nothing is loaded before it runs.
     """
 
-    config: dict[str, Any]
+    setup: ServerSetup
     scenario: Scenario
     served: ModelToServe
     engine: EngineSettings
     chosen: RealEngine
-    address: Address
-    settings: ServeSettings
-    kv_events: KvEventsSettings
-    output: OutputSettings
     is_known_machine: bool
+    recorder: ServingRecorder | None = field(init=False, default=None)
+    """What the engine does, once it is warm."""
 
-    def run(self, folder: Path) -> None:
-        """Serves until it is stopped; then writes and prints what happened."""
-        with sole_server(folder):
-            self._run(folder, terminal_console())
-
-    def _run(self, folder: Path, console: Console) -> None:
-        recorder = asyncio.run(self._serve(console))
+    def outcome(self) -> Outcome | None:
+        recorder = self.recorder
         if recorder is None or not recorder.num_requests:
-            console.print("no request came; nothing is written", highlight=False)
-            return
+            return None
         result = result_of(self.scenario, recorder, is_known_machine=self.is_known_machine)
-        write_session(folder, result, self.config, recorder.traffic_table(), self.output, console)
+        return Outcome(result, recorder.traffic_table())
 
     def backend(self, on_load: Callable[[AsyncLLM], None] | None = None) -> EngineBackend:
         """Returns the back end; it loads the engine when it starts.
@@ -152,8 +128,8 @@ class EngineJob:
         """
         settings = {field.name: getattr(self.engine, field.name) for field in fields(self.engine)}
         limits: dict[str, Any] = {}
-        if self.settings.max_waiting is not None:
-            limits = {"max_waiting": self.settings.max_waiting, "on_full": "reject"}
+        if self.setup.settings.max_waiting is not None:
+            limits = {"max_waiting": self.setup.settings.max_waiting, "on_full": "reject"}
 
         def load() -> AsyncLLM:
             llm = AsyncLLM(self.served.model, **limits, **settings)
@@ -169,35 +145,19 @@ class EngineJob:
             has_priorities=not isinstance(self.engine.scheduling, Fcfs),
         )
 
-    def app(
-        self, backend: EngineBackend, api_key: str | None = None, stop: Stop | None = None
-    ) -> web.Application:
-        """Returns the application. stop: of the server; once it is set, requests are refused."""
-        faulty = self.settings.faults
-        served = with_names(WithoutRemoteKv(backend), self.settings.served_model_name)
-        hosts = hosts_of(self.address.host, self.settings.allowed_hosts)
-        app = make_app(FaultyBackend(served) if faulty else served, api_key, hosts)
-        add_metrics_route(
-            app, ServingMetrics(lambda: backend.metrics, rejections=lambda: backend.num_refused)
+    def front(self, backend: EngineBackend) -> Served:
+        """Returns what the server serves."""
+        sleep = SleepMode(backend) if self.engine.enable_sleep_mode else None
+        return Served(
+            WithoutRemoteKv(backend),
+            ServingMetrics(lambda: backend.metrics, lambda: ServerState(backend.num_refused)),
+            Controls(backend, backend.clear_prefix_cache, sleep),
+            is_asleep=lambda: backend.is_asleep,
         )
-        add_batch_routes(app, served, is_draining=lambda: stop is not None and stop.first.is_set())
-        add_adapter_routes(app, backend)
-        if self.engine.enable_sleep_mode:
-            clear, control = backend.clear_prefix_cache, EngineSleep(backend)
-            add_control_routes(app, sleep_control=control, clear_prefix_caches=clear, config=self.config)
-        else:
-            add_server_info(app, self.config)
-            add_prefix_cache_route(app, backend.clear_prefix_cache)
-            add_refusals(app, dict.fromkeys(("/sleep", "/wake_up"), NO_SLEEP))
-        if stop is not None:
-            app.middlewares.append(refusal_while_draining(stop, self.settings.drain_s))
-        if faulty:
-            app.middlewares.append(fault_middleware)
-        return app
 
     def observed(self, backend: EngineBackend, llm: AsyncLLM) -> ServingRecorder:
         """Attaches the recorder and the metrics to an idle engine; returns the recorder."""
-        recorder = ServingRecorder(llm.engine, self.settings.max_record_mib * (1 << 20))
+        recorder = ServingRecorder(llm.engine, self.setup.settings.max_record_mib * (1 << 20))
         feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
         before = llm.engine.observer
         llm.engine.observer = Observers([recorder, feed, *([] if before is None else [before])])
@@ -210,15 +170,15 @@ class EngineJob:
 
         Raises ConfigError if an endpoint cannot be used.
         """
-        if not self.kv_events.publishes:
+        if not self.setup.kv_events.publishes:
             yield None
             return
         from experiments.serve.kv_events.engine_events import EngineEvents  # noqa: PLC0415 (it needs ZMQ)
         from experiments.serve.kv_events.publisher import Publisher  # noqa: PLC0415
 
         try:
-            topic = self.kv_events.topic_of(0, self.address.port, self.served.name)
-            publisher = Publisher(self.kv_events, 0, topic=topic, rank=0)
+            topic = self.setup.kv_events.topic_of(0, self.setup.address.port, self.served.name)
+            publisher = Publisher(self.setup.kv_events, 0, topic=topic, rank=0)
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
@@ -233,64 +193,39 @@ class EngineJob:
         finally:
             await publisher.close()
 
-    async def _serve(self, console: Console) -> ServingRecorder | None:
-        """Serves; returns the records, or None if the engine was not warm before the stop."""
+    @asynccontextmanager
+    async def running(self, stop: Stop, console: Console) -> AsyncIterator[Served]:
         async with self.publishing() as publish:
-            return await self._serve_until_stopped(console, self.backend(publish))
-
-    async def _serve_until_stopped(self, console: Console, backend: EngineBackend) -> ServingRecorder | None:
-        with stop_on_signals() as stop:
+            backend = self.backend(publish)
             starting = asyncio.create_task(self._start(backend, stop, console))
             try:
-                await serve_app(
-                    self.app(backend, os.environ.get(KEY_VARIABLE), stop),
-                    self.address,
-                    stop,
-                    duration_s=self.settings.duration_s,
-                    drain_s=self.settings.drain_s,
-                    num_in_progress=lambda: backend.num_in_progress,
-                    is_asleep=lambda: backend.is_asleep,
-                    on_ready=lambda url: console.print(f"{url}  (Ctrl-C stops)", highlight=False),
-                )
+                yield self.front(backend)
             finally:
-                recorder = await starting  # a thread cannot be interrupted while it loads
+                await starting  # a thread cannot be interrupted while it loads
                 await backend.stop()
-        return recorder
 
-    async def _start(self, backend: EngineBackend, stop: Stop, console: Console) -> ServingRecorder | None:
+    async def _start(self, backend: EngineBackend, stop: Stop, console: Console) -> None:
         """Loads the engine and lets requests in; a failure stops the server."""
         try:
             llm = await backend.start()
         except (ValueError, RuntimeError, OSError, ImportError) as error:
             stop.set()
             raise ConfigError(str(error)) from error
-        recorder = self.observed(backend, llm)
+        self.recorder = self.observed(backend, llm)
         backend.open()
         console.print(f"{self.served.name} is loaded and warm", highlight=False)
-        return recorder
 
 
 def prepare_engine(
-    config: Mapping[str, Any],
-    *,
-    chosen: RealEngine,
-    device: Device,
-    address: Address,
-    settings: ServeSettings,
-    kv_events: KvEventsSettings,
-    output: OutputSettings,
-    own_keys: tuple[str, ...],
-    is_known_machine: bool,
-) -> EngineJob:
-    """Builds the job from a resolved config. own_keys: its root keys that are not of the scenario.
-
-    Raises ConfigError for every mistake that shows before the weights are loaded.
-    """
-    _check_unsimulated(address, settings)
+    setup: ServerSetup, chosen: RealEngine, device: Device, *, is_known_machine: bool
+) -> EngineSession:
+    """Builds the session. Raises ConfigError for every mistake that shows before the weights are loaded."""
+    config, settings = setup.config, setup.settings
+    _check_unsimulated(setup.address, settings)
     try:
         served = model_to_serve(chosen.model, config["model"], device, settings.tokenizer)
         resolved = {**config, "model": served.node}
-        scenario = build_scenario({key: resolved[key] for key in resolved if key not in own_keys})
+        scenario = build_scenario({key: resolved[key] for key in resolved if key not in SERVER_KEYS})
         engine = engine_settings(scenario, chosen, device, resolved)
         if settings.served_model_name:
             served = served._replace(name=settings.served_model_name[0])
@@ -299,16 +234,12 @@ def prepare_engine(
             scenario.iteration_model()
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    return EngineJob(
-        config=resolved,
+    return EngineSession(
+        setup=setup._replace(config=resolved),
         scenario=scenario,
         served=served,
         engine=engine,
         chosen=chosen,
-        address=address,
-        settings=settings,
-        kv_events=kv_events,
-        output=output,
         is_known_machine=is_known_machine,
     )
 

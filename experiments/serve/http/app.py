@@ -9,8 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp import typedefs, web
 
 from experiments.serve.backend import Backend
 from experiments.serve.errors import FAILED, MAX_REASON_CHARS, ApiError, ConnectionReset
@@ -71,11 +70,8 @@ async def _handle(handler: Handler, backend: Backend, request: web.Request) -> w
     return await handler(request, backend)
 
 
-Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 @web.middleware
-async def _errors(request: web.Request, handler: Next) -> web.StreamResponse:
+async def _errors(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
     """Turns every error into an error object with its status."""
     try:
         if (request.content_length or 0) > MAX_BODY_BYTES:
@@ -113,7 +109,7 @@ def _reset(request: web.Request) -> None:
         request.transport.abort()
 
 
-def _host_check(hosts: frozenset[str] | None) -> Middleware:
+def _host_check(hosts: frozenset[str] | None) -> typedefs.Middleware:
     """Returns the check that a request is to a name of the server, and comes from no page of another site.
 
     A browser sends a page's site as Origin. It can send a request without a body, such as POST /sleep, to any
@@ -121,7 +117,7 @@ def _host_check(hosts: frozenset[str] | None) -> Middleware:
     """
 
     @web.middleware
-    async def check(request: web.Request, handler: Next) -> web.StreamResponse:
+    async def check(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
         origin = request.headers.get("Origin")
         for header, address in (("Host", f"//{request.headers.get('Host', '')}"), ("Origin", origin)):
             if hosts is None or address in (None, "//"):
@@ -147,11 +143,11 @@ def _hostname(address: str) -> str | None:
     return None if name is None else name.rstrip(".")
 
 
-def _key_check(api_key: str | None) -> Middleware:
+def _key_check(api_key: str | None) -> typedefs.Middleware:
     expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     @web.middleware
-    async def check(request: web.Request, handler: Next) -> web.StreamResponse:
+    async def check(request: web.Request, handler: typedefs.Handler) -> web.StreamResponse:
         if expected is not None and request.path not in OPEN_PATHS:
             given = request.headers.get("Authorization", "").encode("utf-8", "replace")
             if not hmac.compare_digest(given, expected):

@@ -7,17 +7,16 @@ from typing import Any
 from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
-from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import (
     CHUNKS,
     Completion,
     Form,
     Identity,
+    WholeOutput,
     generations_of,
     prompt_logprobs_body,
 )
-from experiments.serve.http.fields import ChatFields
-from experiments.serve.http.outputs import WholeOutput
+from experiments.serve.http.fields import ChatFields, fields_of
 from experiments.serve.http.prompts import chat_prompt_of, served_model
 from experiments.serve.http.tool_calls import ToolCallParser
 

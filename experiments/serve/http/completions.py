@@ -9,16 +9,15 @@ from typing import Any
 from aiohttp import web
 
 from experiments.serve.backend import Backend, Delta, Tokenizer, TokenLogprob
-from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import (
     LONG_TOKENS,
     Completion,
     Identity,
+    WholeOutput,
     generations_of,
     prompt_logprobs_body,
 )
-from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields
-from experiments.serve.http.outputs import WholeOutput
+from experiments.serve.http.fields import DEFAULT_COMPLETION_TOKENS, CompletionFields, fields_of
 from experiments.serve.http.prompts import prompts_of, served_model
 
 

@@ -16,10 +16,8 @@ from pydantic import Field
 
 from experiments.serve.backend import Backend
 from experiments.serve.errors import ApiError
-from experiments.serve.http.body import fields_of
-from experiments.serve.http.common import Identity, generations_of
-from experiments.serve.http.fields import CommonFields
-from experiments.serve.http.outputs import Usage, whole_outputs
+from experiments.serve.http.common import Identity, Usage, generations_of, whole_outputs
+from experiments.serve.http.fields import CommonFields, fields_of
 from experiments.serve.http.prompts import prompts_of, served_model
 
 

@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from experiments.serve.backend import Function, Sampling, Structure
@@ -40,6 +41,7 @@ MAX_NAME_CHARS = 1000
 """Characters of a stop string, and of the names that a server keeps: users and cache salts."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Limit of the output tokens of a completion that sets none; a chat fills the context."""
+JSON = "application/json"
 
 _LOG = logging.getLogger("windtunnel.serve")
 _NAMED = re.compile(r"([\w.]+)[:=]")
@@ -170,13 +172,13 @@ class CommonFields(RequestBody):
     max_tokens: Whole | None = None
     min_tokens: Whole = 0
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Int64, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=1 / MAX_PENALTY, le=MAX_PENALTY)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[Int64, Field(ge=-1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1 / MAX_PENALTY, le=MAX_PENALTY)] = 1.0
     seed: Int64 | None = None
     stop: Name | Annotated[list[Name], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -274,17 +276,17 @@ class CommonFields(RequestBody):
             raise ApiError(
                 f"min_tokens={self.min_tokens}: must be at most max_tokens={max_tokens}", param="min_tokens"
             )
-        temperature, biases = _or(self.temperature, 1.0), (self.logit_bias or {}).items()
+        biases = (self.logit_bias or {}).items()
         return Sampling(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            temperature=max(temperature, MIN_TEMPERATURE) if temperature else 0.0,
-            top_p=max(_or(self.top_p, 1.0), MIN_TOP_P),
-            top_k=min(max(0, self.top_k or 0), 1 << 30),  # more than any vocabulary
-            min_p=_or(self.min_p, 0.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            temperature=max(self.temperature, MIN_TEMPERATURE) if self.temperature else 0.0,
+            top_p=max(self.top_p, MIN_TOP_P),
+            top_k=min(max(0, self.top_k), 1 << 30),  # more than any vocabulary
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
             seed=self.seed,
             stop=self.stops,
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -573,5 +575,17 @@ def _parsed(schema: Any, param: str) -> Any:
     return parsed
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+async def fields_of(request: web.Request, kind: type[Fields]) -> Fields:
+    """Returns the fields of a JSON body. Raises ApiError.
+
+    As in vLLM, the body must be declared as JSON. Pages of other sites cannot do this, so a browser lets none
+    of them use a server on its machine.
+    """
+    if "Content-Type" not in request.headers or request.content_type != JSON:
+        raise ApiError(f"Unsupported Media Type: Only '{JSON}' is allowed")
+    body = await request.read()
+    received_s = time.monotonic()  # before the body is parsed, which takes time
+    fields = parse(kind, body)
+    if isinstance(fields, RequestBody):
+        fields.received_s = received_s
+    return fields

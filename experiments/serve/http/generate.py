@@ -13,11 +13,10 @@ from pydantic import Field
 
 from experiments.serve.backend import Backend
 from experiments.serve.errors import ApiError, in_words_of
-from experiments.serve.http.body import fields_of
 from experiments.serve.http.common import Form
 from experiments.serve.http.completions import completion_of
 from experiments.serve.http.event_stream import DONE, EventStream, encode_json
-from experiments.serve.http.fields import CompletionFields, PassesFieldsOn, TokenId, parse
+from experiments.serve.http.fields import CompletionFields, PassesFieldsOn, TokenId, fields_of, parse
 
 DEFAULT_NEW_TOKENS = 128
 RENAMED = {

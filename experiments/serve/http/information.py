@@ -10,8 +10,7 @@ from aiohttp import web
 
 from experiments.serve.backend import Backend
 from experiments.serve.errors import ApiError
-from experiments.serve.http.body import fields_of
-from experiments.serve.http.fields import DetokenizeFields, TokenizeFields
+from experiments.serve.http.fields import DetokenizeFields, TokenizeFields, fields_of
 from experiments.serve.http.prompts import chat_prompt_of, encoded, served_model
 
 STARTED = int(time())

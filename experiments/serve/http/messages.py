@@ -11,11 +11,10 @@ from pydantic import Field
 from experiments.serve.backend import Backend
 from experiments.serve.errors import ApiError, in_words_of
 from experiments.serve.http.block_stream import BlockStream
-from experiments.serve.http.body import fields_of
 from experiments.serve.http.chat import chat_of
 from experiments.serve.http.common import Form
 from experiments.serve.http.event_stream import event
-from experiments.serve.http.fields import ChatFields, Name, PassesFieldsOn, Whole, parse
+from experiments.serve.http.fields import ChatFields, Name, PassesFieldsOn, Whole, fields_of, parse
 from experiments.serve.http.prompts import chat_prompt_of, served_model
 
 RENAMED = {"stop": "stop_sequences", "user": "metadata.user_id"}

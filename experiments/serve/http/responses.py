@@ -14,11 +14,10 @@ from pydantic import Field
 from experiments.serve.backend import Backend
 from experiments.serve.errors import ApiError, in_words_of
 from experiments.serve.http.block_stream import BlockStream
-from experiments.serve.http.body import fields_of
 from experiments.serve.http.chat import chat_of
 from experiments.serve.http.common import Form
 from experiments.serve.http.event_stream import event
-from experiments.serve.http.fields import ChatFields, PassesFieldsOn, Whole, parse
+from experiments.serve.http.fields import ChatFields, PassesFieldsOn, Whole, fields_of, parse
 
 RENAMED = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 """Fields of a chat completion, and what they are called here."""

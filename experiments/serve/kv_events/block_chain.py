@@ -9,7 +9,7 @@ first block, the cache salt. In events a hash is its last 64 bits as a number, a
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 Extra = tuple[tuple[str, ...], ...]
@@ -27,6 +27,26 @@ def _own(text: str) -> str:
 
 NO_PARENT = _hashed("vllm-none-hash")
 """The hash before the first block of every prompt."""
+
+
+class PromptAndOutput(Sequence[int]):
+    """The tokens of a prompt and its output. num_output: tokens of the output now. read: those of a range."""
+
+    def __init__(
+        self, prompt: Sequence[int], num_output: Callable[[], int], read: Callable[[int, int], Sequence[int]]
+    ) -> None:
+        self._prompt, self._num_output, self._read = prompt, num_output, read
+
+    def __len__(self) -> int:
+        return len(self._prompt) + self._num_output()
+
+    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
+        start, end, _ = part.indices(len(self))
+        num_prompt = len(self._prompt)
+        found = list(self._prompt[start:end])
+        if end > num_prompt:  # an output may be drawn when it is read
+            found += self._read(max(0, start - num_prompt), end - num_prompt)
+        return found
 
 
 class BlockChain:

@@ -1,13 +1,18 @@
-"""Turns what a KV cache reports into events."""
+"""Turns what a KV cache reports into events, with the messages of vLLM 0.32.
+
+A batch of events is encoded as an array, and an event as a map with its type.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from experiments.serve.kv_events.block_chain import BlockChain
-from experiments.serve.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored
 from policies.caching.pool import BlockPool
 
 GPU = "GPU"
@@ -15,6 +20,8 @@ MEDIUM_OF_TIER = {"host": "CPU", "disk": "STORAGE"}
 """Names of the tiers below the GPU in events."""
 GROUP = 0
 """Index of the only group of KV caches, as in vLLM for a model with one kind of layers."""
+Hash = int
+"""Hash of a block, 64 bits."""
 
 
 class CacheEvents:
@@ -152,3 +159,45 @@ def _stored(medium: str, run: list[BlockHash]) -> BlockStored:
         extra_keys if any(extra_keys) else None,
         GROUP,
     )
+
+
+class Event(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """A change of what a cache holds."""
+
+
+class BlockStored(Event):
+    """Consecutive blocks of a prefix that a cache holds from now on.
+
+    parent_block_hash: of the block before the first; None: there is none. token_ids: of all blocks. medium:
+    GPU, CPU or STORAGE. extra_keys: of each block; None: they have none.
+    """
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(Event):
+    """Blocks that a cache holds no longer."""
+
+    block_hashes: list[Hash]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(Event):
+    """A cache is empty, and so are the tiers below it."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Changes in their order. ts: time in seconds since 1970."""
+
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.serve.kv_events.block_chain import BlockChain
+from experiments.serve.kv_events.block_chain import BlockChain, PromptAndOutput
 from experiments.serve.kv_events.cache_events import CacheEvents
 from experiments.serve.kv_events.publisher import Publisher
 from policies.core.plan import Progress, StepOutcome, StepPlan
@@ -42,8 +41,9 @@ class EngineEvents:
 
     def entered(self, seq: Sequence, now_s: float) -> None:
         answer, core = self._engine.answer_of(seq), self._engine.core
+        output = answer.outputs[0].tokens
         self._chains[seq.request_id] = BlockChain(
-            AnswerTokens(answer),
+            PromptAndOutput(answer.prompt_tokens, lambda: len(output), lambda start, end: output[start:end]),
             core.block_pool.block_size,
             lora=answer.lora,
             lora_number=None if answer.lora is None else self._numbers[answer.lora],
@@ -77,20 +77,3 @@ class EngineEvents:
 
     def emitted(self, answer: Answer, num_tokens: int, now_s: float) -> None:
         pass
-
-
-class AnswerTokens(SequenceOf[int]):
-    """The tokens of a prompt and of its first output, as far as they are known."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._prompt = answer.prompt_tokens
-        self._output = answer.outputs[0].tokens
-
-    def __len__(self) -> int:
-        return len(self._prompt) + len(self._output)
-
-    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
-        start, end, _ = part.indices(len(self))
-        num_prompt = len(self._prompt)
-        output = self._output[max(0, start - num_prompt) : max(0, end - num_prompt)]
-        return list(chain(self._prompt[start:end], output))

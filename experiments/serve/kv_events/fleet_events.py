@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence as SequenceOf
-from types import TracebackType
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from experiments.serve.backend import Generation
-from experiments.serve.kv_events.block_chain import BlockChain
+from experiments.serve.kv_events.block_chain import BlockChain, PromptAndOutput
 from experiments.serve.kv_events.cache_events import CacheEvents
 from experiments.serve.kv_events.publisher import Publisher
-from experiments.serve.kv_events.settings import NOTHING_TO_REPORT, KvEventsSettings
-from experiments.serve.settings import Address, Expose
+from experiments.serve.kv_events.settings import NOTHING_TO_REPORT
+from experiments.serve.settings import ServerSetup
 from experiments.serve.simulated.answers import Answer
 from experiments.serve.simulated.fleet import SimulatedFleet
 from policies.core.plan import StepPlan
@@ -25,74 +25,50 @@ from sim.settings.errors import ConfigError
 _LOG = logging.getLogger("windtunnel.serve")
 
 
-class FleetEvents:
-    """An async context in which the replicas of a fleet publish events, also those that start later.
+@asynccontextmanager
+async def publishing(fleet: SimulatedFleet, setup: ServerSetup) -> AsyncIterator[Mapping[int, Publisher]]:
+    """Lets the replicas of a fleet publish events meanwhile, also those that start later.
 
-    No request may have come before. Raises ConfigError if an endpoint cannot be used, or if no cache has
-    contents to report.
+    No request may have come before. Yields the publishers by index of the replica. Raises ConfigError if an
+    endpoint cannot be used, or if no cache has contents to report.
     """
+    has_own_ports, tokens, is_open = setup.settings.expose == "replicas", Tokens(fleet), False
+    publishers: dict[int, Publisher] = {}
+    replicas: list[ReplicaEvents] = []
 
-    def __init__(
-        self, fleet: SimulatedFleet, settings: KvEventsSettings, address: Address, expose: Expose
-    ) -> None:
-        self.publishers: dict[int, Publisher] = {}
-        """By index of the replica."""
-        self._fleet = fleet
-        self._settings = settings
-        self._address = address
-        self._has_own_ports = expose == "replicas"
-        self._is_open = False
-        self._replicas: list[ReplicaEvents] = []
+    def publisher_of(replica: Replica) -> Publisher:
+        index, port = replica.index, setup.address.port
+        if has_own_ports and port:
+            port += 1 + index
+        topic = setup.kv_events.topic_of(index, port, replica.pool.serves)
+        return Publisher(setup.kv_events, index, topic=topic, rank=0 if has_own_ports else index)
 
-    async def __aenter__(self) -> FleetEvents:
-        self._tokens = Tokens(self._fleet)
-        try:
-            self._fleet.attach(self._added)
-            if not self.publishers:
-                raise ConfigError(NOTHING_TO_REPORT)
-        except ConfigError:
-            await self._close()
-            raise
-        self._is_open = True
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for replica in self._replicas:
-            replica.flush()
-        await self._close()
-
-    async def _close(self) -> None:
-        await asyncio.gather(*(publisher.close() for publisher in self.publishers.values()))
-
-    def _added(self, replica: Replica) -> None:
+    def added(replica: Replica) -> None:
         if not replica.core.block_pool.finds_kv:
             return
         try:
-            publisher = self._publisher(replica)
+            publisher = publisher_of(replica)
         except ValueError as error:
-            if not self._is_open:
+            if not is_open:
                 raise ConfigError(str(error)) from None
             _LOG.warning("Replica %d publishes no KV events: %s", replica.index, error)
             return
-        events = ReplicaEvents(replica, publisher, self._tokens)
-        if not events.listens:
-            return
-        self.publishers[replica.index] = publisher
-        self._replicas.append(events)
-        replica.attach(events)
+        events = ReplicaEvents(replica, publisher, tokens)
+        if events.listens:
+            publishers[replica.index] = publisher
+            replicas.append(events)
+            replica.attach(events)
 
-    def _publisher(self, replica: Replica) -> Publisher:
-        index, port = replica.index, self._address.port
-        if self._has_own_ports and port:
-            port += 1 + index
-        topic = self._settings.topic_of(index, port, replica.pool.serves)
-        rank = 0 if self._has_own_ports else index
-        return Publisher(self._settings, index, topic=topic, rank=rank)
+    try:
+        fleet.attach(added)
+        if not publishers:
+            raise ConfigError(NOTHING_TO_REPORT)
+        is_open = True
+        yield publishers
+    finally:
+        for each in replicas:
+            each.flush()
+        await asyncio.gather(*(publisher.close() for publisher in publishers.values()))
 
 
 class Tokens(GatewayAttachment):
@@ -109,7 +85,7 @@ class Tokens(GatewayAttachment):
         generation, answer = self._known[seq.request_id]
         adapter = seq.request.adapter
         return BlockChain(
-            WholeTokens(generation.prompt_token_ids, answer),
+            PromptAndOutput(generation.prompt_token_ids, lambda: answer.num_tokens, answer.token_ids),
             block_size,
             lora=generation.lora,
             lora_number=None if adapter is None else self._fleet.adapter_number(adapter),
@@ -122,25 +98,6 @@ class Tokens(GatewayAttachment):
 
     def _begun(self, request_id: int, generation: Generation) -> None:
         self._known[request_id] = generation, self._fleet.answer(request_id)
-
-
-class WholeTokens(SequenceOf[int]):
-    """The tokens of a prompt and of its output, which is drawn when it is read."""
-
-    def __init__(self, prompt: SequenceOf[int], answer: Answer) -> None:
-        self._prompt = prompt
-        self._answer = answer
-
-    def __len__(self) -> int:
-        return len(self._prompt) + self._answer.num_tokens
-
-    def __getitem__(self, part: slice) -> list[int]:  # type: ignore[override]
-        start, end, _ = part.indices(len(self))
-        num_prompt = len(self._prompt)
-        found = list(self._prompt[start:end])
-        if end > num_prompt:
-            found += self._answer.token_ids(max(0, start - num_prompt), end - num_prompt)
-        return found
 
 
 class ReplicaEvents(Attachment):

@@ -21,8 +21,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from experiments.serve.kv_events.cache_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from experiments.serve.kv_events.settings import KvEventsSettings, endpoint_of
-from experiments.serve.kv_events.wire import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 
 END = (-1).to_bytes(8, "big", signed=True)
 LINGER_MS = 200

@@ -1,4 +1,4 @@
-"""Counters and histograms of one engine since its start, as vLLM counts.
+"""Counts of one engine since its start, as vLLM counts: what the table of metrics reads.
 
 The back end calls a method for each event, none of them per token: an iteration is one call, whatever the
 number of its sequences. Times are seconds of the back end's clock.
@@ -6,43 +6,93 @@ number of its sequences. Times are seconds of the back end's clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from time import time
 from typing import NamedTuple
 
-from experiments.serve.metrics.histogram import (
-    FIRST_TOKEN_S,
-    ITERATION_TOKENS,
-    OUTPUTS_PER_PROMPT,
-    PREEMPTIONS,
-    REQUEST_LATENCY_S,
-    TOKEN_GAP_S,
-    Histogram,
-    request_tokens,
-)
+from experiments.serve.metrics.table import CACHE_CONFIG, TABLE, request_tokens
+from policies.caching.pool import BlockPool
+from policies.core.sequence import Sequence as RequestSequence
+from policies.speculation import Proposer, num_places
 
 FINISHED_REASONS = ("stop", "length", "abort", "error")
+
+
+class Histogram:
+    """Counts values by bucket, many equal ones at once, which prometheus_client's own histogram cannot.
+
+    A bucket includes its upper bound. bounds: ascending, without infinity.
+    """
+
+    __slots__ = ("_counts", "bounds", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.sum = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Counts a value `count` times, at the cost of once."""
+        self._counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    @property
+    def count(self) -> int:
+        """Returns the number of values that were counted, in all buckets together."""
+        return sum(self._counts)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Returns each upper bound as text, the last one +Inf, with the number of values up to it."""
+        names = [*map(str, self.bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self._counts)), strict=True))
 
 
 class EngineState(NamedTuple):
     """The state of an engine at a scrape.
 
-    num_running: requests that hold a slot and compute. num_waiting: requests that wait for capacity.
-    num_deferred: requests that wait for KV or an adapter to be loaded. kv_cache_usage: share of the KV
-    blocks that requests use, 0 to 1. waiting_adapters, running_adapters: LoRA adapters of waiting and of
-    running requests. num_preemptions: since the start. flops, read_bytes: estimates since the start, of one
-    device.
+    num_running: requests that hold a slot and compute. num_waiting: those that wait for a slot or KV memory.
+    num_deferred: those that wait for KV or an adapter to be loaded. kv_cache_usage: share of
+    the KV blocks that requests use, 0 to 1. max_adapters: LoRA adapters in a batch; None: no adapters are
+    served. waiting_adapters, running_adapters: those of waiting and of running requests. num_preemptions:
+    since the start. flops, read_bytes: estimates since the start, of one device.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_deferred: int = 0
     kv_cache_usage: float = 0.0
+    max_adapters: int | None = None
     waiting_adapters: Sequence[str] = ()
     running_adapters: Sequence[str] = ()
     num_preemptions: int = 0
     flops: float = 0.0
     read_bytes: float = 0.0
+
+    @property
+    def num_all_waiting(self) -> int:
+        """Number of requests that wait to be scheduled."""
+        return self.num_waiting + self.num_deferred
+
+    @property
+    def waiting_by_reason(self) -> dict[str, int]:
+        """Number of waiting requests by the reason of their wait."""
+        return {"capacity": self.num_waiting, "deferred": self.num_deferred}
+
+    @property
+    def adapters(self) -> dict[tuple[str, ...], float] | None:
+        """The present time by what there is of adapters; None: no adapters are served."""
+        if self.max_adapters is None:
+            return None
+        waiting, running = ",".join(self.waiting_adapters), ",".join(self.running_adapters)
+        return {(str(self.max_adapters), waiting, running): time()}
+
+
+def adapters_of(sequences: Iterable[RequestSequence]) -> tuple[str, ...]:
+    """Returns the names of the adapters of some sequences, each once."""
+    names = (seq.request.adapter for seq in sequences)
+    return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
 class EndedRequest(NamedTuple):
@@ -63,19 +113,36 @@ class EndedRequest(NamedTuple):
     last_token_s: float
     finished_s: float
 
+    @property
+    def e2e_s(self) -> float:
+        """Time from the arrival to the end."""
+        return self.finished_s - self.arrival_s
 
-@dataclass(slots=True)
-class Latencies:
-    """Histograms of the time that complete requests spent in their phases, s."""
+    @property
+    def queue_s(self) -> float:
+        """Time in the queue of the engine."""
+        return self.scheduled_s - self.queued_s
 
-    e2e: Histogram = field(default_factory=lambda: Histogram(REQUEST_LATENCY_S))
-    queue: Histogram = field(default_factory=lambda: Histogram(REQUEST_LATENCY_S))
-    prefill: Histogram = field(default_factory=lambda: Histogram(REQUEST_LATENCY_S))
-    decode: Histogram = field(default_factory=lambda: Histogram(REQUEST_LATENCY_S))
-    inference: Histogram = field(default_factory=lambda: Histogram(REQUEST_LATENCY_S))
-    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
-    token_gap: Histogram = field(default_factory=lambda: Histogram(TOKEN_GAP_S))
-    per_output_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_GAP_S))
+    @property
+    def prefill_s(self) -> float:
+        """Time from the first scheduling to the first token."""
+        return self.first_token_s - self.scheduled_s
+
+    @property
+    def decode_s(self) -> float:
+        """Time from the first to the last token."""
+        return self.last_token_s - self.first_token_s
+
+    @property
+    def inference_s(self) -> float:
+        """Time from the first scheduling to the last token."""
+        return self.last_token_s - self.scheduled_s
+
+    @property
+    def per_output_token_s(self) -> float:
+        """Mean time per output token without the first one; 0 if there is no other."""
+        num_later = self.generation_tokens - 1
+        return self.decode_s / num_later if num_later > 0 else 0.0
 
 
 class DraftCounts:
@@ -90,6 +157,11 @@ class DraftCounts:
         """Number of accepted draft tokens."""
         return sum(self.accepted_by_place)
 
+    @property
+    def num_accepted_by_position(self) -> dict[str, int]:
+        """Number of accepted draft tokens by place, from 0."""
+        return {str(place): num for place, num in enumerate(self.accepted_by_place)}
+
     def add(self, num_drafts: int, num_draft_tokens: int, accepted_by_place: Sequence[int]) -> None:
         """Counts the passes of an iteration. num_drafts: passes with at least one draft token."""
         self.num_drafts += num_drafts
@@ -98,12 +170,18 @@ class DraftCounts:
             self.accepted_by_place[place] += num_accepted
 
 
+def cache_config_of(pool: BlockPool, cache_dtype: str, memory_share: float) -> dict[str, str]:
+    """Returns the settings of a KV cache by the labels `CACHE_CONFIG`."""
+    values = (pool.block_size, pool.num_blocks, pool.finds_kv, cache_dtype, memory_share)
+    return dict(zip(CACHE_CONFIG, map(str, values), strict=True))
+
+
 class EngineMetrics:
     """Counters and histograms of one engine.
 
     index: value of the label `engine`. state: called at every scrape. max_model_len: longest request in
-    tokens. cache_config: labels of `vllm:cache_config_info`. num_draft_places: draft tokens of a pass at
-    most; 0: no speculation. max_adapters: LoRA adapters in a batch; None: no adapters are served.
+    tokens. cache_config: settings of its KV cache by the labels `CACHE_CONFIG`, as far as they are known.
+    proposer: of its drafts; None: no speculation.
     """
 
     def __init__(
@@ -114,27 +192,22 @@ class EngineMetrics:
         model_name: str,
         max_model_len: int,
         cache_config: Mapping[str, str],
-        num_draft_places: int = 0,
-        max_adapters: int | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self.index = index
         self.state = state
         self.model_name = model_name
-        self.cache_config = cache_config
-        self.max_adapters = max_adapters
-        self.drafts = DraftCounts(num_draft_places) if num_draft_places else None
+        self.cache_configs = {tuple(cache_config.get(name, "") for name in CACHE_CONFIG): 1}
+        self.drafts = None if proposer is None else DraftCounts(num_places(proposer))
         self.prefix_queries = self.prefix_hits = 0
         self.external_queries = self.external_hits = 0
         self.prompt_tokens = self.prompt_tokens_cached = self.generation_tokens = 0
         self.ended_by_reason = dict.fromkeys(FINISHED_REASONS, 0)
-        self.latencies = Latencies()
-        self.iteration_tokens = Histogram(ITERATION_TOKENS)
-        token_bounds = request_tokens(max_model_len)
-        self.request_prompt_tokens = Histogram(token_bounds)
-        self.request_generation_tokens = Histogram(token_bounds)
-        self.request_max_tokens = Histogram(token_bounds)
-        self.request_n = Histogram(OUTPUTS_PER_PROMPT)
-        self.request_preemptions = Histogram(PREEMPTIONS)
+        lengths = request_tokens(max_model_len)
+        histograms = [row for row in TABLE if row.kind == "histogram"]
+        self.histograms = {row.source: Histogram(row.bounds or lengths) for row in histograms}
+        """By source."""
+        self._of_requests = [row for row in histograms if row.source.startswith("request.")]
 
     def looked_up(self, num_tokens: int, num_hits: int) -> None:
         """Counts the lookup of a prompt of num_tokens in the prefix cache, when it is scheduled first."""
@@ -155,34 +228,23 @@ class EngineMetrics:
         """Counts an iteration: the computed tokens of the prompts that it completes, and its new tokens."""
         if computed_prompt_tokens or generation_tokens:
             self.generation_tokens += generation_tokens
-            self.iteration_tokens.observe(computed_prompt_tokens + generation_tokens)
+            self.histograms["event.iterated"].observe(computed_prompt_tokens + generation_tokens)
 
     def first_token(self, latency_s: float) -> None:
         """Counts the time from the arrival of a request to its first token."""
-        self.latencies.first_token.observe(latency_s)
+        self.histograms["event.first_token"].observe(latency_s)
 
     def token_gaps(self, gap_s: float, num_requests: int) -> None:
         """Counts the gap that requests have in common between their last two iterations with tokens."""
-        self.latencies.token_gap.observe(gap_s, num_requests)
+        self.histograms["event.token_gaps"].observe(gap_s, num_requests)
 
     def parameters(self, n: int) -> None:
         """Counts the parameter n of a prompt."""
-        self.request_n.observe(n)
+        self.histograms["event.parameters"].observe(n)
 
     def ended(self, request: EndedRequest) -> None:
         """Counts a request that has ended; only a complete one has latencies and lengths."""
         self.ended_by_reason[request.finished_reason] += 1
-        if request.finished_reason not in ("stop", "length"):
-            return
-        latencies, num_later = self.latencies, request.generation_tokens - 1
-        decode_s = request.last_token_s - request.first_token_s
-        latencies.e2e.observe(request.finished_s - request.arrival_s)
-        latencies.queue.observe(request.scheduled_s - request.queued_s)
-        latencies.prefill.observe(request.first_token_s - request.scheduled_s)
-        latencies.decode.observe(decode_s)
-        latencies.inference.observe(request.last_token_s - request.scheduled_s)
-        latencies.per_output_token.observe(decode_s / num_later if num_later > 0 else 0.0)
-        self.request_prompt_tokens.observe(request.prompt_tokens)
-        self.request_generation_tokens.observe(request.generation_tokens)
-        self.request_max_tokens.observe(request.max_tokens)
-        self.request_preemptions.observe(request.num_preemptions)
+        if request.finished_reason in ("stop", "length"):
+            for row in self._of_requests:
+                self.histograms[row.source].observe(row.value(request=request))

@@ -7,9 +7,8 @@ engines, so that requests in progress keep theirs, and KV is not shared with the
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from experiments.serve.errors import ApiError
+from experiments.serve.http.control import check_loaded_adapter, check_new_adapter
 from policies.adapters.serving import Adapter
 from sim.setup.scenario import Scenario
 
@@ -44,7 +43,7 @@ class ServedAdapters:
         """Returns the name of an adapter in the engines; None for the base model. Raises ApiError."""
         if name is None:
             return None
-        self._check_known(name)
+        check_loaded_adapter(name, self._own_names)
         return self._own_names[name]
 
     def number(self, own_name: str) -> int:
@@ -57,10 +56,8 @@ class ServedAdapters:
         rank: None for the default. replaces: whether it may take the place of one with its name. Raises
         ApiError.
         """
-        if name in {pool.model.name for pool in self._pools}:
-            raise ApiError(f"'{name}' is the name of the base model; choose another one", param="lora_name")
-        if name in self._own_names and not replaces:
-            raise ApiError(f"The lora adapter '{name}' has already been loaded.", param="lora_name")
+        models = {pool.model.name for pool in self._pools}
+        check_new_adapter(name, models, self._own_names, replaces=replaces)
         if any(pool.adapters is None for pool in self._pools):
             raise ApiError(
                 "adapters=none: this server serves no LoRA adapters; start it with a policy, such as "
@@ -84,13 +81,8 @@ class ServedAdapters:
 
     def unload(self, name: str) -> None:
         """Unloads an adapter; requests in progress keep it. Raises ApiError."""
-        self._check_known(name)
+        check_loaded_adapter(name, self._own_names)
         del self._own_names[name]
-
-    def _check_known(self, name: str) -> None:
-        if name not in self._own_names:
-            message = f"The lora adapter '{name[:200]}' cannot be found."
-            raise ApiError(message, HTTPStatus.NOT_FOUND, "lora_name")
 
     def _default_rank(self) -> int:
         slots = [pool.adapters.slots for pool in self._pools if pool.adapters is not None]

@@ -1,4 +1,8 @@
-"""Texts of simulated outputs: words drawn at random, an echo of the prompt, or the texts of a file."""
+"""Outputs of a simulated fleet: their lengths, and their texts.
+
+A text is words drawn at random, an echo of the prompt, or one of a file. A length is what the request asks
+for, within what the workload would generate.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, cycle, islice, repeat
+from itertools import chain, count, cycle, islice, repeat
 from math import log
 from pathlib import Path
 from random import Random
@@ -16,8 +20,10 @@ from experiments.serve.backend import Sampling, Structure, Tokenizer, TokenLogpr
 from experiments.serve.errors import ApiError
 from experiments.serve.simulated.structured import structured_text
 from hwmodels.checks import UnreadableFileError, read_text
+from sim.workload.base import Workload
 
 Text = Literal["random", "echo", "dataset"]
+OutputLength = Literal["workload", "max_tokens"]
 
 WORDS = (  # a string, as a list would have a line per word
     "the and of to in is that it was for on are as with his they at be this have from or one had by but not "
@@ -300,3 +306,34 @@ def _cut(pieces: Sequence[Piece], num_chars: int) -> list[Piece]:
         kept.append((token, text[:num_chars]))
         num_chars -= len(kept[-1][1])
     return kept
+
+
+class OutputLengths:
+    """Draws the length of each output.
+
+    kind "workload": the output lengths of the workload, in the order of its requests, with new ones after the
+    last; "max_tokens": the limit of the request. Raises ValueError for a workload without requests.
+    """
+
+    def __init__(self, kind: OutputLength, workload: Workload, seed: int, max_model_len: int) -> None:
+        self._drawn: Iterator[int] | None = None
+        if kind == "workload":
+            drawn = _lengths(workload, seed, max_model_len)
+            self._drawn = chain([next(drawn)], drawn)  # the first raises for a workload without requests
+
+    def draw(self, max_tokens: int, min_tokens: int, *, ignore_eos: bool) -> tuple[int, bool]:
+        """Returns the output tokens of the next request, and whether the output ends there by itself."""
+        if ignore_eos or self._drawn is None:
+            return max_tokens, False
+        num_tokens = max(next(self._drawn), min_tokens, 1)
+        return min(num_tokens, max_tokens), num_tokens <= max_tokens
+
+
+def _lengths(workload: Workload, seed: int, max_model_len: int) -> Iterator[int]:
+    for run in count(seed):
+        is_empty = True
+        for arrival in workload.source(seed=run, max_model_len=max_model_len).arrivals():
+            is_empty = False
+            yield arrival.num_output_tokens
+        if is_empty:
+            raise ValueError("workload: has no requests from which to take output lengths")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
 from math import inf
@@ -14,14 +15,13 @@ from time import thread_time
 from typing import TYPE_CHECKING
 
 from experiments.serve.backend import Delta, Generation, ServedModel, Tokenizer
-from experiments.serve.errors import ApiError
-from experiments.serve.metrics.histogram import TOKEN_DELAY_S, Histogram
+from experiments.serve.errors import ApiError, ConnectionReset, priority_ignored
+from experiments.serve.metrics.engine import Histogram
+from experiments.serve.metrics.table import TOKEN_DELAY_S
 from experiments.serve.simulated.adapters import ServedAdapters
-from experiments.serve.simulated.answers import Answer, Answers
+from experiments.serve.simulated.answers import Answer, Answers, OutputLengths
 from experiments.serve.simulated.contents import BLOCK, MAX_SEGMENTS, ContentIndex
 from experiments.serve.simulated.driver import Driver
-from experiments.serve.simulated.lengths import OutputLengths
-from experiments.serve.simulated.output import FAILED, Output, deltas, finish_reason
 from experiments.serve.simulated.record_limit import RecordLimit
 from policies.batching.static import check_traffic_ends
 from policies.core.request import Prompt, Request
@@ -36,7 +36,7 @@ from sim.workload.base import Arrival
 if TYPE_CHECKING:
     import pandas as pd
 
-
+FAILED = "the simulation has failed; the log of the server has the reason"
 TIMED_TOGETHER = 16
 """Tokens after which the CPU time of the thread, which takes a system call, is read once for all of them."""
 
@@ -151,11 +151,7 @@ class SimulatedFleet:
                 param="logit_bias",
             )
         if generation.priority and not self._has_priorities:
-            raise ApiError(
-                f"priority={generation.priority}: must be 0, as scheduling=fcfs ignores priorities; "
-                "start the server with scheduling=priority",
-                param="priority",
-            )
+            raise priority_ignored(generation.priority)
         adapter = self._adapters.own_name(generation.lora)
         answer_id, request_id = next(self._answer_ids), self._ids.take()
         answer = await self._answer(answer_id, generation)
@@ -281,14 +277,14 @@ class SimulatedFleet:
             if has_all:
                 output.due_s, output.began_work_s = self.simulation.now, self.driver.began_work_s
                 is_between = output.num_taken and num_output_tokens < output.answer.num_tokens
-                if is_between and output.deliver is not None and output.is_waiting:
+                if is_between and output.generation.deliver is not None and output.is_waiting:
                     self._with_news.append(output)
                 else:
                     output.news.set()
 
     def lost_tokens(self, request_id: int) -> None:
         output = self._outputs.get(request_id)
-        if output is not None and output.is_streamed:
+        if output is not None and output.generation.streamed:
             output.is_lost = True
             output.news.set()
 
@@ -361,3 +357,90 @@ class WaitingLimit(GatewayAttachment):
         return num_waiting < self._max_waiting and (
             num_waiting + len(replica.intake.entries()) < self._max_waiting
         )
+
+
+@dataclass(slots=True, eq=False)
+class Output:
+    """An output in progress: what the simulation has reported of it so far."""
+
+    answer: Answer
+    generation: Generation
+    is_waiting: bool = False
+    """Whether its client has all tokens so far."""
+    num_taken: int = 0
+    """Tokens that its client has."""
+    is_failed: bool = False
+    """Whether the simulation has failed."""
+    is_lost: bool = False
+    """Whether its client has tokens of an output that begins again."""
+    num_tokens: int = 0
+    due_s: float = 0.0
+    """Simulated time of the first token that its client does not have."""
+    began_work_s: float = 0.0
+    """As that of `Driver` when that token came."""
+    num_cached: int = 0
+    end: Ended | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def delta(self, finish_reason: str | None = None) -> Delta:
+        """Returns the tokens that the client does not have."""
+        answer, start, end = self.answer, self.num_taken, self.num_tokens
+        num_logprobs = self.generation.sampling.logprobs
+        return Delta(
+            answer.text(start, end),
+            answer.token_ids(start, end),
+            () if num_logprobs is None else answer.logprobs(start, end, num_logprobs),
+            finish_reason,
+            answer.stop_reason if finish_reason == "stop" else None,
+            self.num_cached,
+        )
+
+    def delivered(self) -> bool:
+        """Delivers the tokens that the client does not have; returns whether it has them.
+
+        If that fails, the task of the request meets the error, and other requests go on.
+        """
+        try:
+            deliver = self.generation.deliver
+            return deliver is not None and deliver(self.delta())
+        except Exception:
+            return False
+
+
+async def deltas(output: Output) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of an output until its end, without those that are delivered meanwhile."""
+    while True:
+        output.is_waiting = True
+        await output.news.wait()
+        output.is_waiting = False
+        output.news.clear()
+        ended = output.end
+        if output.is_failed:
+            raise ApiError(FAILED, HTTPStatus.INTERNAL_SERVER_ERROR)
+        if output.is_lost:
+            raise ConnectionReset("its replica crashed")
+        if ended is not None and ended.status is Status.rejected:
+            raise _failure(ended, has_begun=output.num_taken > 0 and output.generation.streamed)
+        if output.num_tokens == output.num_taken and ended is None:
+            continue
+        delta = output.delta(None if ended is None else finish_reason(output.answer, ended))
+        output.num_taken = output.num_tokens
+        yield delta
+        if ended is not None:
+            return
+
+
+def finish_reason(answer: Answer, ended: Ended) -> str:
+    """Returns why an output ends, as its client is told: stop, length or abort."""
+    if ended.status is Status.aborted:
+        return "abort"
+    if ended.reason == "length" or ended.num_output_tokens < answer.num_tokens:
+        return "length"
+    return answer.finish_reason
+
+
+def _failure(ended: Ended, *, has_begun: bool) -> Exception:
+    """Returns the error of a request that the fleet has rejected or lost."""
+    if has_begun:
+        return ConnectionReset(ended.reason or "the request was aborted")
+    return ApiError(ended.reason or "the request was aborted", HTTPStatus.SERVICE_UNAVAILABLE)

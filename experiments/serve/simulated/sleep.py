@@ -14,48 +14,37 @@ from http import HTTPStatus
 
 from experiments.serve.backend import BackendLayer, Delta, Generation
 from experiments.serve.errors import ApiError
-from experiments.serve.http.control import PARTS, Mode, Part
+from experiments.serve.http.control import Mode, Part, SleepMode
 from experiments.serve.simulated.fleet import SimulatedFleet
 
 POLL_S = 0.002
 
 
 class SleepyFleet(BackendLayer):
-    """A simulated fleet that can sleep."""
+    """A simulated fleet that can sleep: a `Sleeper`, and what it does with requests meanwhile."""
 
     def __init__(self, fleet: SimulatedFleet) -> None:
         super().__init__(fleet)
+        self.mode = SleepMode(self)
         self._fleet = fleet
-        self._asleep: set[Part] = set()
         self._load_s = 0.0  # simulated seconds that the weights take to come back
-        self._changing = asyncio.Lock()
-
-    @property
-    def is_sleeping(self) -> bool:
-        return bool(self._asleep)
 
     def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
-        if self._asleep:
+        if self.mode.is_sleeping:
             raise ApiError("the server is asleep; POST /wake_up wakes it", HTTPStatus.SERVICE_UNAVAILABLE)
         return self._fleet.generate(generation)
 
-    async def sleep(self, level: int, mode: Mode) -> None:
-        """Sleeps once no request is in progress; a server that sleeps already is left as it is."""
-        async with self._changing:
-            if self._asleep:
-                return
-            self._asleep.update(PARTS)
-            if mode == "abort":
-                self._fleet.abort_all()
-            while self._fleet.simulation.num_in_progress:
-                await asyncio.sleep(POLL_S)
-            self._fleet.simulation.empty_engines()
-            pools = self._fleet.scenario.pools_by_name.values()
-            self._load_s = max(pool.load_from_host_s if level == 1 else pool.load_s for pool in pools)
+    async def fall_asleep(self, level: int, mode: Mode) -> None:
+        simulation = self._fleet.simulation
+        if mode == "abort":
+            self._fleet.abort_all()
+        while simulation.num_in_progress:
+            await asyncio.sleep(POLL_S)
+        simulation.empty_engines()
+        pools = self._fleet.scenario.pools_by_name.values()
+        self._load_s = max(pool.load_from_host_s if level == 1 else pool.load_s for pool in pools)
 
-    async def wake_up(self, parts: Collection[Part]) -> None:
-        """Wakes parts; the weights take their time."""
-        async with self._changing:
-            if "weights" in parts and "weights" in self._asleep:
-                await asyncio.sleep(self._load_s / self._fleet.driver.time_scale)
-            self._asleep.difference_update(parts)
+    async def load(self, parts: Collection[Part], *, is_last: bool) -> None:
+        """Waits for the weights, which take their time."""
+        if "weights" in parts:
+            await asyncio.sleep(self._load_s / self._fleet.driver.time_scale)

@@ -18,9 +18,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from experiments.serve.application import build_fleet
 from experiments.serve.http.app import make_app
 from experiments.serve.settings import ServeSettings
+from experiments.serve.simulated.session import build_fleet
 from sim.settings.scenario import build_scenario
 
 SCENARIOS = {}

@@ -11,13 +11,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.serve.batches.lines import MAX_LINES, read_lines
+from experiments.serve.batches.batch import MAX_LINES, read_lines
 from experiments.serve.batches.routes import window_of
 from experiments.serve.batches.runner import CONCURRENCY
 from experiments.serve.batches.store import FileStore
 from experiments.serve.errors import ApiError
-from experiments.serve.stop import Stop
-from tests.worlds.serving import complete, get, make_job, post, served, served_before_it_is_late
+from experiments.serve.server import Stop
+from tests.worlds.serving import complete, get, make_app, make_job, post, served, served_before_it_is_late
 
 COMPLETIONS = "/v1/completions"
 
@@ -276,7 +276,7 @@ def test_a_draining_server_begins_no_more_requests_of_a_batch():
         job, stop = make_job("engine.max_num_seqs=4"), Stop()
         fleet = job.fleet()
         fleet.driver.start()
-        async with TestClient(TestServer(job.app(fleet, stop=stop))) as client:
+        async with TestClient(TestServer(make_app(job, fleet, stop=stop))) as client:
             text = "\n".join(line(f"r{i}", max_tokens=100) for i in range(1000))
             await create(client, text)
             while fleet.num_in_progress < CONCURRENCY:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windtunnel[serve]'")
 
-from experiments.serve.session_files import sole_server
+from experiments.serve.driver import sole_server
 from sim.settings.errors import ConfigError
 from tests.worlds.serving import make_job
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as TheirHistogram
 
-from experiments.serve.metrics.histogram import TOKEN_GAP_S, Histogram, request_tokens
+from experiments.serve.metrics.engine import Histogram
+from experiments.serve.metrics.table import TOKEN_GAP_S, request_tokens
 
 observations = st.lists(
     st.tuples(

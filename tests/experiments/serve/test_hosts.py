@@ -10,8 +10,10 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.serve.arguments import without_flags
+from experiments.serve.command import without_flags
+from experiments.serve.driver import make_application
 from experiments.serve.settings import hosts_of
+from experiments.serve.simulated.session import FleetServer
 from sim.settings.errors import ConfigError
 from tests.worlds.serving import complete, get, make_job, post, serving
 from tests.worlds.socket_server import error_of, parsed, socket_server
@@ -72,8 +74,9 @@ def test_each_port_of_a_replica_checks_names_too():
         job = make_job("serve.expose=replicas", "replicas=2")
         fleet = job.fleet()
         fleet.driver.start()
-        app, urls = job.app(fleet), {}
-        async with TestClient(TestServer(app)), job.replica_ports(fleet, app, urls.__setitem__):
+        server, urls = FleetServer(fleet, job.setup), {}
+        app = make_application(server.served, job.setup)
+        async with TestClient(TestServer(app)), server.replica_ports(urls.__setitem__):
             port = int(urls[1].rsplit(":", 1)[1])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /health HTTP/1.1\r\nHost: evil\r\nConnection: close\r\n\r\n")

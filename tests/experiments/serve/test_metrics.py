@@ -16,7 +16,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra serve: pip inst
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from experiments.serve.simulated.fleet_metrics import FleetMetrics
+from experiments.serve.simulated.metrics import FleetMetrics
 from hwmodels.iterations import COUNTED, IterationShape
 from sim.workload.base import WorkloadNotes
 from tests.worlds.serving import complete, get, make_job, served

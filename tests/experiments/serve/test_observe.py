@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestServer
 from experiments.observe.session import observe
 from experiments.observe.settings import ObserveSettings
 from experiments.observe.tables import records_of
-from experiments.serve.application import build_fleet
 from experiments.serve.http.app import make_app
 from experiments.serve.settings import ServeSettings
+from experiments.serve.simulated.session import build_fleet
 from sim.metrics.measured import request_metrics
 from tests.experiments.observe.jumping_clock import run_jumping
 from tests.experiments.serve.conftest import scenario_of

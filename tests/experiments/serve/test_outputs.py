@@ -10,7 +10,7 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 
 from experiments.serve.backend import Delta, Generation, Sampling
 from experiments.serve.errors import ApiError
-from experiments.serve.http.outputs import deltas_of
+from experiments.serve.http.common import deltas_of
 
 GENERATIONS = [
     Generation(request_id=str(i), prompt_token_ids=[1], sampling=Sampling(max_tokens=9), model="m")

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.serve.approximate_tokenizer import ApproximateTokenizer
-from experiments.serve.simulated.answers import Answers
+from experiments.serve.simulated.answers import Answers, OutputLengths
 from experiments.serve.simulated.contents import ContentIndex
-from experiments.serve.simulated.lengths import OutputLengths
 from policies.core.request import Prompt, Request
 from sim.workload.base import Arrival, WorkloadNotes
 from sim.workload.listed import ListedSource

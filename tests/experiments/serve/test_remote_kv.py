@@ -12,9 +12,11 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
+from experiments.serve.driver import make_application
+from experiments.serve.simulated.session import FleetServer
 from sim.cluster.disaggregation import GONE
 from sim.workload.base import WorkloadNotes
-from tests.worlds.serving import complete, make_job, post
+from tests.worlds.serving import complete, make_app, make_job, post
 
 POOLS = ("model=llama3_1_8b", "pools=disaggregated", "serve.expose=replicas", "port=0")
 PREFILL, DECODE = 0, 1
@@ -50,13 +52,14 @@ async def exposing(*overrides):
     job = make_job(*POOLS, *overrides)
     fleet = job.fleet()
     fleet.driver.start()
-    app = job.app(fleet)
+    server = FleetServer(fleet, job.setup)
+    app = make_application(server.served, job.setup)
     replicas = {}
 
     def on_ready(index, url):
         replicas[index] = ClientSession(url)
 
-    async with job.replica_ports(fleet, app, on_ready), TestClient(TestServer(app)) as client:
+    async with server.replica_ports(on_ready), TestClient(TestServer(app)) as client:
         yield Served(client, replicas, fleet)
         for session in replicas.values():
             await session.close()
@@ -305,7 +308,7 @@ def test_a_fleet_without_prefill_pools_ignores_them_as_vllm_without_a_connector(
         job = make_job("model=llama3_1_8b")
         fleet = job.fleet()
         fleet.driver.start()
-        async with TestClient(TestServer(job.app(fleet))) as client:
+        async with TestClient(TestServer(make_app(job, fleet))) as client:
             status, body = await complete(client, PROMPT, max_tokens=1, kv_transfer_params=ASK)
             assert status == 200
             assert "kv_transfer_params" not in body

@@ -14,7 +14,9 @@ pytest.importorskip("prometheus_client", reason="needs the extra serve: pip inst
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.serve.simulated.single_replica import NOT_TAKEN
+from experiments.serve.driver import make_application
+from experiments.serve.simulated.replicas import NOT_TAKEN
+from experiments.serve.simulated.session import FleetServer
 from sim.settings.errors import ConfigError
 from tests.experiments.serve.test_metrics import Scrape
 from tests.worlds.serving import complete, get, make_job, post, served
@@ -28,13 +30,14 @@ async def exposing(*overrides):
     job = make_job("model=llama3_1_8b", "serve.expose=replicas", "port=0", *overrides)
     fleet = job.fleet()
     fleet.driver.start()
-    app = job.app(fleet)
+    server = FleetServer(fleet, job.setup)
+    app = make_application(server.served, job.setup)
     replicas = {}
 
     def on_ready(index, url):
         replicas[index] = ClientSession(url)
 
-    async with job.replica_ports(fleet, app, on_ready), TestClient(TestServer(app)) as client:
+    async with server.replica_ports(on_ready), TestClient(TestServer(app)) as client:
         yield client, replicas, fleet
         for session in replicas.values():
             await session.close()
@@ -128,9 +131,9 @@ def test_a_port_in_use_is_an_error_of_the_user():
             job = make_job("model=llama3_1_8b", "serve.expose=replicas", f"port={port}")
             fleet = job.fleet()
             fleet.driver.start()
-            app = job.app(fleet)
+            server = FleetServer(fleet, job.setup)
             with pytest.raises(ConfigError, match=r"port of replica 0=.*cannot listen there"):
-                async with job.replica_ports(fleet, app, lambda index, url: None):
+                async with server.replica_ports(lambda index, url: None):
                     pass
             fleet.driver.stop()
 

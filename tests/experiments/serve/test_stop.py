@@ -16,10 +16,9 @@ pytest.importorskip("aiohttp", reason="needs the extra serve: pip install 'windt
 import aiohttp
 from aiohttp import web
 
-from experiments.serve.server import serve_app
+from experiments.serve.server import Stop, refusal_while_draining, serve_app
 from experiments.serve.settings import Address
-from experiments.serve.stop import Stop, refusal_while_draining
-from tests.worlds.serving import make_job
+from tests.worlds.serving import make_app, make_job
 
 BODY = {"prompt": "hello", "max_tokens": 400, "stream": True}
 
@@ -32,7 +31,7 @@ async def serving(drain_s: float) -> AsyncIterator[tuple[str, Stop]]:
     fleet.driver.start()
     server = asyncio.create_task(
         serve_app(
-            job.app(fleet, stop=stop),
+            make_app(job, fleet, stop=stop),
             Address(port=0),
             stop,
             duration_s=None,

@@ -12,12 +12,11 @@ pytest.importorskip("tokenizers", reason="text needs the package tokenizers")
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 
-from experiments.serve.engine.backend import EngineBackend, EngineSleep
+from experiments.serve.engine.backend import EngineBackend
 from experiments.serve.engine.model_to_serve import ModelToServe
 from experiments.serve.engine.recorder import ServingRecorder
-from experiments.serve.http.adapters import add_adapter_routes
 from experiments.serve.http.app import make_app
-from experiments.serve.http.control import add_control_routes
+from experiments.serve.http.control import SleepMode, add_adapter_routes, add_control_routes
 from realengine.model.architecture import Architecture
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.llm import LLM
@@ -67,8 +66,8 @@ async def engine_serving(adapters=(), model=None, **settings):
     app = make_app(backend)
     add_adapter_routes(app, backend)
     if settings.get("enable_sleep_mode"):
-        clear, control = backend.clear_prefix_cache, EngineSleep(backend)
-        add_control_routes(app, sleep_control=control, clear_prefix_caches=clear, config={})
+        clear, control = backend.clear_prefix_cache, SleepMode(backend)
+        add_control_routes(app, control, clear, config={})
     async with TestClient(TestServer(app)) as client:
         llm = await backend.start()
         llm.engine.observer = recorder = ServingRecorder(llm.engine, 1 << 20)

@@ -9,9 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="the engine needs torch")
 pytest.importorskip("aiohttp")
 
-from experiments.serve.server import serve_app
+from experiments.serve.server import Stop, serve_app
 from experiments.serve.settings import Address
-from experiments.serve.stop import Stop
 
 CHAT = {
     "messages": [{"role": "user", "content": "Hi"}],

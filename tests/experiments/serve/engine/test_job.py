@@ -16,7 +16,8 @@ from experiments.app.settings.compose import Composition, ConfigSource, resolved
 from experiments.app.settings.config_groups import CONFIG_DIR
 from experiments.app.settings.hydra_errors import composed
 from experiments.serve import command
-from experiments.serve.arguments import with_checkpoint
+from experiments.serve.command import with_checkpoint
+from experiments.serve.driver import make_application
 from experiments.serve.engine.result import result_of
 from policies.scheduling.priority import Priority
 from realengine.serving.llm import LLM
@@ -34,7 +35,7 @@ TINY = ("backend=engine", "model=random_8m", "engine.num_kv_blocks=200", "engine
 def prepared(*words):
     words = with_checkpoint(words)
     source = ConfigSource(config_name="serve", dirs=[CONFIG_DIR])
-    return command.prepare(resolved(composed(source, words)), Composition(source, words))
+    return command.prepare(resolved(composed(source, words)), Composition(source, words)).session
 
 
 def run(job, test):
@@ -42,7 +43,7 @@ def run(job, test):
 
     async def whole():
         backend = job.backend()
-        async with TestClient(TestServer(job.app(backend))) as client:
+        async with TestClient(TestServer(make_application(job.front(backend), job.setup))) as client:
             found = Client(client, backend)
             before = await found.get("/health"), await found.post("/v1/completions", {"prompt": "a"})
             recorder = job.observed(backend, await backend.start())
@@ -155,7 +156,7 @@ def test_a_session_has_metrics_and_leaves_the_files_of_a_run():
     result = result_of(job.scenario, recorder, is_known_machine=job.is_known_machine)
     assert result.summary["requests"]["finished"] == 3
     assert result.summary["mfu"] is result.summary["energy"] is result.summary["cost"]["usd"] is None
-    names = [name for name, _ in run_files(result, job.config, tables=True)]
+    names = [name for name, _ in run_files(result, job.setup.config, tables=True)]
     assert {"requests.parquet", "iterations.parquet", "summary.json", "config.yaml"} <= set(names)
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("safetensors.torch", reason="reads the package safetensors")
 import torch
 from safetensors.torch import save_file
 
+from experiments.serve.driver import ServeJob
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.llm import LLM
 from sim.settings.errors import ConfigError
@@ -138,5 +139,5 @@ def test_a_server_with_a_draft_that_cannot_be_ends_with_one_sentence(tmp_path, k
     words = [word for word in TINY if kind != "no memory" or not word.startswith("engine.num_kv_blocks=")]
     words += [f"engine.num_kv_blocks={LARGEST}"] if kind == "no memory" else []
     with pytest.raises(ConfigError, match=message) as raised:
-        prepared(*words, "port=0", f"serve.engine.speculative_config={{{given}}}").run(tmp_path)
+        ServeJob(prepared(*words, "port=0", f"serve.engine.speculative_config={{{given}}}")).run(tmp_path)
     assert "\n" not in str(raised.value)

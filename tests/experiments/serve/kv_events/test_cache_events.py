@@ -12,8 +12,7 @@ pytest.importorskip("zmq", reason="needs the extra serve: pip install 'windtunne
 import msgspec
 
 from experiments.serve.kv_events.block_chain import BlockChain
-from experiments.serve.kv_events.cache_events import CacheEvents
-from experiments.serve.kv_events.wire import EventBatch
+from experiments.serve.kv_events.cache_events import CacheEvents, EventBatch
 from policies.caching.content import PRIVATE_PLACES
 from policies.caching.prefix import PrefixCaching
 from policies.caching.radix import Radix

@@ -12,6 +12,7 @@ import torch
 import zmq.asyncio
 from aiohttp.test_utils import TestClient, TestServer
 
+from experiments.serve.driver import make_application
 from experiments.serve.kv_events.block_chain import BlockChain
 from sim.settings.errors import ConfigError
 from tests.experiments.serve.engine.test_job import TINY, prepared
@@ -37,7 +38,7 @@ def test_the_index_has_what_later_requests_find(caching):
         context = zmq.asyncio.Context()
         async with job.publishing() as publish:
             backend = job.backend(publish)
-            async with TestClient(TestServer(job.app(backend))) as client:
+            async with TestClient(TestServer(make_application(job.front(backend), job.setup))) as client:
                 llm = await backend.start()
                 job.observed(backend, llm)
                 backend.open()

@@ -21,7 +21,7 @@ from policies.core.request import Prompt, Request, Segment
 from sim.engine.attachment import Attachment
 from sim.settings.errors import ConfigError
 from tests.worlds.kv_events import KnownBlocks, decoded
-from tests.worlds.serving import complete, make_job, post
+from tests.worlds.serving import complete, make_app, make_job, post
 
 ON = (
     "model=llama3_1_8b",
@@ -84,15 +84,15 @@ async def publishing(*overrides):
     fleet.driver.start()
     context = zmq.asyncio.Context()
     try:
-        async with job.publishing(fleet) as events:
+        async with job.publishing(fleet) as publishers:
             requests = Requests(fleet)
             indexes = {
                 index: await KnownBlocks.subscribe(context, publisher)
-                for index, publisher in events.publishers.items()
+                for index, publisher in publishers.items()
             }
-            server = TestServer(job.app(fleet), handler_cancellation=True)
+            server = TestServer(make_app(job, fleet), handler_cancellation=True)
             async with TestClient(server) as client:
-                yield Served(client, fleet, events.publishers, indexes, requests.found)
+                yield Served(client, fleet, publishers, indexes, requests.found)
     finally:
         fleet.driver.stop()
         context.destroy(linger=0)

@@ -12,8 +12,7 @@ pytest.importorskip("msgspec", reason="needs the extra serve: pip install 'windt
 import msgspec
 
 from experiments.serve.kv_events.block_chain import BlockChain
-from experiments.serve.kv_events.cache_events import CacheEvents
-from experiments.serve.kv_events.wire import EventBatch
+from experiments.serve.kv_events.cache_events import CacheEvents, EventBatch
 
 ROOT = Path(__file__).resolve().parents[4]
 

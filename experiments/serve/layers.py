@@ -1,11 +1,18 @@
-"""The names that clients give the model, in place of its own: vLLM's `--served-model-name`."""
+"""Layers in front of every back end: names that clients give the model, and KV that is not shared.
+
+The names are vLLM's `--served-model-name`. `kv_transfer_params` are ignored in front of a back end that
+shares no KV, as vLLM does without a connector.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from experiments.serve.backend import Backend, BackendLayer, Delta, Generation, ServedModel
+
+_LOG = logging.getLogger("windtunnel.serve")
 
 
 class ServedNames(BackendLayer):
@@ -32,3 +39,20 @@ class ServedNames(BackendLayer):
 def with_names(backend: Backend, names: Sequence[str] | None) -> Backend:
     """Returns a back end whose model has these names; None: its own."""
     return ServedNames(backend, names) if names else backend
+
+
+class WithoutRemoteKv(BackendLayer):
+    """A back end that serves requests with `kv_transfer_params` as if they had none."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._has_warned = False
+
+    def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        if generation.remote_kv is not None and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "kv_transfer_params are ignored, as this server has no prefill replicas; a simulated fleet "
+                "with pools=disaggregated has some."
+            )
+        return super().generate(generation)

@@ -1,22 +1,30 @@
-"""One replica of a simulated fleet as a back end of its own, so that a router of clients sees single engines.
+"""One replica of a simulated fleet as a back end with a port, so that a router sees single engines.
 
-A request of such a back end is pinned: the gateway of the simulation lets its router choose from this replica
-only. Admission policies see it as they see every request.
+Its port is that of the fleet + 1 + its index. A request of such a back end is pinned: the gateway of the
+simulation lets its router choose from this replica only. Admission policies see it as they see every request.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+
+from aiohttp import web
 
 from experiments.serve.backend import Backend, BackendLayer, Delta, Generation, ServedModel
 from experiments.serve.errors import ApiError
 from experiments.serve.http.kv_transfer import PARAM
+from experiments.serve.server import Listener, listen
+from experiments.serve.settings import Address
 from experiments.serve.simulated.fleet import SimulatedFleet
 from sim.cluster.fleet import State
 from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.engine.replica import Replica
 
+_LOG = logging.getLogger("windtunnel.serve")
 NOT_TAKEN = "this replica takes no requests"
 
 
@@ -80,3 +88,46 @@ class SingleReplica(BackendLayer):
                 param=PARAM,
             )
         return super().generate(replace(generation, replica=self._index))
+
+
+@asynccontextmanager
+async def replica_ports(
+    fleet: SimulatedFleet,
+    make_app: Callable[[int], web.Application],
+    address: Address,
+    on_ready: Callable[[int, str], None],
+) -> AsyncIterator[None]:
+    """Gives all replicas of a fleet ports meanwhile, also those that start later.
+
+    A replica keeps its port until the end; it is unhealthy if it is down or gone. make_app(index): the
+    application of a replica. address: of the fleet; with port=0 each replica has any free port.
+    on_ready(index, url): called when a port is open. Raises ConfigError if the port of a replica that is
+    there from the start cannot be used.
+    """
+    listeners: list[Listener] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def open_port(index: int) -> None:
+        port = address.port and address.port + 1 + index
+        listener, url = await listen(make_app(index), address.host, port, f"port of replica {index}")
+        listeners.append(listener)
+        on_ready(index, url)
+
+    def added(replica: Replica) -> None:
+        task = asyncio.get_running_loop().create_task(open_port(replica.index))
+        task.add_done_callback(_log_error)
+        tasks.append(task)
+
+    fleet.attach(added)
+    try:
+        await asyncio.gather(*tasks)
+        yield
+    finally:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(listener.cleanup() for listener in listeners))
+
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        _LOG.warning("A replica has no port of its own: %s", error)

@@ -1,37 +1,150 @@
-"""Counts what a simulated replica does, for /metrics: once per iteration, not per token.
+"""Fills the metrics of a simulated fleet: those of its replicas, and those of the server's clock.
 
-The requests of a server have no branches (n outputs are n requests), and every step of a live simulation is
-one iteration.
+All times are simulated seconds, as in the tables of the run: with time_scale=10 a rate per wall second is ten
+times that per simulated second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Sequence as SequenceOf
 from math import isnan
 from typing import Any
 
 import numpy as np
 
-from experiments.serve.metrics.engine import EngineMetrics, EngineState
+from experiments.serve.backend import Generation
+from experiments.serve.metrics.engine import (
+    EndedRequest,
+    EngineMetrics,
+    EngineState,
+    adapters_of,
+    cache_config_of,
+)
+from experiments.serve.metrics.exporter import ServerState, ServingMetrics
+from experiments.serve.simulated.fleet import SimulatedFleet
 from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
 from policies.caching.pool import BlockPool
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
 from policies.speculation.engine.drafts import DraftPlan
+from sim.cluster.gateway import UNSERVABLE, GatewayAttachment, RequestAttempt
+from sim.cluster.live import Ended
 from sim.engine.attachment import Attachment
 from sim.engine.iteration_times import RunningStep, shape_of
 from sim.engine.replica import Replica
+from sim.records.requests import RequestLog, Status
+from sim.setup.pool import PoolSettings
 from sim.speculation.log import first_shape
 
 MAX_SHAPES = 4096
 """Iterations whose work is priced at once, if no scrape comes before."""
 
 
-class ReplicaMetrics(Attachment):
-    """Fills the metrics of one replica. make(state): makes them, from the function that reads the state."""
+class FleetMetrics(GatewayAttachment):
+    """Attaches metrics to a fleet, and keeps those of each replica."""
 
-    def __init__(self, replica: Replica, make: Callable[[Callable[[], EngineState]], EngineMetrics]) -> None:
-        self.engine = make(self.state)
+    def __init__(self, fleet: SimulatedFleet, names: SequenceOf[str] | None = None) -> None:
+        """Attaches to a fleet. names: those of its model for clients, if they are not its own."""
+        self._name = names[0] if names else None
+        self.engines: dict[int, EngineMetrics] = {}
+        """By index of the replica."""
+        self._refused: defaultdict[int, Counter[str]] = defaultdict(Counter)  # pinned requests, by replica
+        self._fleet = fleet
+        self._requests: RequestLog = fleet.simulation.requests
+        fleet.attach(self._attach_to)
+        fleet.on_close.append(self._closed)
+        fleet.simulation.gateway.attach(self)
+        self.serving = ServingMetrics(
+            self.engines.values,
+            lambda: ServerState(
+                self._requests.failed_attempts, fleet.driver, fleet.token_delays, fleet.token_work
+            ),
+        )
+        """The metrics of the whole fleet."""
+
+    def of_replica(self, index: int) -> ServingMetrics:
+        """Returns the metrics of one replica, with the refusals of requests that were pinned to it."""
+        return ServingMetrics(
+            lambda: [self.engines[index]], lambda: ServerState(self._refused[index], self._fleet.driver)
+        )
+
+    def _attach_to(self, replica: Replica) -> None:
+        settings = self._fleet.scenario.pools_by_name[replica.pool.name]
+        adapters, num_served = settings.adapters, len(self._fleet.scenario.served_adapters)
+        most = None if adapters is None else adapters.slots[0] or num_served
+        metrics = ReplicaMetrics(replica, settings, self._name or replica.pool.serves, most)
+        self.engines[replica.index] = metrics.engine
+        replica.attach(metrics)
+
+    # Ends of requests.
+
+    def left(self, attempt: RequestAttempt, now: float) -> None:
+        """Counts a request that is complete or was aborted; the log counts those that were refused."""
+        requests, request = self._requests, attempt.arrival.request
+        request_id = request.request_id
+        engine = self.engines.get(requests.replica[request_id])
+        status = requests.status[request_id]
+        if engine is None or status == Status.unfinished:
+            return
+        log, prefilled_by = requests, requests.prefill_replica[request_id]
+        end = Ended(Status(status), log.reason.get(request_id, ""), log.output_tokens[request_id])
+        first = self._fleet.simulation.replicas[engine.index if prefilled_by < 0 else prefilled_by]
+        arrival_s, first_token_s = log.arrival_s[request_id], log.first_token_s[request_id]
+        if status == Status.finished and first.pool.role == "prefill":
+            engine.first_token(first_token_s - arrival_s)
+        prompt_tokens = request.prompt.num_tokens
+        engine.ended(
+            EndedRequest(
+                finished_reason=self._fleet.finish_reason(request_id, end),
+                prompt_tokens=prompt_tokens,
+                generation_tokens=end.num_output_tokens,
+                max_tokens=request.max_tokens or first.core.max_model_len - prompt_tokens,
+                num_preemptions=log.preemptions[request_id],
+                arrival_s=arrival_s,
+                queued_s=arrival_s + log.gateway_s[request_id] + first.pool.idle_frontend_s(prompt_tokens),
+                scheduled_s=log.scheduled_s[request_id],
+                first_token_s=first_token_s,
+                last_token_s=log.last_token_s[request_id],
+                finished_s=log.finished_s[request_id],
+            )
+        )
+
+    def _closed(self, request_id: int, generation: Generation) -> None:
+        """Counts the parameter n of a prompt at the end of its first output, and a pinned request refused."""
+        requests = self._requests
+        if request_id >= len(requests.replica):  # its client has gone before it arrived
+            return
+        engine = self.engines.get(requests.replica[request_id])
+        if engine is not None and generation.output_index == 0:
+            engine.parameters(generation.num_outputs)
+        if generation.replica is not None and requests.status[request_id] == Status.rejected:
+            reason = requests.reason[request_id]
+            known = reason if reason in requests.failed_attempts else UNSERVABLE
+            self._refused[generation.replica][known] += 1
+
+
+class ReplicaMetrics(Attachment):
+    """Fills the metrics of one replica. They count once per iteration, not per token.
+
+    The requests of a server have no branches (n outputs are n requests), and every step of a live simulation
+    is one iteration. model_name: for clients. max_adapters: LoRA adapters in a batch; None: none are served.
+    """
+
+    def __init__(
+        self, replica: Replica, settings: PoolSettings, model_name: str, max_adapters: int | None
+    ) -> None:
+        self.engine = EngineMetrics(
+            replica.index,
+            self.state,
+            model_name=model_name,
+            max_model_len=settings.max_model_len,
+            cache_config=cache_config_of(
+                replica.core.block_pool, settings.model.kv_cache_dtype, settings.memory_share
+            ),
+            proposer=settings.speculation,
+        )
+        self._max_adapters = max_adapters
         self._replica = replica
         self._requests = replica.recorder.requests
         self._core = replica.core
@@ -50,8 +163,9 @@ class ReplicaMetrics(Attachment):
             num_waiting=len(waiting),
             num_deferred=len(core.loading),
             kv_cache_usage=pool.num_used / pool.num_blocks,
-            waiting_adapters=_adapters_of([*waiting, *core.loading.values()]),
-            running_adapters=_adapters_of(seq for seq in running if seq.request_id not in core.loading),
+            max_adapters=self._max_adapters,
+            waiting_adapters=adapters_of([*waiting, *core.loading.values()]),
+            running_adapters=adapters_of(seq for seq in running if seq.request_id not in core.loading),
             num_preemptions=self._num_preemptions_before + core.num_preemptions,
             flops=self._flops,
             read_bytes=self._read_bytes,
@@ -186,9 +300,3 @@ def _together(shapes: list[IterationShape]) -> IterationShape:
 
 def _columns(rows: list[Any]) -> list[Any]:
     return [np.array(column) for column in zip(*rows, strict=True)]
-
-
-def _adapters_of(sequences: Any) -> tuple[str, ...]:
-    """Returns the names of the adapters of some sequences, each once."""
-    names = (seq.request.adapter for seq in sequences)
-    return tuple(dict.fromkeys(name for name in names if name is not None))
