@@ -32,9 +32,9 @@ from realengine.speculation.settings import SpeculationSettings
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 
+PARALLELISM = ("tensor_parallel_size", "pipeline_parallel_size", "pp_layer_partition")
+"""Sizes of a `ParallelLayout` that an engine has."""
 SIMULATED_PARALLELISM = (
-    "pipeline_parallel_size",
-    "pp_layer_partition",
     "context_parallel_size",
     "attention_data_parallel_size",
     "expert_parallel_size",
@@ -82,6 +82,10 @@ class EngineSettings:
     """Host memory for swapped-out KV, in GiB per GPU; allocated when needed."""
     tensor_parallel_size: int = 1
     """Number of GPUs (processes, on a CPU) that share the model's heads and matrices."""
+    pipeline_parallel_size: int = 1
+    """Number of stages that hold some of the layers each; as many steps are computed at once."""
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each stage; None: equal numbers, as `ParallelLayout.stage_layers` says."""
     enable_sleep_mode: bool = False
     """Whether the engine may sleep, for which it keeps the weights as they were loaded."""
     cudagraph_mode: str | None = None
@@ -130,13 +134,17 @@ class EngineSettings:
             ("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "> 0 and <= 1"),
             ("swap_space_gib", self.swap_space_gib >= 0, ">= 0 GiB"),
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
+            ("pipeline_parallel_size", self.pipeline_parallel_size >= 1, ">= 1"),
             ("max_loras", self.max_loras is None or self.max_loras >= 1, ">= 1, or None"),
             ("max_iterations", self.max_iterations >= 1, ">= 1"),
         )
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        if self.pp_layer_partition is not None:
+            object.__setattr__(self, "pp_layer_partition", tuple(self.pp_layer_partition))
         check_mode(self.cudagraph_mode)
+        self._check_stages()
         self._check_sleep()
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
@@ -160,11 +168,12 @@ class EngineSettings:
         """Raises ValueError for settings with which an engine cannot sleep, if it may."""
         if not self.enable_sleep_mode:
             return
-        if self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"enable_sleep_mode: tensor_parallel_size={self.tensor_parallel_size} must be 1, as ranks of "
-                "other processes do not sleep; end the engine to free its devices"
-            )
+        for name in PARALLELISM[:2]:
+            if (size := getattr(self, name)) > 1:
+                raise ValueError(
+                    f"enable_sleep_mode: {name}={size} must be 1, as ranks of other processes do not sleep; "
+                    "end the engine to free its devices"
+                )
         if self.caching.tiers_gib[0]:
             raise ValueError(
                 "enable_sleep_mode: a sleep would lose the KV that caching keeps in host memory; choose a "
@@ -181,9 +190,48 @@ class EngineSettings:
             if size != alone:
                 raise ValueError(
                     f"{name}={size}: works in simulations only, because the engine has "
-                    f"only tensor parallelism; set it to {alone}"
+                    f"only tensor and pipeline parallelism; set it to {alone}"
                 )
-        return replace(self, tensor_parallel_size=layout.tensor_parallel_size)
+        return replace(self, **{name: getattr(layout, name) for name in PARALLELISM})
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The parallel layout of the engine."""
+        return ParallelLayout(**{name: getattr(self, name) for name in PARALLELISM})
+
+    @property
+    def may_capture(self) -> bool:
+        """Whether steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
+        return self.pipeline_parallel_size == 1
+
+    def check_layout(self, num_layers: int) -> None:
+        """Raises ValueError if the layers of a model cannot be divided into the stages."""
+        size, partition = self.pipeline_parallel_size, self.pp_layer_partition
+        if size > num_layers:
+            raise ValueError(
+                f"pipeline_parallel_size={size}: must be <= {num_layers}, the layers of the model"
+            )
+        if partition is not None and sum(partition) != num_layers:
+            raise ValueError(
+                f"pp_layer_partition={list(partition)}: the sum is {sum(partition)}; must be {num_layers}, the "
+                "layers of the model"
+            )
+
+    def _check_stages(self) -> None:
+        """Raises ValueError for settings that a pipeline does not support, if there is one."""
+        if self.layout.pipeline_parallel_size == 1:
+            return
+        size = self.pipeline_parallel_size
+        if self.speculative_config is not None:
+            raise ValueError(
+                f"speculative_config: pipeline_parallel_size={size} must be 1, as drafts are not sent from "
+                "stage to stage; use tensor_parallel_size"
+            )
+        if self.cudagraph_mode not in (None, "NONE"):
+            raise ValueError(
+                f"cudagraph_mode={self.cudagraph_mode}: must be NONE or None with pipeline_parallel_size="
+                f"{size}, as graphs do not send to other ranks"
+            )
 
     @property
     def speculation(self) -> SpeculationSettings | None:

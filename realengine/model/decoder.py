@@ -31,7 +31,7 @@ from realengine.model.moe import Experts, Mlp, SharedExperts
 from realengine.model.quantization import Weights
 from realengine.model.variants import GREEDY
 from realengine.runner.batch import Batch
-from realengine.runner.parallel import Group
+from realengine.runner.parallel import Group, Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +65,8 @@ class Decoder:
     """A model's weights, and the forward pass of a step.
 
     weights: this rank's, from `realengine.weights.load`. group: the tensor-parallel ranks, which all run the
-    same batches; by default there is one. adapters: the bank of the adapters that batches refer to.
+    same batches; by default there is one. adapters: the bank of the adapters that batches refer to. stage:
+    its layers are this rank's; by default they are all.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Decoder:
         max_model_len: int,
         group: Group | None = None,
         adapters: AdapterBank | None = None,
+        stage: Stage | None = None,
     ) -> None:
         self.architecture = architecture
+        self.stage = stage or Stage.whole(architecture.num_layers)
         self._adapters = adapters
         self.group = group or Group()
         self._backend = backend
@@ -99,7 +102,7 @@ class Decoder:
             device=self.device,
         )
         self._prepare(weights, max_model_len)
-        self._layers = [self._layer(i, weights) for i in range(architecture.num_layers)]
+        self._layers = {i: self._layer(i, weights) for i in self.stage.layers}
 
     def _prepare(self, weights: Weights, max_model_len: int) -> None:
         """Prepares what subclasses have besides, before the layers are made."""
@@ -119,12 +122,20 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Computes logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
-        return self.head(self.sampled_states(batch, cache))
+        states_SH = self.sampled_states(batch, cache)
+        assert states_SH is not None, "the last stage computes logits"
+        return self.head(states_SH)
 
     @torch.inference_mode()
-    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Computes the final hidden states [S, H] of the sampled rows; writes the KV of all tokens."""
-        hidden, residual, _ = self._blocks(batch, cache, range(len(self._layers)))
+    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor | None:
+        """Computes the final hidden states [S, H] of the sampled rows; writes the KV of all tokens.
+
+        A stage before the last one sends what it has computed to the next one, and returns None.
+        """
+        hidden, residual, _ = self._blocks(batch, cache, self.stage.layers)
+        if not self.stage.is_last:
+            self.stage.send(torch.stack([hidden, residual]))
+            return None
         if batch.sampled_rows_S is not None:
             hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
         return self._final_norm(hidden, residual)
@@ -145,7 +156,7 @@ class Decoder:
         number of layers stands for the output of the last one before the final norm. inputs_TH: the input of
         the first layer; None: the embeddings of the tokens.
         """
-        chosen = range(len(self._layers)) if layers is None else layers
+        chosen = self.stage.layers if layers is None else layers
         hidden, residual, found = self._blocks(batch, cache, chosen, taps, inputs_TH)
         return States(self._final_norm(hidden, residual), tuple(found[tap] for tap in taps))
 
@@ -172,9 +183,14 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
         """Runs layers; returns the last MLP's output, the residual to add to it, and the inputs of `taps`."""
         kernels, eps = self._backend, self.architecture.rms_norm_eps
-        residual = self.embed(batch.tokens_T) if inputs_TH is None else inputs_TH
         norm = self._layers[layers[0]].attention_norm
-        hidden = residual if norm is None else kernels.rms_norm(residual, norm, eps)
+        if inputs_TH is None and not self.stage.is_first:
+            size = 2, len(batch.tokens_T), self.architecture.hidden_size
+            hidden, residual = self.stage.receive(self._embedding.new_empty(size))
+            hidden, residual = kernels.add_rms_norm(hidden, residual, norm, eps)
+        else:
+            residual = self.embed(batch.tokens_T) if inputs_TH is None else inputs_TH
+            hidden = residual if norm is None else kernels.rms_norm(residual, norm, eps)
         found = {}
         for place, i in enumerate(layers):
             if i in taps:  # kernels write into new tensors, so that this one stays as it is

@@ -117,7 +117,10 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
-        """Does all work in order, asynchronously on a GPU; returns None if no token is drawn."""
+        """Does all work in order, asynchronously on a GPU.
+
+        Returns None if no token is drawn, or by a later stage of a pipeline.
+        """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own current device
         self._prepare(work)
@@ -147,7 +150,8 @@ class Executor:
         done = []
         for _ in range(shape.num_iterations):
             computed = self._compute(views, shape, scored)
-            done.append(self._finish(computed, views, shape, scored).drawn)
+            if computed is not None:
+                done.append(self._finish(computed, views, shape, scored).drawn)
         return done
 
     def _replayed(self, shape: Shape, size: StepSize, words: NDArray[np.int32]) -> list[Drawn | None]:
@@ -183,6 +187,7 @@ class Executor:
         views = views_of(words, shape)
         self._begin(views)
         computed = self._compute(views, shape)
+        assert computed is not None
         if self._verifier is None:
             return Computed(self._states_BH[: shape.num_rows].copy_(computed.hidden_RH))
         assert computed.batch is not None
@@ -267,8 +272,11 @@ class Executor:
         if self._verifier is not None and isinstance(views, StepWords):
             self._verifier.begin(views)
 
-    def _compute(self, views: Views, shape: Shape, scored: ScoredRows | None = None) -> Computed:
-        """Computes the final hidden states of a step's rows, in pieces if they are captured."""
+    def _compute(self, views: Views, shape: Shape, scored: ScoredRows | None = None) -> Computed | None:
+        """Computes the final hidden states of a step's rows, in pieces if they are captured.
+
+        None: they are computed by the last stage of a pipeline, which is another one.
+        """
         if isinstance(views, DecodeWords):
             batch = self._decode_batch(views, shape)
         else:
@@ -283,7 +291,8 @@ class Executor:
                 states = self._decoder.states(batch, self._cache, taps=verifier.taps)
             return Computed(states.hidden_TH[batch.sampled_rows_S], batch, states)
         if piecewise is None:
-            return Computed(self._decoder.sampled_states(batch, self._cache), batch)
+            found_RH = self._decoder.sampled_states(batch, self._cache)
+            return None if found_RH is None else Computed(found_RH, batch)
         states_TH = piecewise.states(batch)
         rows_S = batch.sampled_rows_S
         return Computed(states_TH if rows_S is None else states_TH[rows_S], batch)

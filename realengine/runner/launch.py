@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
 
@@ -14,12 +15,14 @@ from realengine.serving.answer import TokenLogprobs
 
 Row = tuple[Sequence, int]
 """A sequence that draws a token in a step, and the index of its branch."""
+Result = Drawn | Callable[[], Drawn | None] | None
+"""What a step has drawn; or a function that waits for it, if another rank draws; None: nothing is drawn."""
 
 
 class Launch:
     """A launched step: its drawing sequences, and its tokens once they have arrived."""
 
-    def __init__(self, rows: list[Row], drawn: Drawn | None, num_iterations: int) -> None:
+    def __init__(self, rows: list[Row], drawn: Result, num_iterations: int) -> None:
         self.rows = rows
         self.num_iterations = num_iterations
         self.finished: list[Sequence] = []
@@ -35,9 +38,23 @@ class Launch:
         self._logprobs: tuple[torch.Tensor, ...] = ()
         self._accepted: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
-        self._check = None if drawn is None else drawn.check
-        if drawn is None:
-            return
+        self._check: Callable[[], None] | None = None
+        self._receive = None
+        if callable(drawn):
+            self._receive = drawn
+        elif drawn is not None:
+            self._take(drawn)
+
+    def arrive(self) -> None:
+        """Waits for what another rank has drawn; does nothing if this one draws."""
+        receive, self._receive = self._receive, None
+        drawn = None if receive is None else receive()
+        if drawn is not None:
+            self._take(drawn)
+
+    def _take(self, drawn: Drawn) -> None:
+        """Starts the transfer of what was drawn on this rank's device."""
+        self._check = drawn.check
         self._tokens = _on_host(drawn.tokens_IS)
         if drawn.logprobs is not None:
             self._logprobs = tuple(_on_host(part) for part in drawn.logprobs)

@@ -29,7 +29,7 @@ from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptPrompt, KeptTokens, KeptWindow
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
-from realengine.runner.parallel import Group
+from realengine.runner.parallel import Group, Mesh
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
 from realengine.speculation.drafter import DrafterContext
@@ -43,15 +43,16 @@ def build_executor(
     model: Model,
     settings: EngineSettings,
     device: torch.device,
-    group: Group,
+    mesh: Mesh,
     weights: Weights | None = None,
 ) -> tuple[Executor, Memory]:
     """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory.
 
     weights: those that `load_weights` has returned before, on any device; None: they are loaded.
     """
-    backend = choose_backend(settings.backend, device)
-    progress = Progress(settings.progress if group.rank == 0 else False)
+    backend, group, layers = choose_backend(settings.backend, device), mesh.tensor, mesh.stage.layers
+    is_first = mesh.everyone.rank == 0
+    progress = Progress(settings.progress if is_first else False)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = DTYPES[name]
     kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
@@ -59,13 +60,13 @@ def build_executor(
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
     backend = with_attention(backend, settings.attention_backend, device)
-    weights = _weights(model, settings, dtype, device, group, progress, weights)
+    weights = _weights(model, settings, dtype, device, mesh, progress, weights)
     check_drafts(architecture, settings)
     window = kept_tokens_of(architecture, settings, device)
     if window is not None:
         backend = window.observed(backend)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
-    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters)
+    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters, mesh.stage)
     block_size = settings.caching.block_size
     draft = None
     if settings.speculation is not None:
@@ -84,10 +85,13 @@ def build_executor(
             seed=settings.seed,
         )
         draft = load_draft(settings.speculation, context)
-    block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
-    block_bytes += 0 if draft is None else draft.block_bytes
-    mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda")
-    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and group.rank == 0:
+    sizes, draft_bytes = (architecture, block_size, kv_dtype, world_size), 0
+    if draft is not None:
+        draft_bytes = draft.block_bytes
+    block_bytes = KvCache.bytes_per_block(*sizes, layers) + draft_bytes
+    all_bytes = (KvCache.bytes_per_block(*sizes) + draft_bytes) * world_size
+    mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda" and settings.may_capture)
+    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and is_first:
         shape = EngineShape(
             architecture=architecture,
             dtype=dtype,
@@ -107,8 +111,8 @@ def build_executor(
     plan = MemoryPlan.of(architecture, settings, dtype, max_model_len, block_bytes, draft, mode)
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
-        num_blocks = group.smallest(plan.num_blocks(device))
-    group.check_alike(
+        num_blocks = mesh.everyone.smallest(plan.num_blocks(device))
+    mesh.everyone.check_alike(
         {
             "torch": torch.__version__,
             "the model": architecture,
@@ -118,10 +122,11 @@ def build_executor(
             "the device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         }
     )
-    memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
+    num_swap_blocks = int(settings.swap_space_gib * GIB * settings.layout.num_devices / all_bytes)
+    memory = Memory(num_blocks, num_swap_blocks, all_bytes)
     drafts = None
     try:
-        cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
+        cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size, layers)
         if settings.speculation is not None:
             drafter = None if draft is None else draft.build(cache)
             if drafter is not None:
@@ -163,7 +168,7 @@ def _weights(
     settings: EngineSettings,
     dtype: torch.dtype,
     device: torch.device,
-    group: Group,
+    mesh: Mesh,
     progress: Progress,
     weights: Weights | None,
 ) -> Weights:
@@ -177,15 +182,16 @@ def _weights(
             dtype,
             device,
             quantization=settings.quantization,
-            rank=group.rank,
-            world_size=group.world_size,
+            rank=mesh.tensor.rank,
+            world_size=mesh.tensor.world_size,
+            layers=mesh.stage.layers,
             seed=settings.seed,
             progress=progress,
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
-            "tensor_parallel_size, or a smaller model"
+            "tensor_parallel_size or pipeline_parallel_size, or a smaller model"
         ) from error
 
 

@@ -24,10 +24,10 @@ from policies.core.plan import Chunk, StepPlan, Transfer
 from policies.core.sequence import Sequence
 from realengine.model.lora import NO_ADAPTER, AdapterBank, make_segments, num_decode_segments
 from realengine.runner.decode_rows import DecodeRows, MemberRows, RepeatedStep
-from realengine.runner.graphs import Drawn, Graphs
+from realengine.runner.graphs import Graphs
 from realengine.runner.host_kv import HostPlaces
 from realengine.runner.kept_tokens import KeptTokens
-from realengine.runner.launch import Launch, Row
+from realengine.runner.launch import Launch, Result, Row
 from realengine.runner.packing import Decodes, StepRows, num_pass_segments, pack_decode, pack_step
 from realengine.runner.prompt_scores import NOTHING_SCORED, PromptScores
 from realengine.runner.token_masks import AllowedTokens, ChangedBiases
@@ -58,7 +58,7 @@ class Runner:
     def __init__(
         self,
         core: EngineCore,
-        execute: Callable[[Work], Drawn | None],
+        execute: Callable[[Work], Result],
         *,
         graphs: Graphs | None = None,
         adapters: AdapterBank | None = None,
@@ -153,6 +153,17 @@ class Runner:
         if form is not None:
             self._forms[slot] = form
             self._draw_S[slot] = Draw.penalised
+
+    def note_tokens(self, tokens: Iterable[tuple[Row, list[int]]]) -> None:
+        """Writes new tokens of sequences into their slots, if the device of the next step has not drawn them.
+
+        Later steps then bring them as their inputs.
+        """
+        for (seq, branch), new in tokens:
+            slot = seq.slots[branch]
+            first = self._num_on_host_S[slot]
+            self._tokens_SL[slot, first : first + len(new)] = new
+            self._num_on_host_S[slot] = first + len(new)
 
     def set_drafts(self, seq: Sequence, tokens: SequenceOf[int]) -> None:
         """Sets the draft tokens of a sequence's next step, which the host has made."""

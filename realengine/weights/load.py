@@ -32,7 +32,7 @@ from realengine.weights.gpt_oss import read_experts
 from realengine.weights.packed import is_packed, read_packed
 from realengine.weights.quantized_formats import PackedFormat, stored_as
 from realengine.weights.safetensors import SafetensorsCheckpoint
-from realengine.weights.table import GGUF, HUGGING_FACE, expected, shard
+from realengine.weights.table import GGUF, HUGGING_FACE, expected, of_stage, shard
 from realengine.weights.weight import Part, Weight
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -73,6 +73,7 @@ def load_weights(
     quantization: str | None = None,
     rank: int = 0,
     world_size: int = 1,
+    layers: range | None = None,
     seed: int = 0,
     progress: Progress = QUIET,
 ) -> Weights:
@@ -80,7 +81,8 @@ def load_weights(
 
     source: a safetensors file or folder, a .gguf file (or an open one), or None: random, drawn with the seed.
     quantization: format of the linear layers (`realengine.model.quantization`); weights that the checkpoint
-    stores in 4 bits stay in 4 bits. rank, world_size: this tensor-parallel rank's share. Raises ValueError
+    stores in 4 bits stay in 4 bits. rank, world_size: this tensor-parallel rank's share. layers: those of
+    this pipeline stage; None: all. Raises ValueError
     with file and tensor for missing, misshapen, truncated, non-finite and unknown tensors, for shapes that
     the quantization does not support, and if world_size does not divide a size of the architecture.
     """
@@ -122,6 +124,8 @@ def load_weights(
                 return quantised(weight.name, read, quantization) if isinstance(read, torch.Tensor) else read
             return quantised(weight.name, _assemble(share, checkpoint, dtype, device), quantization)
 
+    if layers is not None:
+        weights = of_stage(weights, layers, architecture.num_layers)
     shares = shard(weights, rank, world_size)
     pairs = progress.over(list(zip(weights, shares, strict=True)), "Loading weights")
     tensors = {weight.name: made(weight, share) for weight, share in pairs}

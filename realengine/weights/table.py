@@ -14,6 +14,7 @@ norms, router and embedding are complete on every rank.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -24,6 +25,7 @@ from realengine.weights import gpt_oss
 from realengine.weights.weight import Index, Part, Weight, everything, part_of, whole
 
 T = TypeVar("T")
+LAYER = re.compile(r"layers\.(\d+)\.")
 
 HUGGING_FACE: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
@@ -124,6 +126,29 @@ def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight
                 f"all of {everything}: {fitting}"
             )
     return tuple(_share(weight, rank, world_size) for weight in weights)
+
+
+def of_stage(weights: Sequence[Weight], layers: range, num_layers: int) -> tuple[Weight, ...]:
+    """Returns the weights of a pipeline stage: those of its layers, and the norm.
+
+    The first stage has the embedding, the last one the output head, which may be the embedding; on others
+    these have no rows.
+    """
+    is_first, is_last = layers.start == 0, layers.stop == num_layers
+    is_tied = all(weight.name != "head.weight" for weight in weights)
+    found = []
+    for weight in weights:
+        if match := LAYER.match(weight.name):
+            if int(match[1]) in layers:
+                found.append(weight)
+            continue
+        is_embedding = weight.name == "embedding.weight"
+        if (is_embedding and not (is_first or (is_tied and is_last))) or (
+            weight.name == "head.weight" and not is_last
+        ):
+            weight = replace(weight, shape=(0, weight.shape[1]), parts=(), split=None)
+        found.append(weight)
+    return tuple(found)
 
 
 def _share(weight: Weight, rank: int, world_size: int) -> Weight:
