@@ -17,7 +17,6 @@ from realengine.model.quantization import Weights
 from realengine.runner.executor import Executor
 from realengine.runner.launch import Result
 from realengine.runner.memory import Memory
-from realengine.runner.parallel import Mesh
 from realengine.runner.rank import build_executor, max_model_len_of, turns_of_adapters
 from realengine.runner.ranks import Ranks
 from realengine.runner.runner import Runner
@@ -43,16 +42,15 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
 def build(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Built:
     """Builds an engine as `build_engine` does, and its sleep mode."""
     device = choose_device(settings.device)
-    alone = Mesh.alone(model.architecture.num_layers)
     if settings.layout.num_devices == 1:
-        executor, memory = build_executor(model, settings, device, alone)
+        executor, memory = build_executor(model, settings, device)
         engine, new_runner = _assembled(model, settings, executor, memory, None, clock)
         if not settings.enable_sleep_mode:
             return Built(engine, None)
         again = replace(settings, num_kv_blocks=memory.num_blocks)
 
         def rebuilt(weights: Weights | None) -> Executor:
-            return build_executor(model, again, device, alone, weights)[0]
+            return build_executor(model, again, device, weights=weights)[0]
 
         return Built(engine, SleepMode(engine, executor, rebuilt, new_runner))
     settings.check_layout(model.architecture.num_layers)

@@ -185,6 +185,10 @@ class Engine:
             if self.observer is not None:
                 self.observer.waited(now)
             return self._step_without_plan()
+        return self._run(plan, now)
+
+    def _run(self, plan: StepPlan, now: float) -> list[Answer] | None:
+        """Launches a plan, and reads and commits what is due."""
         for seq in plan.admitted:
             self._enter(seq)
         num_iterations = self._num_iterations(plan)

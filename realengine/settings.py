@@ -213,8 +213,8 @@ class EngineSettings:
             )
         if partition is not None and sum(partition) != num_layers:
             raise ValueError(
-                f"pp_layer_partition={list(partition)}: the sum is {sum(partition)}; must be {num_layers}, the "
-                "layers of the model"
+                f"pp_layer_partition={list(partition)}: the sum is {sum(partition)}; must be {num_layers}, "
+                "the layers of the model"
             )
 
     def _check_stages(self) -> None:

@@ -232,9 +232,7 @@ class Mesh(NamedTuple):
         return cls(Group(), Group(), Stage.whole(num_layers))
 
 
-def connect(
-    rank: int, layout: ParallelLayout, num_layers: int, device: torch.device, address: str
-) -> Mesh:
+def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.device, address: str) -> Mesh:
     """Joins the ranks of one model, each in its own process; returns when all have joined.
 
     device: this rank's (cuda:rank, or cpu). address: the rendezvous, "tcp://host:port" or "file:///path" of a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
 from realengine.runner.parallel import Group, Mesh
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
-from realengine.speculation.drafter import DrafterContext
+from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.drafters.load import load_draft
 from realengine.speculation.verifier import DeviceDrafts
 from realengine.weights.load import load_weights
@@ -43,16 +44,17 @@ def build_executor(
     model: Model,
     settings: EngineSettings,
     device: torch.device,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     weights: Weights | None = None,
 ) -> tuple[Executor, Memory]:
     """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory.
 
-    weights: those that `load_weights` has returned before, on any device; None: they are loaded.
+    mesh: the groups of this rank; None: it is alone. weights: those that `load_weights` has returned before,
+    on any device; None: they are loaded.
     """
+    mesh = mesh or Mesh.alone(model.architecture.num_layers)
     backend, group, layers = choose_backend(settings.backend, device), mesh.tensor, mesh.stage.layers
-    is_first = mesh.everyone.rank == 0
-    progress = Progress(settings.progress if is_first else False)
+    progress = Progress(settings.progress if mesh.everyone.rank == 0 else False)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = DTYPES[name]
     kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
@@ -85,13 +87,9 @@ def build_executor(
             seed=settings.seed,
         )
         draft = load_draft(settings.speculation, context)
-    sizes, draft_bytes = (architecture, block_size, kv_dtype, world_size), 0
-    if draft is not None:
-        draft_bytes = draft.block_bytes
-    block_bytes = KvCache.bytes_per_block(*sizes, layers) + draft_bytes
-    all_bytes = (KvCache.bytes_per_block(*sizes) + draft_bytes) * world_size
+    block_bytes, all_bytes = _block_bytes(architecture, block_size, kv_dtype, mesh, draft)
     mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda" and settings.may_capture)
-    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and is_first:
+    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and mesh.everyone.rank == 0:
         shape = EngineShape(
             architecture=architecture,
             dtype=dtype,
@@ -112,17 +110,12 @@ def build_executor(
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
         num_blocks = mesh.everyone.smallest(plan.num_blocks(device))
-    mesh.everyone.check_alike(
-        {
-            "torch": torch.__version__,
-            "the model": architecture,
-            "dtype": dtype,
-            "kv_cache_dtype": kv_dtype,
-            "num_kv_blocks": num_blocks,
-            "the device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        }
+    _check_alike(
+        mesh,
+        device,
+        {"the model": architecture, "dtype": dtype, "kv_cache_dtype": kv_dtype, "num_kv_blocks": num_blocks},
     )
-    num_swap_blocks = int(settings.swap_space_gib * GIB * settings.layout.num_devices / all_bytes)
+    num_swap_blocks = int(settings.swap_space_gib * GIB * mesh.everyone.world_size / all_bytes)
     memory = Memory(num_blocks, num_swap_blocks, all_bytes)
     drafts = None
     try:
@@ -161,6 +154,24 @@ def build_executor(
     executor.start_s = dict(progress.seconds)
     executor.weights = weights if settings.enable_sleep_mode else None
     return executor, memory
+
+
+def _block_bytes(
+    architecture: Architecture, block_size: int, dtype: torch.dtype, mesh: Mesh, draft: LoadedDraft | None
+) -> tuple[int, int]:
+    """Returns the bytes of a KV block on this rank, and on all ranks together, with the KV of drafts."""
+    size, of_draft = mesh.tensor.world_size, 0 if draft is None else draft.block_bytes
+    own, whole = (
+        KvCache.bytes_per_block(architecture, block_size, dtype, size, layers) + of_draft
+        for layers in (mesh.stage.layers, None)
+    )
+    return own, whole * size
+
+
+def _check_alike(mesh: Mesh, device: torch.device, facts: Mapping[str, object]) -> None:
+    """Raises RuntimeError if the ranks differ in facts, in the version of torch, or in the device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    mesh.everyone.check_alike({"torch": torch.__version__, "the device": name, **facts})
 
 
 def _weights(
