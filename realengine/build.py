@@ -53,7 +53,7 @@ def build(model: Model, settings: EngineSettings, clock: Clock | None = None) ->
             return build_executor(model, again, device, weights=weights)[0]
 
         return Built(engine, SleepMode(engine, executor, rebuilt, new_runner))
-    settings.check_layout(model.architecture.num_layers)
+    settings.check_layout(model.architecture)
     ranks = Ranks(model, settings, device)
     executor, memory = build_executor(model, settings, device, ranks.mesh)
     execute = partial(ranks.execute, executor)

@@ -21,10 +21,12 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import SnapKv
 from policies.caching.streaming import StreamingLlm
 from policies.core.release import VLLM_0_32, Release
+from policies.placement.experts import ExpertPlacing, InOrder, in_order
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
 from realengine.attention.choice import NAMES as ATTENTION_BACKENDS
+from realengine.model.architecture import Architecture
 from realengine.model.lora_adapter import Adapter
 from realengine.runner.graph_mode import check_mode
 from realengine.speculation.settings import SpeculationSettings
@@ -32,12 +34,16 @@ from realengine.speculation.settings import SpeculationSettings
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 
-PARALLELISM = ("tensor_parallel_size", "pipeline_parallel_size", "pp_layer_partition")
+PARALLELISM = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "pp_layer_partition",
+    "expert_parallel_size",
+)
 """Sizes of a `ParallelLayout` that an engine has."""
 SIMULATED_PARALLELISM = (
     "context_parallel_size",
     "attention_data_parallel_size",
-    "expert_parallel_size",
     "sequence_parallel",
 )
 
@@ -86,6 +92,10 @@ class EngineSettings:
     """Number of stages that hold some of the layers each; as many steps are computed at once."""
     pp_layer_partition: tuple[int, ...] | None = None
     """Layers of each stage; None: equal numbers, as `ParallelLayout.stage_layers` says."""
+    expert_parallel_size: int = 1
+    """Number of ranks, of those of a stage, that hold different experts; the others share each expert."""
+    expert_placement: ExpertPlacing = field(default_factory=InOrder)
+    """Policy that places experts on expert-parallel ranks, and says how many copies there are."""
     enable_sleep_mode: bool = False
     """Whether the engine may sleep, for which it keeps the weights as they were loaded."""
     cudagraph_mode: str | None = None
@@ -135,6 +145,7 @@ class EngineSettings:
             ("swap_space_gib", self.swap_space_gib >= 0, ">= 0 GiB"),
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
             ("pipeline_parallel_size", self.pipeline_parallel_size >= 1, ">= 1"),
+            ("expert_parallel_size", self.expert_parallel_size >= 1, ">= 1"),
             ("max_loras", self.max_loras is None or self.max_loras >= 1, ">= 1, or None"),
             ("max_iterations", self.max_iterations >= 1, ">= 1"),
         )
@@ -144,6 +155,11 @@ class EngineSettings:
         if self.pp_layer_partition is not None:
             object.__setattr__(self, "pp_layer_partition", tuple(self.pp_layer_partition))
         check_mode(self.cudagraph_mode)
+        if self.expert_parallel_size == 1 and self.expert_placement.num_redundant_experts:
+            raise ValueError(
+                f"expert_placement: num_redundant_experts={self.expert_placement.num_redundant_experts} must "
+                "be 0 with expert_parallel_size=1, as every rank has a share of every expert"
+            )
         self._check_stages()
         self._check_sleep()
         if isinstance(self.speculative_config, Mapping):
@@ -190,7 +206,7 @@ class EngineSettings:
             if size != alone:
                 raise ValueError(
                     f"{name}={size}: works in simulations only, because the engine has "
-                    f"only tensor and pipeline parallelism; set it to {alone}"
+                    f"only tensor, pipeline and expert parallelism; set it to {alone}"
                 )
         return replace(self, **{name: getattr(layout, name) for name in PARALLELISM})
 
@@ -204,8 +220,16 @@ class EngineSettings:
         """Whether steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
         return self.pipeline_parallel_size == 1
 
-    def check_layout(self, num_layers: int) -> None:
-        """Raises ValueError if the layers of a model cannot be divided into the stages."""
+    def check_layout(self, architecture: Architecture) -> None:
+        """Raises ValueError if the layers of a model cannot be divided into stages, or its experts."""
+        if self.expert_parallel_size > 1:
+            if not architecture.num_experts:
+                raise ValueError(
+                    f"expert_parallel_size={self.expert_parallel_size}: the model has no experts; must be 1"
+                )
+            num_redundant = self.expert_placement.num_redundant_experts
+            in_order(architecture.num_experts, self.expert_parallel_size, num_redundant)
+        num_layers = architecture.num_layers
         size, partition = self.pipeline_parallel_size, self.pp_layer_partition
         if size > num_layers:
             raise ValueError(

@@ -27,11 +27,11 @@ from realengine.model.backend import Backend
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear, head_logits, make_linear
 from realengine.model.lora import AdapterBank
-from realengine.model.moe import Experts, Mlp, SharedExperts
+from realengine.model.moe import Experts, ExpertSlots, Mlp, SharedExperts
 from realengine.model.quantization import Weights
 from realengine.model.variants import GREEDY
 from realengine.runner.batch import Batch
-from realengine.runner.parallel import Group, Stage
+from realengine.runner.parallel import ExpertRanks, Group, Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,7 +66,8 @@ class Decoder:
 
     weights: this rank's, from `realengine.weights.load`. group: the tensor-parallel ranks, which all run the
     same batches; by default there is one. adapters: the bank of the adapters that batches refer to. stage:
-    its layers are this rank's; by default they are all.
+    its layers are this rank's; by default they are all. expert_ranks: which of the experts the ranks have;
+    None: each has a share of all.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class Decoder:
         group: Group | None = None,
         adapters: AdapterBank | None = None,
         stage: Stage | None = None,
+        expert_ranks: ExpertRanks | None = None,
     ) -> None:
         self.architecture = architecture
         self.stage = stage or Stage.whole(architecture.num_layers)
         self._adapters = adapters
+        self._expert_ranks = expert_ranks
         self.group = group or Group()
         self._backend = backend
         self._num_heads = architecture.num_heads // self.group.world_size
@@ -117,7 +120,20 @@ class Decoder:
 
     def _layer(self, index: int, weights: Weights) -> Layer:
         options, table = self._options(index, weights), self._table(index)
-        return _layer(index, self.architecture, weights, self._backend, options, table)
+        slots, ranks = None, self._expert_ranks
+        if ranks is not None and self.architecture.has_experts(index):
+            slots = ExpertSlots(ranks.slots, ranks.rank, self.architecture.num_experts, self.device)
+        return _layer(index, self.architecture, weights, self._backend, options, table, slots)
+
+    @property
+    def placed_experts(self) -> dict[int, Experts]:
+        """The experts of each layer of an expert-parallel rank."""
+        found = {}
+        for index, layer in self._layers.items():
+            experts = layer.mlp.experts if isinstance(layer.mlp, SharedExperts) else layer.mlp
+            if isinstance(experts, Experts) and experts.slots is not None:
+                found[index] = experts
+        return found
 
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
@@ -354,6 +370,7 @@ def _layer(
     backend: Backend,
     options: AttentionOptions,
     cos_sin: torch.Tensor,
+    slots: ExpertSlots | None,
 ) -> Layer:
     name = f"layers.{index}."
 
@@ -370,7 +387,7 @@ def _layer(
         k_norm=norm("k_norm") if architecture.qk_norm else None,
         o=linear("o"),
         mlp_norm=norm("mlp_norm"),
-        mlp=_experts(name, architecture, weights, backend)
+        mlp=_experts(name, architecture, weights, backend, slots)
         if architecture.has_experts(index)
         else Mlp(gate_up=linear("gate_up"), down=linear("down")),
         attention=options,
@@ -385,7 +402,7 @@ def linear_of(name: str, weights: Weights, backend: Backend) -> Linear:
 
 
 def _experts(
-    name: str, architecture: Architecture, weights: Weights, backend: Backend
+    name: str, architecture: Architecture, weights: Weights, backend: Backend, slots: ExpertSlots | None
 ) -> Experts | SharedExperts:
     gate_up, down = weights[name + "experts_gate_up.weight"], weights[name + "experts_down.weight"]
     assert isinstance(gate_up, torch.Tensor | Int8Weight | Mxfp4Weight)
@@ -397,6 +414,7 @@ def _experts(
         architecture.num_experts_per_tok,
         architecture.norm_topk_prob,
         backend,
+        slots,
     )
     if architecture.routing is GREEDY and not architecture.shared_intermediate_size:
         return experts

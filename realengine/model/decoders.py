@@ -20,7 +20,7 @@ from realengine.model.moe import Experts
 from realengine.model.quantization import Weights
 from realengine.model.variants import GemmaParts
 from realengine.runner.batch import Batch
-from realengine.runner.parallel import Group, Stage
+from realengine.runner.parallel import ExpertRanks, Group, Stage
 
 
 def decoder_of(
@@ -31,9 +31,12 @@ def decoder_of(
     group: Group | None = None,
     adapters: AdapterBank | None = None,
     stage: Stage | None = None,
+    expert_ranks: ExpertRanks | None = None,
 ) -> Decoder:
     """Returns the decoder of an architecture. The arguments are those of `Decoder`."""
-    return _kind(architecture)(architecture, weights, backend, max_model_len, group, adapters, stage)
+    return _kind(architecture)(
+        architecture, weights, backend, max_model_len, group, adapters, stage, expert_ranks
+    )
 
 
 def _kind(architecture: Architecture) -> type[Decoder]:

@@ -20,6 +20,7 @@ from realengine.model.lora import AdapterBank, num_decode_segments
 from realengine.model.quantization import Weights
 from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch, Upload
+from realengine.runner.expert_balance import ExpertBalance
 from realengine.runner.graphs import Computed, Drawn, Finished, Graphs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptTokens
@@ -58,7 +59,7 @@ class Executor:
     num_slots: maximum number of sequences with KV at once; one more row is for padding. graph_sizes: numbers
     of sequences of the decode steps that are captured as CUDA graphs. piece_sizes: numbers of tokens of the
     other steps whose pieces are captured. window: the KV that decoding sequences keep; None: all. drafts: how
-    the engine speculates; None: it does not.
+    the engine speculates; None: it does not. balance: of an expert-parallel rank.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Executor:
         piece_sizes: SequenceOf[int] = (),
         window: KeptTokens | None = None,
         drafts: DeviceDrafts | None = None,
+        balance: ExpertBalance | None = None,
     ) -> None:
         self.device = decoder.device
         self._decoder = decoder
@@ -84,6 +86,7 @@ class Executor:
         self.adapters = adapters
         self._num_slots = num_slots
         self.window = window
+        self.balance = balance
         self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // cache.block_size)
         self._padding = Padding(num_slots, max_blocks)
@@ -133,6 +136,8 @@ class Executor:
             done = self._eager(work.shape, work.words, work.scored)
         if self.window is not None and not work.shape.is_decode:
             self.window.end(work.cuts, self._cache, self._tables_SM)
+        if self.balance is not None:
+            self.balance.stepped()
         drawn = [each for each in done if each is not None]
         if len(drawn) <= 1:
             return drawn[0] if drawn else None

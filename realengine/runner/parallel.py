@@ -29,7 +29,7 @@ from __future__ import annotations
 import gc
 import pickle
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
@@ -41,6 +41,8 @@ import torch
 import torch.distributed as dist
 
 from hwmodels.iterations.layout import ParallelLayout
+from policies.placement.experts import Slots
+from realengine.weights.table import ExpertShare
 
 CONNECT_TIMEOUT = timedelta(minutes=10)
 # Of a collective on the device; loading and capturing differ by less between ranks.
@@ -79,6 +81,22 @@ class Group:
         gathered = x_SN.new_empty(self.world_size * num_rows, num_columns)
         _all_gather(gathered, x_SN.contiguous(), group=self._tensors)
         return gathered.view(self.world_size, num_rows, num_columns).transpose(0, 1).reshape(num_rows, -1)
+
+    def exchange(
+        self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]
+    ) -> None:
+        """Sends tensors to ranks of the group, and fills others with what ranks send to this one.
+
+        Two ranks must name the tensors that go from one to the other in the same order.
+        """
+
+        def operation(of: Callable[..., Any], tensor: torch.Tensor, rank: int) -> dist.P2POp:
+            return dist.P2POp(of, tensor, dist.get_global_rank(self._tensors, rank), self._tensors)
+
+        operations = [operation(dist.isend, *each) for each in sends]
+        operations += [operation(dist.irecv, *each) for each in receives]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
 
     def broadcast(self, words: torch.Tensor) -> torch.Tensor:
         """Copies rank 0's tensor to all ranks, in place, on the CPU."""
@@ -215,6 +233,38 @@ class Answers:
         return pickle.loads(pickled.numpy().tobytes())  # nosec B301 (sent by a rank of this engine)
 
 
+class ExpertRanks(NamedTuple):
+    """The ranks of a stage as those of its experts: expert-parallel ones, and those that share an expert."""
+
+    slots: Slots
+    """The experts of the slots of each expert-parallel rank, as they are loaded."""
+    rank: int
+    size: int
+    """Expert-parallel ranks."""
+    share: int
+    num_shares: int
+    """Ranks with the same experts, each of which has a share of their matrices."""
+    group: Group
+    """The ranks of the stage."""
+
+    @classmethod
+    def of(cls, slots: Slots, group: Group) -> ExpertRanks:
+        """Returns the ranks of a stage, of which neighbours share the same experts."""
+        size = len(slots)
+        num_shares = group.world_size // size
+        rank, share = divmod(group.rank, num_shares)
+        return cls(slots, rank, size, share, num_shares, group)
+
+    @property
+    def loaded(self) -> ExpertShare:
+        """What this rank loads of the experts."""
+        return ExpertShare(self.slots[self.rank], self.share, self.num_shares)
+
+    def peer(self, rank: int) -> int:
+        """Returns the number, within the stage, of the rank with this one's share of another's experts."""
+        return rank * self.num_shares + self.share
+
+
 class Mesh(NamedTuple):
     """The groups that a rank is in."""
 
@@ -223,13 +273,15 @@ class Mesh(NamedTuple):
     tensor: Group
     """The ranks that share each layer of this rank's stage."""
     stage: Stage
+    peers: Group
+    """All ranks of this rank's stage."""
     answers: Answers | None = None
     """Of rank 0 and of the first rank of the last stage of a pipeline, to each other."""
 
     @classmethod
     def alone(cls, num_layers: int) -> Mesh:
         """Returns the groups of the only rank of a model."""
-        return cls(Group(), Group(), Stage.whole(num_layers))
+        return cls(Group(), Group(), Stage.whole(num_layers), Group())
 
 
 def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.device, address: str) -> Mesh:
@@ -274,7 +326,7 @@ def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.de
     hosts = group_of("hosts", "gloo", IDLE_TIMEOUT)
     everyone, tensor = Group(rank, world_size, None, hosts), Group(place.tensor, size, tensors, hosts)
     if num_stages == 1:
-        return Mesh(everyone, tensor, Stage.whole(num_layers))
+        return Mesh(everyone, tensor, Stage.whole(num_layers), tensor)
     between = group_of("stages", backend_of(device), COLLECTIVE_TIMEOUT)
     back = group_of("answers", "gloo", COLLECTIVE_TIMEOUT)
     sizes = layout.stage_layers(num_layers)
@@ -283,7 +335,7 @@ def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.de
     stage = Stage(layers, num_layers, rank, layout.stage_size, between)
     others = {0: (num_stages - 1) * layout.stage_size, (num_stages - 1) * layout.stage_size: 0}
     answers = Answers(others[rank], back) if rank in others else None
-    return Mesh(everyone, tensor, stage, answers)
+    return Mesh(everyone, tensor, stage, tensor, answers)
 
 
 def check_alone() -> None:

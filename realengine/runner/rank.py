@@ -11,6 +11,7 @@ import torch
 from policies.adapters.fixed_slots import FixedSlots
 from policies.caching.selective import SnapKv
 from policies.caching.streaming import StreamingLlm
+from policies.placement.experts import in_order
 from policies.speculation.engine.drafts import Shapes
 from realengine.ahead.startup import compile_kernels
 from realengine.ahead.zeros import EngineShape
@@ -25,12 +26,13 @@ from realengine.model.quantization import Weights, weights_on
 from realengine.progress import Progress
 from realengine.runner import piecewise
 from realengine.runner.executor import Executor
+from realengine.runner.expert_balance import ExpertBalance
 from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptPrompt, KeptTokens, KeptWindow
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
-from realengine.runner.parallel import Group, Mesh
+from realengine.runner.parallel import ExpertRanks, Group, Mesh
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
 from realengine.speculation.drafter import DrafterContext, LoadedDraft
@@ -62,15 +64,15 @@ def build_executor(
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
     backend = with_attention(backend, settings.attention_backend, device)
-    weights = _weights(model, settings, dtype, device, mesh, progress, weights)
+    experts = expert_ranks_of(architecture, settings, mesh)
+    weights = _weights(model, settings, dtype, device, mesh, experts, progress, weights)
     check_drafts(architecture, settings)
     window = kept_tokens_of(architecture, settings, device)
     if window is not None:
         backend = window.observed(backend)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
-    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters, mesh.stage)
-    block_size = settings.caching.block_size
-    draft = None
+    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters, mesh.stage, experts)
+    block_size, draft = settings.caching.block_size, None
     if settings.speculation is not None:
         context = DrafterContext(
             target=decoder,
@@ -142,6 +144,9 @@ def build_executor(
             piece_sizes=piecewise.SIZES if mode.piecewise else (),
             window=window,
             drafts=drafts,
+            balance=None
+            if experts is None
+            else ExpertBalance(decoder.placed_experts, experts, settings.expert_placement),
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_NO_MEMORY not in str(error):
@@ -180,6 +185,7 @@ def _weights(
     dtype: torch.dtype,
     device: torch.device,
     mesh: Mesh,
+    experts: ExpertRanks | None,
     progress: Progress,
     weights: Weights | None,
 ) -> Weights:
@@ -196,6 +202,7 @@ def _weights(
             rank=mesh.tensor.rank,
             world_size=mesh.tensor.world_size,
             layers=mesh.stage.layers,
+            experts=None if experts is None else experts.loaded,
             seed=settings.seed,
             progress=progress,
         )
@@ -204,6 +211,15 @@ def _weights(
             f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
             "tensor_parallel_size or pipeline_parallel_size, or a smaller model"
         ) from error
+
+
+def expert_ranks_of(architecture: Architecture, settings: EngineSettings, mesh: Mesh) -> ExpertRanks | None:
+    """Returns the ranks of a stage as those of its experts; None: all have a share of every expert."""
+    size = settings.expert_parallel_size
+    if size == 1:
+        return None
+    num_redundant = settings.expert_placement.num_redundant_experts
+    return ExpertRanks.of(in_order(architecture.num_experts, size, num_redundant), mesh.peers)
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:

@@ -196,10 +196,6 @@ def test_a_layout_is_launched_as_far_as_the_engine_cuts_models():
             "attention_data_parallel_size=2: works",
         ),
         (
-            {"tensor_parallel_size": 2, "expert_parallel_size": 2},
-            "expert_parallel_size=2: works in simulations only",
-        ),
-        (
             {"tensor_parallel_size": 2, "sequence_parallel": True},
             "sequence_parallel=True: works in simulations only, .*; set it to False",
         ),
