@@ -114,6 +114,7 @@ def _assembled(
         names_blocks=True,
         release=settings.release._replace(discards_unread=False),  # it reads and keeps every token
         max_batches=num_stages if num_stages > 1 else None,
+        data_parallel=settings.data_parallel,
         residents=_residents(model, settings, executor.adapters, pool),
     )
 

@@ -288,7 +288,13 @@ class Engine:
 
     def _num_iterations(self, plan: StepPlan) -> int:
         """Returns the number of iterations to run before the next plan."""
-        if self._max_iterations == 1 or plan.chunks or plan.branched or not self.runner.may_repeat(plan):
+        if (
+            self._max_iterations == 1
+            or self.core.ranks is not None
+            or plan.chunks
+            or plan.branched
+            or not self.runner.may_repeat(plan)
+        ):
             return 1
         if self._drafting is None:
             num_iterations = min(plan.horizon, self._max_iterations)
@@ -316,6 +322,7 @@ class Engine:
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
+        launch.arrive()
         if launch.rows is not self._last_rows:
             self._last_rows, self._repeated = launch.rows, None
         elif self._repeated is None and launch.has_single_tokens:

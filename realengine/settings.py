@@ -12,7 +12,7 @@ import torch
 from hwmodels.iterations.layout import ParallelLayout
 from kernels.paged_kv import INT4
 from policies.adapters.fixed_slots import FixedSlots
-from policies.batching import Batching
+from policies.batching import Batching, DataParallel
 from policies.batching.chunked import Chunked
 from policies.batching.static import Static
 from policies.caching.paged import Paged
@@ -28,6 +28,7 @@ from policies.scheduling.fcfs import Fcfs
 from realengine.attention.choice import NAMES as ATTENTION_BACKENDS
 from realengine.model.architecture import Architecture
 from realengine.model.lora_adapter import Adapter
+from realengine.model.token_exchange import BACKENDS as ALL2ALL_BACKENDS
 from realengine.runner.graph_mode import check_mode
 from realengine.speculation.settings import SpeculationSettings
 
@@ -39,11 +40,13 @@ PARALLELISM = (
     "pipeline_parallel_size",
     "pp_layer_partition",
     "expert_parallel_size",
+    "attention_data_parallel_size",
 )
 """Sizes of a `ParallelLayout` that an engine has."""
+SEVERAL = ("tensor_parallel_size", "pipeline_parallel_size", "attention_data_parallel_size")
+"""Sizes whose product is the number of ranks."""
 SIMULATED_PARALLELISM = (
     "context_parallel_size",
-    "attention_data_parallel_size",
     "sequence_parallel",
 )
 
@@ -94,6 +97,18 @@ class EngineSettings:
     """Layers of each stage; None: equal numbers, as `ParallelLayout.stage_layers` says."""
     expert_parallel_size: int = 1
     """Number of ranks, of those of a stage, that hold different experts; the others share each expert."""
+    attention_data_parallel_size: int = 1
+    """Number of ranks that compute attention for sequences of their own, and share the experts.
+
+    Limits and KV blocks are those of all ranks together, as in simulations.
+    """
+    load_balance_method: str = "total_requests"
+    """How requests are given to these ranks: total_requests or round_robin (`policies.core.ranks`)."""
+    all2all_backend: str | None = None
+    """How tokens travel to the experts of these ranks: allgather_reducescatter or all_to_all.
+
+    None: by the number of tokens (`realengine.model.token_exchange`).
+    """
     expert_placement: ExpertPlacing = field(default_factory=InOrder)
     """Policy that places experts on expert-parallel ranks, and says how many copies there are."""
     enable_sleep_mode: bool = False
@@ -146,6 +161,12 @@ class EngineSettings:
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
             ("pipeline_parallel_size", self.pipeline_parallel_size >= 1, ">= 1"),
             ("expert_parallel_size", self.expert_parallel_size >= 1, ">= 1"),
+            ("attention_data_parallel_size", self.attention_data_parallel_size >= 1, ">= 1"),
+            (
+                "all2all_backend",
+                self.all2all_backend in (None, *ALL2ALL_BACKENDS),
+                f"one of {', '.join(ALL2ALL_BACKENDS)}, or None",
+            ),
             ("max_loras", self.max_loras is None or self.max_loras >= 1, ">= 1, or None"),
             ("max_iterations", self.max_iterations >= 1, ">= 1"),
         )
@@ -184,7 +205,7 @@ class EngineSettings:
         """Raises ValueError for settings with which an engine cannot sleep, if it may."""
         if not self.enable_sleep_mode:
             return
-        for name in PARALLELISM[:2]:
+        for name in SEVERAL:
             if (size := getattr(self, name)) > 1:
                 raise ValueError(
                     f"enable_sleep_mode: {name}={size} must be 1, as ranks of other processes do not sleep; "
@@ -206,7 +227,7 @@ class EngineSettings:
             if size != alone:
                 raise ValueError(
                     f"{name}={size}: works in simulations only, because the engine has "
-                    f"only tensor, pipeline and expert parallelism; set it to {alone}"
+                    f"only tensor, pipeline, expert and attention data parallelism; set it to {alone}"
                 )
         return replace(self, **{name: getattr(layout, name) for name in PARALLELISM})
 
@@ -218,15 +239,22 @@ class EngineSettings:
     @property
     def may_capture(self) -> bool:
         """Whether steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
-        return self.pipeline_parallel_size == 1
+        return self.pipeline_parallel_size == self.attention_data_parallel_size == 1
+
+    @property
+    def data_parallel(self) -> DataParallel | None:
+        """The ranks of data-parallel attention, as the core plans for them; None: there is one."""
+        size = self.attention_data_parallel_size
+        if size == 1:
+            return None
+        return DataParallel(size=size, load_balance_method=self.load_balance_method)
 
     def check_layout(self, architecture: Architecture) -> None:
         """Raises ValueError if the layers of a model cannot be divided into stages, or its experts."""
+        for name in ("expert_parallel_size", "attention_data_parallel_size"):
+            if (shared := getattr(self, name)) > 1 and not architecture.num_experts:
+                raise ValueError(f"{name}={shared}: the model has no experts; must be 1")
         if self.expert_parallel_size > 1:
-            if not architecture.num_experts:
-                raise ValueError(
-                    f"expert_parallel_size={self.expert_parallel_size}: the model has no experts; must be 1"
-                )
             num_redundant = self.expert_placement.num_redundant_experts
             in_order(architecture.num_experts, self.expert_parallel_size, num_redundant)
         num_layers = architecture.num_layers
@@ -242,19 +270,32 @@ class EngineSettings:
             )
 
     def _check_stages(self) -> None:
-        """Raises ValueError for settings that a pipeline does not support, if there is one."""
-        if self.layout.pipeline_parallel_size == 1:
+        """Raises ValueError for settings that stages or ranks of data-parallel attention do not support."""
+        self.layout  # noqa: B018 (raises ValueError)
+        self.data_parallel  # noqa: B018 (raises ValueError)
+        names = [name for name in SEVERAL[1:] if getattr(self, name) > 1]
+        if not names:
             return
-        size = self.pipeline_parallel_size
+        size = f"{names[0]}={getattr(self, names[0])}"
         if self.speculative_config is not None:
             raise ValueError(
-                f"speculative_config: pipeline_parallel_size={size} must be 1, as drafts are not sent from "
-                "stage to stage; use tensor_parallel_size"
+                f"speculative_config: {size} must be 1, as drafts are not sent to other ranks; use "
+                "tensor_parallel_size"
             )
         if self.cudagraph_mode not in (None, "NONE"):
             raise ValueError(
-                f"cudagraph_mode={self.cudagraph_mode}: must be NONE or None with pipeline_parallel_size="
-                f"{size}, as graphs do not send to other ranks"
+                f"cudagraph_mode={self.cudagraph_mode}: must be NONE or None with {size}, as graphs do not "
+                "send to other ranks"
+            )
+        if self.attention_data_parallel_size == 1:
+            return
+        size = f"attention_data_parallel_size={self.attention_data_parallel_size}"
+        if self.scheduling.preemption_mode == "swap" or self.caching.tiers_gib[0]:
+            raise ValueError(f"{size}: must be 1 with KV in host memory; choose preemption_mode=recompute")
+        if self.caching.changes_outputs:
+            raise ValueError(
+                f"{size}: must be 1 with caching={type(self.caching).__name__}, which drops KV of rows of "
+                "one rank; choose PrefixCaching"
             )
 
     @property

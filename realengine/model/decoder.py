@@ -29,6 +29,7 @@ from realengine.model.linear import Linear, head_logits, make_linear
 from realengine.model.lora import AdapterBank
 from realengine.model.moe import Experts, ExpertSlots, Mlp, SharedExperts
 from realengine.model.quantization import Weights
+from realengine.model.token_exchange import TokenExchange
 from realengine.model.variants import GREEDY
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import ExpertRanks, Group, Stage
@@ -67,7 +68,7 @@ class Decoder:
     weights: this rank's, from `realengine.weights.load`. group: the tensor-parallel ranks, which all run the
     same batches; by default there is one. adapters: the bank of the adapters that batches refer to. stage:
     its layers are this rank's; by default they are all. expert_ranks: which of the experts the ranks have;
-    None: each has a share of all.
+    None: each has a share of all. exchange: with data-parallel ranks.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class Decoder:
         adapters: AdapterBank | None = None,
         stage: Stage | None = None,
         expert_ranks: ExpertRanks | None = None,
+        exchange: TokenExchange | None = None,
     ) -> None:
         self.architecture = architecture
         self.stage = stage or Stage.whole(architecture.num_layers)
         self._adapters = adapters
         self._expert_ranks = expert_ranks
+        self.exchange = exchange
         self.group = group or Group()
         self._backend = backend
         self._num_heads = architecture.num_heads // self.group.world_size
@@ -123,7 +126,9 @@ class Decoder:
         slots, ranks = None, self._expert_ranks
         if ranks is not None and self.architecture.has_experts(index):
             slots = ExpertSlots(ranks.slots, ranks.rank, self.architecture.num_experts, self.device)
-        return _layer(index, self.architecture, weights, self._backend, options, table, slots)
+        return _layer(
+            index, self.architecture, weights, self._backend, options, table, (slots, self.exchange)
+        )
 
     @property
     def placed_experts(self) -> dict[int, Experts]:
@@ -370,7 +375,7 @@ def _layer(
     backend: Backend,
     options: AttentionOptions,
     cos_sin: torch.Tensor,
-    slots: ExpertSlots | None,
+    placed: tuple[ExpertSlots | None, TokenExchange | None],
 ) -> Layer:
     name = f"layers.{index}."
 
@@ -387,7 +392,7 @@ def _layer(
         k_norm=norm("k_norm") if architecture.qk_norm else None,
         o=linear("o"),
         mlp_norm=norm("mlp_norm"),
-        mlp=_experts(name, architecture, weights, backend, slots)
+        mlp=_experts(name, architecture, weights, backend, placed)
         if architecture.has_experts(index)
         else Mlp(gate_up=linear("gate_up"), down=linear("down")),
         attention=options,
@@ -402,7 +407,11 @@ def linear_of(name: str, weights: Weights, backend: Backend) -> Linear:
 
 
 def _experts(
-    name: str, architecture: Architecture, weights: Weights, backend: Backend, slots: ExpertSlots | None
+    name: str,
+    architecture: Architecture,
+    weights: Weights,
+    backend: Backend,
+    placed: tuple[ExpertSlots | None, TokenExchange | None],
 ) -> Experts | SharedExperts:
     gate_up, down = weights[name + "experts_gate_up.weight"], weights[name + "experts_down.weight"]
     assert isinstance(gate_up, torch.Tensor | Int8Weight | Mxfp4Weight)
@@ -414,7 +423,7 @@ def _experts(
         architecture.num_experts_per_tok,
         architecture.norm_topk_prob,
         backend,
-        slots,
+        *placed,
     )
     if architecture.routing is GREEDY and not architecture.shared_intermediate_size:
         return experts

@@ -18,6 +18,7 @@ from realengine.model.latent_attention import LatentDecoder
 from realengine.model.lora import AdapterBank
 from realengine.model.moe import Experts
 from realengine.model.quantization import Weights
+from realengine.model.token_exchange import TokenExchange
 from realengine.model.variants import GemmaParts
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import ExpertRanks, Group, Stage
@@ -32,10 +33,11 @@ def decoder_of(
     adapters: AdapterBank | None = None,
     stage: Stage | None = None,
     expert_ranks: ExpertRanks | None = None,
+    exchange: TokenExchange | None = None,
 ) -> Decoder:
     """Returns the decoder of an architecture. The arguments are those of `Decoder`."""
     return _kind(architecture)(
-        architecture, weights, backend, max_model_len, group, adapters, stage, expert_ranks
+        architecture, weights, backend, max_model_len, group, adapters, stage, expert_ranks, exchange
     )
 
 

@@ -12,6 +12,7 @@ from kernels.moe_routing import Routing
 from policies.placement.experts import Slots
 from realengine.model.backend import Backend
 from realengine.model.linear import Linear
+from realengine.model.token_exchange import TokenExchange
 from realengine.model.variants import ExpertRouting, Scoring
 
 
@@ -53,17 +54,20 @@ class ExpertSlots:
         self._counts_E.copy_(torch.tensor([len(own) for own in copies]))
         self.loads_E.zero_()
 
-    def here(self, experts_TJ: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's slots of the chosen experts, int32 [T, J]; -1: another rank's.
+    def chosen(self, experts_TJ: torch.Tensor) -> torch.Tensor:
+        """Returns the slots of the chosen experts, int32 [T, J], and counts their tokens.
 
         The tokens of a step take the copies of an expert in turn.
         """
         chosen_TJ = experts_TJ.long()
         self.loads_E.index_add_(0, chosen_TJ.flatten(), torch.ones_like(chosen_TJ.flatten()))
         turns_T1 = torch.arange(len(chosen_TJ), device=chosen_TJ.device)[:, None]
-        slots_TJ = self._copies_EC[chosen_TJ, turns_T1 % self._counts_E[chosen_TJ]] - self._first
-        is_here_TJ = (slots_TJ >= 0) & (slots_TJ < self._size)
-        return torch.where(is_here_TJ, slots_TJ, -1).int()
+        return self._copies_EC[chosen_TJ, turns_T1 % self._counts_E[chosen_TJ]].int()
+
+    def here(self, slots_TJ: torch.Tensor) -> torch.Tensor:
+        """Returns slots counted from this rank's first one; -1: another rank's."""
+        own_TJ = slots_TJ - self._first
+        return torch.where((own_TJ >= 0) & (own_TJ < self._size), own_TJ, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +88,8 @@ class Experts:
     renormalise: bool
     backend: Backend
     slots: ExpertSlots | None = None
+    exchange: TokenExchange | None = None
+    """With data-parallel ranks; None: all ranks of the experts have the same tokens."""
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
         """Computes the output [T, H] in x's dtype."""
@@ -97,8 +103,19 @@ class Experts:
 
     def mixed(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Computes the weighted sum of the outputs of the chosen experts."""
-        if self.slots is not None:
-            routing = routing._replace(experts_TJ=self.slots.here(routing.experts_TJ))
+        if self.slots is None:
+            return self._computed(x_TH, routing)
+        routing = routing._replace(experts_TJ=self.slots.chosen(routing.experts_TJ))
+        if self.exchange is None:
+            return self._of_slots(x_TH, routing)
+        return self.exchange.mixed(x_TH, routing, self._of_slots)
+
+    def _of_slots(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Computes this rank's part of the sum. routing: with slots in place of experts."""
+        assert self.slots is not None
+        return self._computed(x_TH, routing._replace(experts_TJ=self.slots.here(routing.experts_TJ)))
+
+    def _computed(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
         y_TH: torch.Tensor = self.backend.moe_mlp(x_TH, self.gate_up, self.down, routing)
         return y_TH
 

@@ -127,6 +127,8 @@ class Executor:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own current device
         self._prepare(work)
+        if self._decoder.exchange is not None:
+            self._decoder.exchange.rank_tokens = work.rank_tokens
         if work.shape is None:
             return None
         assert work.words is not None

@@ -53,6 +53,7 @@ STEP_WORDS = 4096
 STOP = -1
 # The name since torch 2.13, which warns about the old one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Group:
@@ -82,6 +83,27 @@ class Group:
         _all_gather(gathered, x_SN.contiguous(), group=self._tensors)
         return gathered.view(self.world_size, num_rows, num_columns).transpose(0, 1).reshape(num_rows, -1)
 
+    def gather_rows(self, x_SN: torch.Tensor) -> torch.Tensor:
+        """Gathers [world_size * S, N]: the ranks' rows in order of rank."""
+        gathered = x_SN.new_empty(self.world_size * len(x_SN), *x_SN.shape[1:])
+        _all_gather(gathered, x_SN.contiguous(), group=self._tensors)
+        return gathered
+
+    def reduce_scatter(self, x_SN: torch.Tensor) -> torch.Tensor:
+        """Sums over the ranks, and returns this rank's part of the rows [S / world_size, N]."""
+        own = x_SN.new_empty(len(x_SN) // self.world_size, *x_SN.shape[1:])
+        _reduce_scatter(own, x_SN.contiguous(), group=self._tensors)
+        return own
+
+    def all_to_all(self, x: torch.Tensor, taken: list[int] | None, given: list[int] | None) -> torch.Tensor:
+        """Sends rows to each rank, in their order, and returns those that the ranks send to this one.
+
+        taken, given: numbers of rows of each rank; None: equally many.
+        """
+        found = x.new_empty(len(x) if taken is None else sum(taken), *x.shape[1:])
+        dist.all_to_all_single(found, x.contiguous(), taken, given, group=self._tensors)
+        return found
+
     def exchange(
         self, sends: Sequence[tuple[torch.Tensor, int]], receives: Sequence[tuple[torch.Tensor, int]]
     ) -> None:
@@ -89,9 +111,10 @@ class Group:
 
         Two ranks must name the tensors that go from one to the other in the same order.
         """
+        group: Any = self._tensors
 
         def operation(of: Callable[..., Any], tensor: torch.Tensor, rank: int) -> dist.P2POp:
-            return dist.P2POp(of, tensor, dist.get_global_rank(self._tensors, rank), self._tensors)
+            return dist.P2POp(of, tensor, dist.get_global_rank(group, rank), group)
 
         operations = [operation(dist.isend, *each) for each in sends]
         operations += [operation(dist.irecv, *each) for each in receives]
@@ -141,6 +164,7 @@ class Place(NamedTuple):
     """The place of a rank in a layout."""
 
     stage: int
+    data: int
     tensor: int
 
     @classmethod
@@ -148,21 +172,31 @@ class Place(NamedTuple):
         """Returns the place of a rank. Raises ValueError for a rank outside the layout."""
         if not 0 <= rank < layout.num_devices:
             raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={layout.num_devices}")
-        stage, tensor = divmod(rank, layout.tensor_parallel_size)
-        return cls(stage, tensor)
+        stage, of_stage = divmod(rank, layout.stage_size)
+        return cls(stage, *divmod(of_stage, layout.tensor_parallel_size))
+
+    @staticmethod
+    def drawing(layout: ParallelLayout) -> list[int]:
+        """Returns the ranks that draw for rank 0: the first of each data-parallel rank, in the last stage."""
+        first = (layout.pipeline_parallel_size - 1) * layout.stage_size
+        return [*range(first, first + layout.stage_size, layout.tensor_parallel_size)]
 
     @staticmethod
     def name_of(rank: int, layout: ParallelLayout) -> str:
         """Returns a rank's name for messages: rank 3 (pipeline stage 1, tensor parallel rank 1)."""
         place, sizes = Place.of(rank, layout), Place.sizes(layout)
-        names = ("pipeline stage", "tensor parallel rank")
+        names = ("pipeline stage", "attention data parallel rank", "tensor parallel rank")
         parts = [f"{name} {at}" for name, at, size in zip(names, place, sizes, strict=True) if size > 1]
         return f"rank {rank} ({', '.join(parts)})"
 
     @staticmethod
     def sizes(layout: ParallelLayout) -> tuple[int, ...]:
         """Returns the number of ranks in each direction."""
-        return layout.pipeline_parallel_size, layout.tensor_parallel_size
+        return (
+            layout.pipeline_parallel_size,
+            layout.attention_data_parallel_size,
+            layout.tensor_parallel_size,
+        )
 
 
 class Stage:
@@ -190,7 +224,7 @@ class Stage:
 
     def receive(self, both_2TH: torch.Tensor) -> torch.Tensor:
         """Fills a tensor with what the stage before sends: its last MLP's output, and the residual."""
-        dist.irecv(both_2TH, src=self._before, group=self._group).wait()
+        dist.recv(both_2TH, src=self._before, group=self._group)
         return both_2TH
 
     def send(self, both_2TH: torch.Tensor) -> None:
@@ -275,13 +309,20 @@ class Mesh(NamedTuple):
     stage: Stage
     peers: Group
     """All ranks of this rank's stage."""
-    answers: Answers | None = None
-    """Of rank 0 and of the first rank of the last stage of a pipeline, to each other."""
+    data: Group
+    """The ranks of the stage with other sequences, and with the same number among their tensor ranks."""
+    answers: tuple[Answers | None, ...] = ()
+    """On rank 0, those of each data-parallel rank that draws elsewhere; there, the one to rank 0."""
+
+    def abort(self) -> None:
+        """Ends the collectives that wait on the device for a rank that does not come."""
+        for group in (self.tensor, self.peers, self.data):
+            group.abort()
 
     @classmethod
     def alone(cls, num_layers: int) -> Mesh:
         """Returns the groups of the only rank of a model."""
-        return cls(Group(), Group(), Stage.whole(num_layers), Group())
+        return cls(Group(), Group(), Stage.whole(num_layers), Group(), Group())
 
 
 def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.device, address: str) -> Mesh:
@@ -306,36 +347,54 @@ def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.de
         device_id=device if on_gpu else None,
     )
 
-    def group_of(name: str, backend: str, timeout: timedelta, size: int = world_size) -> Any:
-        """Returns this rank's group of consecutive ranks; every rank must make all of them."""
-        made = [
-            dist.new_group(
-                None if size == world_size else list(range(first, first + size)),
-                backend=backend,
-                timeout=timeout,
-                group_desc=name,
-            )
-            for first in range(0, world_size, size)
-        ]
-        return made[rank // size]
+    def group_of(name: str, backend: str, timeout: timedelta, size: int = world_size, stride: int = 1) -> Any:
+        """Returns this rank's group of `size` ranks, `stride` apart; every rank must make all of them."""
+        mine = None
+        for first in range(world_size):
+            if first // stride % size:
+                continue
+            ranks = list(range(first, first + size * stride, stride))
+            made = dist.new_group(ranks, backend=backend, timeout=timeout, group_desc=name)
+            mine = made if rank in ranks else mine
+        return mine
 
-    size, num_stages = layout.tensor_parallel_size, layout.pipeline_parallel_size
-    tensors = None
-    if size > 1:
-        tensors = group_of("tensor", backend_of(device), COLLECTIVE_TIMEOUT, size)
-    hosts = group_of("hosts", "gloo", IDLE_TIMEOUT)
-    everyone, tensor = Group(rank, world_size, None, hosts), Group(place.tensor, size, tensors, hosts)
-    if num_stages == 1:
-        return Mesh(everyone, tensor, Stage.whole(num_layers), tensor)
-    between = group_of("stages", backend_of(device), COLLECTIVE_TIMEOUT)
-    back = group_of("answers", "gloo", COLLECTIVE_TIMEOUT)
+    def tensors_of(name: str, at: int, size: int, stride: int = 1) -> Group:
+        """Returns this rank's group of `size` ranks for tensors, in which its number is `at`."""
+        if size == 1:
+            return Group()
+        return Group(at, size, group_of(name, backend_of(device), COLLECTIVE_TIMEOUT, size, stride))
+
+    tensor_size, data_size = layout.tensor_parallel_size, layout.attention_data_parallel_size
+    tensor = peers = tensors_of("tensor", place.tensor, tensor_size)
+    data = tensors_of("data", place.data, data_size, tensor_size)
+    if data_size > 1:
+        peers = tensors_of("peers", rank % layout.stage_size, layout.stage_size)
+    everyone = Group(rank, world_size, None, group_of("hosts", "gloo", IDLE_TIMEOUT))
+    drawing = Place.drawing(layout)
+    answers: tuple[Answers | None, ...] = ()
+    if drawing != [0]:
+        answers = _answers(rank, drawing, group_of("answers", "gloo", COLLECTIVE_TIMEOUT))
+    stage = Stage.whole(num_layers)
+    if layout.pipeline_parallel_size > 1:
+        between = group_of("stages", backend_of(device), COLLECTIVE_TIMEOUT)
+        stage = Stage(
+            layers_of(layout, num_layers, place.stage), num_layers, rank, layout.stage_size, between
+        )
+    return Mesh(everyone, tensor, stage, peers, data, answers)
+
+
+def layers_of(layout: ParallelLayout, num_layers: int, stage: int) -> range:
+    """Returns the layers of a pipeline stage."""
     sizes = layout.stage_layers(num_layers)
-    first = sum(sizes[: place.stage])
-    layers = range(first, first + sizes[place.stage])
-    stage = Stage(layers, num_layers, rank, layout.stage_size, between)
-    others = {0: (num_stages - 1) * layout.stage_size, (num_stages - 1) * layout.stage_size: 0}
-    answers = Answers(others[rank], back) if rank in others else None
-    return Mesh(everyone, tensor, stage, tensor, answers)
+    first = sum(sizes[:stage])
+    return range(first, first + sizes[stage])
+
+
+def _answers(rank: int, drawing: list[int], group: Any) -> tuple[Answers | None, ...]:
+    """Returns this rank's ends of the channels from the ranks that draw to rank 0, which may draw, too."""
+    if rank == 0:
+        return tuple(Answers(other, group) if other else None for other in drawing)
+    return (Answers(0, group),) if rank in drawing else ()
 
 
 def check_alone() -> None:

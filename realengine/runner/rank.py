@@ -23,6 +23,7 @@ from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
 from realengine.model.quantization import Weights, weights_on
+from realengine.model.token_exchange import TokenExchange
 from realengine.progress import Progress
 from realengine.runner import piecewise
 from realengine.runner.executor import Executor
@@ -64,14 +65,16 @@ def build_executor(
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
     backend = with_attention(backend, settings.attention_backend, device)
-    experts = expert_ranks_of(architecture, settings, mesh)
+    experts, exchange = _expert_ranks(architecture, settings, mesh)
     weights = _weights(model, settings, dtype, device, mesh, experts, progress, weights)
     check_drafts(architecture, settings)
     window = kept_tokens_of(architecture, settings, device)
     if window is not None:
         backend = window.observed(backend)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
-    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters, mesh.stage, experts)
+    decoder = decoder_of(
+        architecture, weights, backend, max_model_len, group, adapters, mesh.stage, experts, exchange
+    )
     block_size, draft = settings.caching.block_size, None
     if settings.speculation is not None:
         context = DrafterContext(
@@ -213,13 +216,21 @@ def _weights(
         ) from error
 
 
-def expert_ranks_of(architecture: Architecture, settings: EngineSettings, mesh: Mesh) -> ExpertRanks | None:
-    """Returns the ranks of a stage as those of its experts; None: all have a share of every expert."""
-    size = settings.expert_parallel_size
-    if size == 1:
-        return None
+def _expert_ranks(
+    architecture: Architecture, settings: EngineSettings, mesh: Mesh
+) -> tuple[ExpertRanks | None, TokenExchange | None]:
+    """Returns the ranks of a stage as those of its experts, and how data-parallel ones exchange tokens.
+
+    None: all ranks of a tensor-parallel group have a share of every expert.
+    """
+    size, data = settings.expert_parallel_size, mesh.data
+    if size == data.world_size == 1:
+        return None, None
     num_redundant = settings.expert_placement.num_redundant_experts
-    return ExpertRanks.of(in_order(architecture.num_experts, size, num_redundant), mesh.peers)
+    ranks = ExpertRanks.of(in_order(architecture.num_experts, size, num_redundant), mesh.peers)
+    if data.world_size == 1:
+        return ranks, None
+    return ranks, TokenExchange(data, ranks, mesh.tensor.rank, settings.all2all_backend)
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
@@ -41,9 +42,9 @@ class Ranks:
         self._layout = layout = settings.layout
         world_size = layout.num_devices
         if device.type == "cuda" and world_size > torch.cuda.device_count():
-            sizes = f"tensor_parallel_size={layout.tensor_parallel_size}"
-            if layout.pipeline_parallel_size > 1:
-                sizes += f" x pipeline_parallel_size={layout.pipeline_parallel_size}"
+            names = ("tensor_parallel_size", "pipeline_parallel_size", "attention_data_parallel_size")
+            named = {name: getattr(layout, name) for name in names}
+            sizes = " x ".join(f"{name}={size}" for name, size in named.items() if size > 1)
             raise ValueError(f"{sizes}: must be <= {torch.cuda.device_count()}, the number of GPUs")
         check_alone()
         address = f"tcp://127.0.0.1:{_free_port()}"
@@ -70,19 +71,18 @@ class Ranks:
         with self._failing():
             self.check()
             self.send(work)
-            drawn = executor.run(work)
-        if self.mesh.answers is not None and work.shape is not None:
-            return self._receive
+            drawn = executor.run(work.of_rank(0))
+        if self.mesh.answers and work.draws:
+            return partial(self._receive, drawn)
         return None if drawn is None else drawn._replace(check=self.check)
 
-    def _receive(self) -> Drawn | None:
-        """Waits for what the last stage of the pipeline has drawn in the oldest step."""
-        answers = self.mesh.answers
-        assert answers is not None
+    def _receive(self, own: Drawn | None) -> list[Drawn | None]:
+        """Waits for what the ranks have drawn in the oldest step that is not read. own: rank 0's part."""
+        found: list[Drawn | None] = []
         with self._failing():
-            answer: Drawn | None = answers.receive()
-            return answer
-        raise AssertionError("an error is raised again")
+            for answers in self.mesh.answers:
+                found.append(own if answers is None else answers.receive())
+        return found
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -102,7 +102,7 @@ class Ranks:
         """Notes that a process has ended by itself, and ends the collectives that wait for it."""
         self._failed = f"{Place.name_of(rank, self._layout)} has ended with exit code {exit_code}"
         self._ended.set()
-        self.mesh.tensor.abort()
+        self.mesh.abort()
 
     def check(self) -> None:
         """Raises DeviceLostError if a process has ended by itself: results since then are undefined."""
@@ -162,9 +162,10 @@ def _serve(rank: int, address: str, model: Model, settings: EngineSettings) -> N
     def run(words: torch.Tensor) -> None:
         # Sent by rank 0 of this engine.
         work: Work = pickle.loads(words.numpy().tobytes())  # nosec B301
-        drawn = executor.run(work)
-        if mesh.answers is not None and work.shape is not None:
-            mesh.answers.send(None if drawn is None else _on_cpu(drawn))
+        drawn = executor.run(work.of_rank(mesh.data.rank))
+        for answers in mesh.answers if work.draws else ():
+            assert answers is not None
+            answers.send(None if drawn is None else _on_cpu(drawn))
 
     follow(StepChannel(mesh.everyone), run)
     disconnect()

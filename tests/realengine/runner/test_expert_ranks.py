@@ -65,11 +65,12 @@ def test_tokens_take_the_copies_of_an_expert_in_turn():
     """Expert 0 has slots on both ranks; rank 1 has the slots 2 and 3."""
     slots = ExpertSlots(((0, 1), (2, 0)), 1, 3, CPU)
     experts_TJ = torch.tensor([[0, 1], [0, 2], [2, 0]], dtype=torch.int32)
-    assert slots.here(experts_TJ).tolist() == [[-1, -1], [1, 0], [0, -1]]
-    assert slots.loads_E.tolist() == [3, 1, 2]
+    assert slots.chosen(experts_TJ).tolist() == [[0, 1], [3, 2], [2, 0]]
+    assert slots.here(slots.chosen(experts_TJ)).tolist() == [[-1, -1], [1, 0], [0, -1]]
+    assert slots.loads_E.tolist() == [6, 2, 4]
     slots.place(((2, 1), (0, 1)))
     assert slots.loads_E.tolist() == [0, 0, 0]
-    assert slots.here(experts_TJ).tolist() == [[0, -1], [0, -1], [-1, 0]]
+    assert slots.here(slots.chosen(experts_TJ)).tolist() == [[0, -1], [0, -1], [-1, 0]]
 
 
 def test_experts_that_stay_keep_their_slots():

@@ -3,25 +3,18 @@
 import pytest
 import torch
 
-from experiments.conformance.toys import ToyModel
-from hwmodels.iterations.layout import Pass
 from policies.batching.chunked import Chunked
 from policies.caching.pool import KvMemory
 from policies.caching.prefix import PrefixCaching
 from policies.core.engine import EngineCore
-from policies.core.request import Prompt, Request
 from policies.scheduling.fcfs import Fcfs
 from realengine.model.architecture import Architecture
-from realengine.observer import Observers
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
 from realengine.weights.table import expected, of_stage
-from sim.engine.clock import Clock, Interrupt
-from sim.engine.replica import Replica
-from sim.engine.replica_pool import ReplicaPool, RunContext
-from sim.records.requests import RequestLog
+from tests.realengine.simulated import Noted, simulated_digests, unlike_prompts
 from tests.realengine.small_models import CONFIGS, GREEDY, prompts, tokens_of
 
 pytestmark = pytest.mark.xdist_group("stages")  # its tests share two processes
@@ -54,70 +47,20 @@ def stages():
     return engine(**UNEVEN)
 
 
-class Noted(Observers):
-    """Notes the digest of every plan."""
-
-    def __init__(self, core):
-        super().__init__([])
-        self.core = core
-        self.digests = []
-        self.in_flight = []
-
-    def planned(self, plan, num_iterations, now_s):
-        self.in_flight.append(len(self.core.batches.in_flight))
-        self.digests.append(plan.digest())
-
-
-class ToyStages(ToyModel):
-    """Two stages that each take one tick."""
-
-    def __init__(self):
-        super().__init__(flat=True)
-        self.stages, self.all = self, range(2)
-
-    def stage_times(self, shape):
-        return Pass(0.0, [1.0, 1.0], 0.0, 0.0, None)
-
-
-def simulated_digests(lengths, num_output_tokens):
-    """Returns the digests of the plans of a simulated pipeline of two stages, of prompts without content."""
-    digests, clock, log = [], Clock(), RequestLog()
-
-    def core():
-        return EngineCore(
-            batching=batching(),
-            scheduling=Fcfs(),
-            block_pool=caching().pool(KvMemory(SETTINGS["num_kv_blocks"])),
-            max_num_seqs=SETTINGS["max_num_seqs"],
-            max_model_len=THREE_LAYERS["max_position_embeddings"],
-            max_batches=2,
-        )
-
-    pool = ReplicaPool(core=core, model=ToyStages(), batches_in_flight=2)
-    replica = Replica(0, pool, RunContext(clock=clock, requests=log, on_end=lambda seq: None))
-    plan_of = replica.core.plan
-
-    def planned(now):
-        plan = plan_of(now)
-        if plan is not None:
-            digests.append(plan.digest())
-        return plan
-
-    replica.core.plan = planned
-    for number, length in enumerate(lengths):
-        request = Request(number, 0.0, Prompt(length))
-        log.arrive(request)
-        replica.submit(request, num_output_tokens)
-    clock.run_some(10_000, 1e9, Interrupt())
-    return digests
+def core():
+    return EngineCore(
+        batching=batching(),
+        scheduling=Fcfs(),
+        block_pool=caching().pool(KvMemory(SETTINGS["num_kv_blocks"])),
+        max_num_seqs=SETTINGS["max_num_seqs"],
+        max_model_len=THREE_LAYERS["max_position_embeddings"],
+        max_batches=2,
+    )
 
 
 def test_plans_are_those_of_the_simulator(stages):
     """Twelve prompts, KV for fewer: chunks, preemptions, two batches in flight."""
-    asked = [
-        [number, *[(7 * number + place) % 96 for place in range(length - 1)]]
-        for number, length in enumerate((1, 15, 33, 16, 40, 7, 22, 9, 30, 12, 5, 19))
-    ]
+    asked = unlike_prompts()
     noted = Noted(stages.engine.core)
     stages.engine.observer = noted
     first = stages.engine._next_id
@@ -125,7 +68,7 @@ def test_plans_are_those_of_the_simulator(stages):
     stages.engine.observer = None
     assert first == 0, "the digests have the numbers of requests"
     assert all(output.error is None for output in outputs)
-    digests = simulated_digests([len(prompt) for prompt in asked], GREEDY.max_tokens)
+    digests = simulated_digests([len(prompt) for prompt in asked], GREEDY.max_tokens, core, num_stages=2)
     assert noted.digests == digests
     assert max(noted.in_flight) == 1, "the second step is launched before the first one is read"
     assert stages.engine.core.num_preemptions
