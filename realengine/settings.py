@@ -41,14 +41,17 @@ PARALLELISM = (
     "pp_layer_partition",
     "expert_parallel_size",
     "attention_data_parallel_size",
+    "context_parallel_size",
 )
 """Sizes of a `ParallelLayout` that an engine has."""
-SEVERAL = ("tensor_parallel_size", "pipeline_parallel_size", "attention_data_parallel_size")
-"""Sizes whose product is the number of ranks."""
-SIMULATED_PARALLELISM = (
+SEVERAL = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "attention_data_parallel_size",
     "context_parallel_size",
-    "sequence_parallel",
 )
+"""Sizes whose product is the number of ranks."""
+SIMULATED_PARALLELISM = ("sequence_parallel",)
 
 
 @runtime_checkable
@@ -102,6 +105,8 @@ class EngineSettings:
 
     Limits and KV blocks are those of all ranks together, as in simulations.
     """
+    context_parallel_size: int = 1
+    """Number of ranks that divide the tokens of prompts; each has the KV of all (`ContextCut`)."""
     load_balance_method: str = "total_requests"
     """How requests are given to these ranks: total_requests or round_robin (`policies.core.ranks`)."""
     all2all_backend: str | None = None
@@ -161,6 +166,7 @@ class EngineSettings:
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
             ("pipeline_parallel_size", self.pipeline_parallel_size >= 1, ">= 1"),
             ("expert_parallel_size", self.expert_parallel_size >= 1, ">= 1"),
+            ("context_parallel_size", self.context_parallel_size >= 1, ">= 1"),
             ("attention_data_parallel_size", self.attention_data_parallel_size >= 1, ">= 1"),
             (
                 "all2all_backend",
@@ -227,7 +233,7 @@ class EngineSettings:
             if size != alone:
                 raise ValueError(
                     f"{name}={size}: works in simulations only, because the engine has "
-                    f"only tensor, pipeline, expert and attention data parallelism; set it to {alone}"
+                    f"no such ranks; set it to {alone}"
                 )
         return replace(self, **{name: getattr(layout, name) for name in PARALLELISM})
 
@@ -239,7 +245,7 @@ class EngineSettings:
     @property
     def may_capture(self) -> bool:
         """Whether steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
-        return self.pipeline_parallel_size == self.attention_data_parallel_size == 1
+        return all(getattr(self, name) == 1 for name in SEVERAL[1:])
 
     @property
     def data_parallel(self) -> DataParallel | None:
@@ -254,6 +260,11 @@ class EngineSettings:
         for name in ("expert_parallel_size", "attention_data_parallel_size"):
             if (shared := getattr(self, name)) > 1 and not architecture.num_experts:
                 raise ValueError(f"{name}={shared}: the model has no experts; must be 1")
+        if architecture.latent is not None and self.context_parallel_size > 1:
+            raise ValueError(
+                f"context_parallel_size={self.context_parallel_size}: must be 1 with latent attention "
+                f"(model_type={architecture.model_type}), whose rows are not gathered"
+            )
         if self.expert_parallel_size > 1:
             num_redundant = self.expert_placement.num_redundant_experts
             in_order(architecture.num_experts, self.expert_parallel_size, num_redundant)
@@ -287,16 +298,24 @@ class EngineSettings:
                 f"cudagraph_mode={self.cudagraph_mode}: must be NONE or None with {size}, as graphs do not "
                 "send to other ranks"
             )
+        if self.caching.changes_outputs and names != ["pipeline_parallel_size"]:
+            raise ValueError(
+                f"{names[-1]}={getattr(self, names[-1])}: must be 1 with caching="
+                f"{type(self.caching).__name__}, which drops KV that another rank has; choose PrefixCaching"
+            )
+        if self.context_parallel_size > 1:
+            size = f"context_parallel_size={self.context_parallel_size}"
+            for name in ("expert_parallel_size", "attention_data_parallel_size"):
+                if (shared := getattr(self, name)) > 1:
+                    raise ValueError(
+                        f"{name}={shared}: must be 1 with {size}, as tokens of "
+                        "prompts that are divided do not travel to experts"
+                    )
         if self.attention_data_parallel_size == 1:
             return
         size = f"attention_data_parallel_size={self.attention_data_parallel_size}"
         if self.scheduling.preemption_mode == "swap" or self.caching.tiers_gib[0]:
             raise ValueError(f"{size}: must be 1 with KV in host memory; choose preemption_mode=recompute")
-        if self.caching.changes_outputs:
-            raise ValueError(
-                f"{size}: must be 1 with caching={type(self.caching).__name__}, which drops KV of rows of "
-                "one rank; choose PrefixCaching"
-            )
 
     @property
     def speculation(self) -> SpeculationSettings | None:

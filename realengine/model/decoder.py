@@ -24,6 +24,7 @@ from kernels.rope_angles import cos_sin_table
 from kernels.w8a16 import Int8Weight
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
+from realengine.model.context_cut import ContextCut
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear, head_logits, make_linear
 from realengine.model.lora import AdapterBank
@@ -69,6 +70,7 @@ class Decoder:
     same batches; by default there is one. adapters: the bank of the adapters that batches refer to. stage:
     its layers are this rank's; by default they are all. expert_ranks: which of the experts the ranks have;
     None: each has a share of all. exchange: with data-parallel ranks.
+    context: the ranks that divide the tokens of prompts.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class Decoder:
         stage: Stage | None = None,
         expert_ranks: ExpertRanks | None = None,
         exchange: TokenExchange | None = None,
+        context: Group | None = None,
     ) -> None:
         self.architecture = architecture
         self.stage = stage or Stage.whole(architecture.num_layers)
         self._adapters = adapters
         self._expert_ranks = expert_ranks
         self.exchange = exchange
+        self._context = context or Group()
         self.group = group or Group()
         self._backend = backend
         self._num_heads = architecture.num_heads // self.group.world_size
@@ -153,11 +157,16 @@ class Decoder:
 
         A stage before the last one sends what it has computed to the next one, and returns None.
         """
+        cut = ContextCut.of(batch, self._context)
+        if cut is not None:
+            batch = cut.own(batch)
         hidden, residual, _ = self._blocks(batch, cache, self.stage.layers)
         if not self.stage.is_last:
             self.stage.send(torch.stack([hidden, residual]))
             return None
-        if batch.sampled_rows_S is not None:
+        if cut is not None and batch.sampled_rows_S is not None:
+            hidden, residual = (cut.sampled(each, batch.sampled_rows_S) for each in (hidden, residual))
+        elif batch.sampled_rows_S is not None:
             hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
         return self._final_norm(hidden, residual)
 
@@ -328,9 +337,16 @@ class Decoder:
         q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
-        rotation = Rotation(batch.positions_T, layer.cos_sin, self._interleaved)
-        rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
-        return rotated
+        positions_T, slots_T, cut = batch.positions_T, batch.slots_T, batch.cut
+        if cut is not None:
+            positions_T, slots_T = cut.positions_T, cut.slots_T
+            own = q
+            q = q.new_zeros(len(positions_T), num_q, head_dim)  # the queries of other ranks are not read
+            q[cut.first : cut.end] = own
+            k, v = cut.gathered(torch.cat([k, v], 1)).split(num_kv, dim=1)
+        rotation = Rotation(positions_T, layer.cos_sin, self._interleaved)
+        rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, slots_T)
+        return rotated if cut is None else rotated[cut.first : cut.end]
 
     def _output(self, index: int, attended_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Computes the output projection of a layer's attention."""

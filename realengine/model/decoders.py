@@ -34,11 +34,11 @@ def decoder_of(
     stage: Stage | None = None,
     expert_ranks: ExpertRanks | None = None,
     exchange: TokenExchange | None = None,
+    context: Group | None = None,
 ) -> Decoder:
     """Returns the decoder of an architecture. The arguments are those of `Decoder`."""
-    return _kind(architecture)(
-        architecture, weights, backend, max_model_len, group, adapters, stage, expert_ranks, exchange
-    )
+    of_rank = group, adapters, stage, expert_ranks, exchange, context
+    return _kind(architecture)(architecture, weights, backend, max_model_len, *of_rank)
 
 
 def _kind(architecture: Architecture) -> type[Decoder]:

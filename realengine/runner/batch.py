@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from kernels.attention import Contexts
 from kernels.lora import Segments
 from kernels.prefill_attention import DraftTree
+
+if TYPE_CHECKING:
+    from realengine.model.context_cut import ContextCut
 
 
 class TreeRows(NamedTuple):
@@ -52,6 +55,9 @@ class Batch:
     """LoRA adapters of the tokens; None: none."""
     tree: TreeRows | None = None
     """The rows with token trees, which come before the other chunks; None: there are none."""
+
+    cut: ContextCut | None = None
+    """Of a context-parallel rank, which has these tokens of a longer step; None: they are all."""
 
     _contexts: dict[tuple[int, int], Contexts] = field(default_factory=dict, init=False, repr=False)
 

@@ -6,6 +6,9 @@ Only rank 0 runs EngineCore. The others wait for its steps in `follow`, and ever
                (`realengine.weights.table`) and of the KV cache. Outputs are summed twice per block (Shoeybi
                et al. 2019), after `o` and after `down`; logits are gathered. All ranks have all logits and
                draw the same tokens with the same seeds
+    data       each rank has sequences of its own, and their KV; the experts are shared
+               (`realengine.model.token_exchange`)
+    context    each rank has a share of the tokens of prompts, and all KV (`realengine.model.context_cut`)
     pipeline   each stage holds some of the layers and their KV. A batch's hidden states go from stage to
                stage, to the same rank of the next one; the last stage draws, and its first rank sends the
                tokens to rank 0, which meanwhile begins as many batches as there are stages
@@ -165,6 +168,7 @@ class Place(NamedTuple):
 
     stage: int
     data: int
+    context: int
     tensor: int
 
     @classmethod
@@ -172,20 +176,27 @@ class Place(NamedTuple):
         """Returns the place of a rank. Raises ValueError for a rank outside the layout."""
         if not 0 <= rank < layout.num_devices:
             raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={layout.num_devices}")
-        stage, of_stage = divmod(rank, layout.stage_size)
-        return cls(stage, *divmod(of_stage, layout.tensor_parallel_size))
+        rank, tensor = divmod(rank, layout.tensor_parallel_size)
+        rank, context = divmod(rank, layout.context_parallel_size)
+        return cls(*divmod(rank, layout.attention_data_parallel_size), context, tensor)
 
     @staticmethod
     def drawing(layout: ParallelLayout) -> list[int]:
         """Returns the ranks that draw for rank 0: the first of each data-parallel rank, in the last stage."""
         first = (layout.pipeline_parallel_size - 1) * layout.stage_size
-        return [*range(first, first + layout.stage_size, layout.tensor_parallel_size)]
+        stride = layout.tensor_parallel_size * layout.context_parallel_size
+        return [*range(first, first + layout.stage_size, stride)]
 
     @staticmethod
     def name_of(rank: int, layout: ParallelLayout) -> str:
         """Returns a rank's name for messages: rank 3 (pipeline stage 1, tensor parallel rank 1)."""
         place, sizes = Place.of(rank, layout), Place.sizes(layout)
-        names = ("pipeline stage", "attention data parallel rank", "tensor parallel rank")
+        names = (
+            "pipeline stage",
+            "attention data parallel rank",
+            "context parallel rank",
+            "tensor parallel rank",
+        )
         parts = [f"{name} {at}" for name, at, size in zip(names, place, sizes, strict=True) if size > 1]
         return f"rank {rank} ({', '.join(parts)})"
 
@@ -195,6 +206,7 @@ class Place(NamedTuple):
         return (
             layout.pipeline_parallel_size,
             layout.attention_data_parallel_size,
+            layout.context_parallel_size,
             layout.tensor_parallel_size,
         )
 
@@ -311,18 +323,20 @@ class Mesh(NamedTuple):
     """All ranks of this rank's stage."""
     data: Group
     """The ranks of the stage with other sequences, and with the same number among their tensor ranks."""
+    context: Group
+    """The ranks of the stage that divide the tokens of prompts."""
     answers: tuple[Answers | None, ...] = ()
     """On rank 0, those of each data-parallel rank that draws elsewhere; there, the one to rank 0."""
 
     def abort(self) -> None:
         """Ends the collectives that wait on the device for a rank that does not come."""
-        for group in (self.tensor, self.peers, self.data):
+        for group in (self.tensor, self.peers, self.data, self.context):
             group.abort()
 
     @classmethod
     def alone(cls, num_layers: int) -> Mesh:
         """Returns the groups of the only rank of a model."""
-        return cls(Group(), Group(), Stage.whole(num_layers), Group(), Group())
+        return cls(Group(), Group(), Stage.whole(num_layers), Group(), Group(), Group())
 
 
 def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.device, address: str) -> Mesh:
@@ -365,8 +379,10 @@ def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.de
         return Group(at, size, group_of(name, backend_of(device), COLLECTIVE_TIMEOUT, size, stride))
 
     tensor_size, data_size = layout.tensor_parallel_size, layout.attention_data_parallel_size
+    context_size = layout.context_parallel_size
     tensor = peers = tensors_of("tensor", place.tensor, tensor_size)
-    data = tensors_of("data", place.data, data_size, tensor_size)
+    context = tensors_of("context", place.context, context_size, tensor_size)
+    data = tensors_of("data", place.data, data_size, tensor_size * context_size)
     if data_size > 1:
         peers = tensors_of("peers", rank % layout.stage_size, layout.stage_size)
     everyone = Group(rank, world_size, None, group_of("hosts", "gloo", IDLE_TIMEOUT))
@@ -380,7 +396,7 @@ def connect(rank: int, layout: ParallelLayout, num_layers: int, device: torch.de
         stage = Stage(
             layers_of(layout, num_layers, place.stage), num_layers, rank, layout.stage_size, between
         )
-    return Mesh(everyone, tensor, stage, peers, data, answers)
+    return Mesh(everyone, tensor, stage, peers, data, context, answers)
 
 
 def layers_of(layout: ParallelLayout, num_layers: int, stage: int) -> range:

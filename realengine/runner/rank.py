@@ -73,7 +73,8 @@ def build_executor(
         backend = window.observed(backend)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
     decoder = decoder_of(
-        architecture, weights, backend, max_model_len, group, adapters, mesh.stage, experts, exchange
+        *(architecture, weights, backend, max_model_len, group, adapters),
+        *(mesh.stage, experts, exchange, mesh.context),
     )
     block_size, draft = settings.caching.block_size, None
     if settings.speculation is not None:
@@ -169,11 +170,12 @@ def _block_bytes(
 ) -> tuple[int, int]:
     """Returns the bytes of a KV block on this rank, and on all ranks together, with the KV of drafts."""
     size, of_draft = mesh.tensor.world_size, 0 if draft is None else draft.block_bytes
+    num_copies = mesh.data.world_size * mesh.context.world_size
     own, whole = (
         KvCache.bytes_per_block(architecture, block_size, dtype, size, layers) + of_draft
         for layers in (mesh.stage.layers, None)
     )
-    return own, whole * size
+    return own, whole * size * num_copies
 
 
 def _check_alike(mesh: Mesh, device: torch.device, facts: Mapping[str, object]) -> None:

@@ -24,7 +24,7 @@ from realengine.runner.parallel import Place, StepChannel, check_alone, connect,
 from realengine.runner.rank import build_executor
 from realengine.runner.work import Work
 from realengine.serving.model import Model
-from realengine.settings import EngineSettings
+from realengine.settings import SEVERAL, EngineSettings
 
 STOP_TIMEOUT_S = 30
 CAUSE_TIMEOUT_S = 5
@@ -42,8 +42,7 @@ class Ranks:
         self._layout = layout = settings.layout
         world_size = layout.num_devices
         if device.type == "cuda" and world_size > torch.cuda.device_count():
-            names = ("tensor_parallel_size", "pipeline_parallel_size", "attention_data_parallel_size")
-            named = {name: getattr(layout, name) for name in names}
+            named = {name: getattr(layout, name) for name in SEVERAL}
             sizes = " x ".join(f"{name}={size}" for name, size in named.items() if size > 1)
             raise ValueError(f"{sizes}: must be <= {torch.cuda.device_count()}, the number of GPUs")
         check_alone()

@@ -78,7 +78,10 @@ def collectives_of(rank, monkeypatch, **settings):
     model = Model.of(Architecture.from_hf(CONFIGS["even"]))
     everyone, tensor = Group(rank, 2, None, "hosts"), Group(rank, 2, "tensors")
     build_executor(
-        model, made, CPU, Mesh(everyone, tensor, Stage.whole(model.architecture.num_layers), tensor, Group())
+        model,
+        made,
+        CPU,
+        Mesh(everyone, tensor, Stage.whole(model.architecture.num_layers), tensor, Group(), Group()),
     )
     monkeypatch.undo()
     return nccl.calls
