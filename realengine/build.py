@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from policies.adapters.serving import Adapter, Registry, Residents
 from policies.caching.pool import BlockPool, KvMemory, pool_of
@@ -15,6 +15,7 @@ from realengine.model.backend import choose_device
 from realengine.model.lora import AdapterBank
 from realengine.model.quantization import Weights
 from realengine.runner.executor import Executor
+from realengine.runner.graphs import Drawn
 from realengine.runner.launch import Result
 from realengine.runner.memory import Memory
 from realengine.runner.rank import build_executor, max_model_len_of, turns_of_adapters
@@ -114,19 +115,21 @@ def _assembled(
         names_blocks=True,
         release=settings.release._replace(discards_unread=False),  # it reads and keeps every token
         max_batches=num_stages if num_stages > 1 else None,
+        max_batch_seqs=settings.pp_max_micro_batch_size if num_stages > 1 else None,
         data_parallel=settings.data_parallel,
         residents=_residents(model, settings, executor.adapters, pool),
     )
 
     def new_runner(executor: Executor) -> Runner:
         run = execute or executor.run
+        here = cast("Callable[[Work], Drawn | None]", run)  # an engine with drafts waits for no other rank
         return Runner(
             core,
             run,
             graphs=executor.graphs,
             adapters=executor.adapters,
             window=executor.window,
-            drafts=None if drafting is None else drafting.packer(run, executor.graphs),
+            drafts=None if drafting is None else drafting.packer(here, executor.graphs),
             seed=settings.seed,
         )
 

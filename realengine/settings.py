@@ -12,7 +12,7 @@ import torch
 from hwmodels.iterations.layout import ParallelLayout
 from kernels.paged_kv import INT4
 from policies.adapters.fixed_slots import FixedSlots
-from policies.batching import Batching, DataParallel
+from policies.batching import LOAD_BALANCE_METHODS, Batching, DataParallel
 from policies.batching.chunked import Chunked
 from policies.batching.static import Static
 from policies.caching.paged import Paged
@@ -98,6 +98,8 @@ class EngineSettings:
     """Number of stages that hold some of the layers each; as many steps are computed at once."""
     pp_layer_partition: tuple[int, ...] | None = None
     """Layers of each stage; None: equal numbers, as `ParallelLayout.stage_layers` says."""
+    pp_max_micro_batch_size: int | None = None
+    """Most sequences of one of the steps in a pipeline; None: max_num_seqs limits them alone."""
     expert_parallel_size: int = 1
     """Number of ranks, of those of a stage, that hold different experts; the others share each expert."""
     attention_data_parallel_size: int = 1
@@ -107,7 +109,7 @@ class EngineSettings:
     """
     context_parallel_size: int = 1
     """Number of ranks that divide the tokens of prompts; each has the KV of all (`ContextCut`)."""
-    load_balance_method: str = "total_requests"
+    load_balance_method: str = LOAD_BALANCE_METHODS[0]
     """How requests are given to these ranks: total_requests or round_robin (`policies.core.ranks`)."""
     all2all_backend: str | None = None
     """How tokens travel to the experts of these ranks: allgather_reducescatter or all_to_all.
@@ -165,6 +167,11 @@ class EngineSettings:
             ("swap_space_gib", self.swap_space_gib >= 0, ">= 0 GiB"),
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
             ("pipeline_parallel_size", self.pipeline_parallel_size >= 1, ">= 1"),
+            (
+                "pp_max_micro_batch_size",
+                self.pp_max_micro_batch_size is None or self.pp_max_micro_batch_size >= 1,
+                ">= 1, or None",
+            ),
             ("expert_parallel_size", self.expert_parallel_size >= 1, ">= 1"),
             ("context_parallel_size", self.context_parallel_size >= 1, ">= 1"),
             ("attention_data_parallel_size", self.attention_data_parallel_size >= 1, ">= 1"),

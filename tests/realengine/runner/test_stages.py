@@ -14,12 +14,14 @@ from realengine.serving.sampling_params import SamplingParams
 from realengine.settings import EngineSettings
 from realengine.weights.load import load_weights
 from realengine.weights.table import expected, of_stage
+from tests.realengine.adapters import random_adapter
 from tests.realengine.simulated import Noted, simulated_digests, unlike_prompts
-from tests.realengine.small_models import CONFIGS, GREEDY, prompts, tokens_of
+from tests.realengine.small_models import CONFIGS, GREEDY, counted_loads, prompts, tokens_of
 
 pytestmark = pytest.mark.xdist_group("stages")  # its tests share two processes
 
 THREE_LAYERS = CONFIGS["even"] | {"num_hidden_layers": 3}
+ARCHITECTURE = Architecture.from_hf(THREE_LAYERS)
 SETTINGS = {"num_kv_blocks": 40, "max_num_seqs": 6, "seed": 1, "device": "cpu"}
 UNEVEN = {"pipeline_parallel_size": 2, "pp_layer_partition": [2, 1]}
 
@@ -56,6 +58,20 @@ def core():
         max_model_len=THREE_LAYERS["max_position_embeddings"],
         max_batches=2,
     )
+
+
+def test_adapters_and_swapped_sequences_come_back_while_steps_are_in_flight():
+    """KV for few sequences, which is kept in host memory; one slot for two adapters."""
+    adapters = {
+        name: random_adapter(ARCHITECTURE, 4, seed=seed, scaling=8.0) for seed, name in enumerate("ab")
+    }
+    settings = {"lora_adapters": adapters, "max_loras": 1, "scheduling": Fcfs(preemption_mode="swap")}
+    asked = prompts(), GREEDY, ["a", "b", None] * 4
+    stages = engine(**UNEVEN, **settings, num_kv_blocks=30)
+    moved = counted_loads(stages)
+    found = tokens_of(stages.generate(*asked))
+    assert moved
+    assert found == tokens_of(engine(**settings).generate(*asked))
 
 
 def test_plans_are_those_of_the_simulator(stages):
