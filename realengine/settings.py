@@ -108,7 +108,7 @@ class EngineSettings:
     Limits and KV blocks are those of all ranks together, as in simulations.
     """
     context_parallel_size: int = 1
-    """Number of ranks that divide the tokens of prompts; each has the KV of all (`ContextCut`)."""
+    """Number of ranks that divide the tokens of prompts; each has the KV of all (`context_cut.py`)."""
     load_balance_method: str = LOAD_BALANCE_METHODS[0]
     """How requests are given to these ranks: total_requests or round_robin (`policies.core.ranks`)."""
     all2all_backend: str | None = None
@@ -251,7 +251,7 @@ class EngineSettings:
 
     @property
     def may_capture(self) -> bool:
-        """Whether steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
+        """True if steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
         return all(getattr(self, name) == 1 for name in SEVERAL[1:])
 
     @property

@@ -24,7 +24,7 @@ from kernels.rope_angles import cos_sin_table
 from kernels.w8a16 import Int8Weight
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
-from realengine.model.context_cut import ContextCut
+from realengine.model.context_cut import gathered, own_part, sampled
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear, head_logits, make_linear
 from realengine.model.lora import AdapterBank
@@ -157,17 +157,16 @@ class Decoder:
 
         A stage before the last one sends what it has computed to the next one, and returns None.
         """
-        cut = ContextCut.of(batch, self._context)
-        if cut is not None:
-            batch = cut.own(batch)
+        batch = own_part(batch, self._context)
         hidden, residual, _ = self._blocks(batch, cache, self.stage.layers)
         if not self.stage.is_last:
             self.stage.send(torch.stack([hidden, residual]))
             return None
-        if cut is not None and batch.sampled_rows_S is not None:
-            hidden, residual = (cut.sampled(each, batch.sampled_rows_S) for each in (hidden, residual))
-        elif batch.sampled_rows_S is not None:
-            hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
+        rows_S, step = batch.sampled_rows_S, batch.step
+        if step is not None and rows_S is not None:
+            hidden, residual = (sampled(each, rows_S, step, self._context) for each in (hidden, residual))
+        elif rows_S is not None:
+            hidden, residual = hidden[rows_S], residual[rows_S]
         return self._final_norm(hidden, residual)
 
     @torch.inference_mode()
@@ -337,16 +336,15 @@ class Decoder:
         q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
-        positions_T, slots_T, cut = batch.positions_T, batch.slots_T, batch.cut
-        if cut is not None:
-            positions_T, slots_T = cut.positions_T, cut.slots_T
-            own = q
+        positions_T, slots_T, step = batch.positions_T, batch.slots_T, batch.step
+        if step is not None:
+            positions_T, slots_T, own = step.positions_T, step.slots_T, q
             q = q.new_zeros(len(positions_T), num_q, head_dim)  # the queries of other ranks are not read
-            q[cut.first : cut.end] = own
-            k, v = cut.gathered(torch.cat([k, v], 1)).split(num_kv, dim=1)
+            q[step.own] = own
+            k, v = gathered(torch.cat([k, v], 1), step, self._context).split(num_kv, dim=1)
         rotation = Rotation(positions_T, layer.cos_sin, self._interleaved)
         rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, slots_T)
-        return rotated if cut is None else rotated[cut.first : cut.end]
+        return rotated if step is None else rotated[step.own]
 
     def _output(self, index: int, attended_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Computes the output projection of a layer's attention."""

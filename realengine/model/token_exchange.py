@@ -30,7 +30,10 @@ class TokenExchange:
     """The data-parallel ranks with the same number among the tensor-parallel ones."""
 
     def __init__(self, group: Group, ranks: ExpertRanks, tensor_rank: int, backend: str | None) -> None:
-        """group: these ranks. ranks: those of the experts. backend: of `BACKENDS`; None: by the tokens."""
+        """Creates one rank's end.
+
+        group: these ranks. ranks: those of the experts. backend: of `BACKENDS`; None: by the tokens.
+        """
         self._group = group
         self._backend = backend
         size = len(ranks.slots[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from kernels.attention import Contexts
 from kernels.lora import Segments
 from kernels.prefill_attention import DraftTree
 
-if TYPE_CHECKING:
-    from realengine.model.context_cut import ContextCut
-
 
 class TreeRows(NamedTuple):
     """The rows after the decodes that bring the nodes of a token tree instead of consecutive tokens."""
@@ -23,6 +20,19 @@ class TreeRows(NamedTuple):
     tree: DraftTree
     num_rows: int
     num_tokens: int
+
+
+class WholeStep(NamedTuple):
+    """The tokens of a step that context-parallel ranks divide (`realengine.model.context_cut`)."""
+
+    bounds: tuple[int, ...]
+    """The first token of each rank, and the number of all tokens."""
+    own: slice
+    """This rank's tokens."""
+    positions_T: torch.Tensor
+    """Positions of all tokens."""
+    slots_T: torch.Tensor
+    """Positions of the KV of all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +66,8 @@ class Batch:
     tree: TreeRows | None = None
     """The rows with token trees, which come before the other chunks; None: there are none."""
 
-    cut: ContextCut | None = None
-    """Of a context-parallel rank, which has these tokens of a longer step; None: they are all."""
+    step: WholeStep | None = None
+    """Of a context-parallel rank, which has some tokens of a longer step; None: they are all."""
 
     _contexts: dict[tuple[int, int], Contexts] = field(default_factory=dict, init=False, repr=False)
 

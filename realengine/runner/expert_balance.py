@@ -20,7 +20,7 @@ class ExpertBalance:
     """
 
     def __init__(self, experts: Mapping[int, Experts], ranks: ExpertRanks, policy: ExpertPlacing) -> None:
-        """experts: of the layers of this rank's stage."""
+        """Counts from 0. experts: of the layers of this rank's stage."""
         self._experts = experts
         self._ranks = ranks
         self._policy = policy

@@ -86,7 +86,7 @@ class Launch:
 
 
 class _Part:
-    """What one rank has drawn for num_rows rows."""
+    """Tokens that one rank has drawn for num_rows rows."""
 
     def __init__(self, drawn: Drawn, num_rows: int) -> None:
         self._num_rows = num_rows

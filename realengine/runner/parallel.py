@@ -256,7 +256,7 @@ def _send(sent: deque[tuple[Any, torch.Tensor]], tensor: torch.Tensor, rank: int
 
 
 class Answers:
-    """What the last stage of a pipeline tells rank 0 of each step, in their order."""
+    """A channel on which a rank tells rank 0 what it has drawn in each step, in their order."""
 
     def __init__(self, rank: int, group: Any) -> None:
         """Creates one end. rank: the other end's. group: a process group of the hosts of all ranks."""
@@ -303,7 +303,7 @@ class ExpertRanks(NamedTuple):
 
     @property
     def loaded(self) -> ExpertShare:
-        """What this rank loads of the experts."""
+        """Returns what this rank loads of the experts."""
         return ExpertShare(self.slots[self.rank], self.share, self.num_shares)
 
     def peer(self, rank: int) -> int:

@@ -219,7 +219,7 @@ class Work:
 
     @property
     def draws(self) -> bool:
-        """Whether there is a step, of which the ranks that draw tell rank 0."""
+        """True if there is a step, of which the ranks that draw tell rank 0."""
         return self.shape is not None or bool(self.of_ranks)
 
 

@@ -108,7 +108,7 @@ def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE
 
 
 class ExpertShare(NamedTuple):
-    """What a rank has of the experts of every layer, if they are divided otherwise than the other weights."""
+    """Share of a rank in the experts of every layer, if these are divided otherwise than other weights."""
 
     experts: tuple[int, ...]
     """The expert of each slot."""

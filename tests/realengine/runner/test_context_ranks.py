@@ -13,7 +13,7 @@ from policies.caching.streaming import StreamingLlm
 from policies.core.engine import EngineCore
 from policies.scheduling.fcfs import Fcfs
 from realengine.model.architecture import Architecture
-from realengine.model.context_cut import ContextCut
+from realengine.model.context_cut import own_part
 from realengine.runner.batch import Batch
 from realengine.runner.parallel import Group
 from realengine.serving.llm import LLM
@@ -96,7 +96,7 @@ def batch(num_decodes, counts, contexts):
 def test_each_rank_has_its_tokens_and_the_keys_before_them():
     """Two decodes, chunks of 5 and 3 tokens behind 10 and 20: the tokens 0 to 4, and 5 to 9."""
     whole = batch(2, [5, 3], [7, 8, 15, 23])
-    first, second = (ContextCut.of(whole, Group(rank, 2)).own(whole) for rank in range(2))
+    first, second = (own_part(whole, Group(rank, 2)) for rank in range(2))
     assert first.tokens_T.tolist() == [0, 1, 2, 3, 4]
     assert (first.num_decodes, first.chunk_starts.tolist()) == (2, [0, 3, 3])
     assert first.context_lens_B.tolist() == [7, 8, 13, 20]
@@ -107,9 +107,12 @@ def test_each_rank_has_its_tokens_and_the_keys_before_them():
 
 
 def test_steps_of_decodes_and_of_few_tokens_are_not_divided():
-    assert ContextCut.of(batch(4, [], [3, 4, 5, 6]), Group(0, 2)) is None
-    assert ContextCut.of(batch(0, [2], [3]), Group(0, 3)) is None
-    assert ContextCut.of(batch(0, [2], [3]), Group()) is None
+    for whole, group in (
+        (batch(4, [], [3, 4, 5, 6]), Group(0, 2)),
+        (batch(0, [2], [3]), Group(0, 3)),
+        (batch(0, [2], [3]), Group()),
+    ):
+        assert own_part(whole, group) is whole
 
 
 @pytest.mark.parametrize(
