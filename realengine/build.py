@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 from policies.adapters.serving import Adapter, Registry, Residents
 from policies.caching.pool import BlockPool, KvMemory, pool_of
@@ -13,10 +14,10 @@ from realengine.engine import Engine
 from realengine.model.backend import choose_device
 from realengine.model.lora import AdapterBank
 from realengine.model.quantization import Weights
-from realengine.runner.executor import DeviceLostError, Executor
+from realengine.runner.executor import Executor
 from realengine.runner.graphs import Drawn
+from realengine.runner.launch import Result
 from realengine.runner.memory import Memory
-from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor, max_model_len_of, turns_of_adapters
 from realengine.runner.ranks import Ranks
 from realengine.runner.runner import Runner
@@ -42,33 +43,21 @@ def build_engine(model: Model, settings: EngineSettings, clock: Clock | None = N
 def build(model: Model, settings: EngineSettings, clock: Clock | None = None) -> Built:
     """Builds an engine as `build_engine` does, and its sleep mode."""
     device = choose_device(settings.device)
-    if settings.tensor_parallel_size == 1:
-        executor, memory = build_executor(model, settings, device, Group())
+    if settings.layout.num_devices == 1:
+        executor, memory = build_executor(model, settings, device)
         engine, new_runner = _assembled(model, settings, executor, memory, None, clock)
         if not settings.enable_sleep_mode:
             return Built(engine, None)
         again = replace(settings, num_kv_blocks=memory.num_blocks)
 
         def rebuilt(weights: Weights | None) -> Executor:
-            return build_executor(model, again, device, Group(), weights)[0]
+            return build_executor(model, again, device, weights=weights)[0]
 
         return Built(engine, SleepMode(engine, executor, rebuilt, new_runner))
+    settings.check_layout(model.architecture)
     ranks = Ranks(model, settings, device)
-    executor, memory = build_executor(model, settings, device, ranks.group)
-
-    def execute(work: Work) -> Drawn | None:
-        try:
-            ranks.check()
-            ranks.send(work)
-            drawn = executor.run(work)
-        except DeviceLostError:
-            ranks.kill()
-            raise
-        except RuntimeError as error:  # the other ranks may be a step ahead, or wait forever
-            ranks.kill()
-            raise DeviceLostError(f"a tensor parallel rank has failed: {error}") from error
-        return None if drawn is None else drawn._replace(check=ranks.check)
-
+    executor, memory = build_executor(model, settings, device, ranks.mesh)
+    execute = partial(ranks.execute, executor)
     return Built(assemble(model, settings, executor, memory, execute, clock), None)
 
 
@@ -77,7 +66,7 @@ def assemble(
     settings: EngineSettings,
     executor: Executor,
     memory: Memory,
-    execute: Callable[[Work], Drawn | None] | None = None,
+    execute: Callable[[Work], Result] | None = None,
     clock: Clock | None = None,
 ) -> Engine:
     """Builds a new engine with empty caches around an executor that no other engine uses.
@@ -93,7 +82,7 @@ def _assembled(
     settings: EngineSettings,
     executor: Executor,
     memory: Memory,
-    execute: Callable[[Work], Drawn | None] | None,
+    execute: Callable[[Work], Result] | None,
     clock: Clock | None,
 ) -> tuple[Engine, Callable[[Executor], Runner]]:
     """Returns an engine, and the function that makes its runner of another executor like the given one."""
@@ -107,7 +96,8 @@ def _assembled(
             max_model_len=max_model_len,
         ),
     )
-    overlap = on_gpu_by_default(settings.overlap, executor.device)
+    num_stages = settings.pipeline_parallel_size
+    overlap = on_gpu_by_default(settings.overlap, executor.device) and num_stages == 1
     clock = clock or WallClock()
     vocab_size = model.architecture.vocab_size
     core, drafting = core_of(
@@ -124,18 +114,22 @@ def _assembled(
         num_swap_blocks=memory.num_swap_blocks,
         names_blocks=True,
         release=settings.release._replace(discards_unread=False),  # it reads and keeps every token
+        max_batches=num_stages if num_stages > 1 else None,
+        max_batch_seqs=settings.pp_max_micro_batch_size if num_stages > 1 else None,
+        data_parallel=settings.data_parallel,
         residents=_residents(model, settings, executor.adapters, pool),
     )
 
     def new_runner(executor: Executor) -> Runner:
         run = execute or executor.run
+        here = cast("Callable[[Work], Drawn | None]", run)  # an engine with drafts waits for no other rank
         return Runner(
             core,
             run,
             graphs=executor.graphs,
             adapters=executor.adapters,
             window=executor.window,
-            drafts=None if drafting is None else drafting.packer(run, executor.graphs),
+            drafts=None if drafting is None else drafting.packer(here, executor.graphs),
             seed=settings.seed,
         )
 

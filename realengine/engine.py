@@ -9,11 +9,15 @@ sequence is then known one step late: an ended sequence takes part in one more s
 
     plan 1 | launch 1 | commit 1 | plan 2 | launch 2 | read 1 | commit 2 | plan 3 | launch 3 | read 2 ...
     device:   ---- step 1 ------------------- step 2 --------------------- step 3 -----
+
+In a pipeline as many steps are launched as there are stages, and each is read before it is committed. A
+sequence is in one of them only, so the tokens before are known (`policies.core.parts`).
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import deque
 
 from policies.batching.static import check_traffic_ends
 from policies.core.engine import EngineCore
@@ -77,6 +81,7 @@ class Engine:
         self.pause_s = 0.0
         """Seconds after a step in which there is nothing to do unless a request arrives."""
         self._pending: Launch | None = None  # launched; its tokens are not read yet
+        self._in_flight: deque[tuple[StepPlan, Launch]] = deque()  # in a pipeline, neither read nor committed
         self._broken: Exception | None = None
         self._ended: list[Sequence] = []  # ended by tokens that were read; not yet committed to the core
         self._early: list[Sequence] = []  # those of them for which an overlapped engine's next commit is due
@@ -163,9 +168,13 @@ class Engine:
         self.pause_s = 0.0
         if self._broken is not None:
             return []
-        return (self._end_faulty() if self._faulty else []) + self._step()
+        changed = self._end_faulty() if self._faulty else []
+        while (found := self._step()) is None:
+            pass
+        return changed + found
 
-    def _step(self) -> list[Answer]:
+    def _step(self) -> list[Answer] | None:
+        """Runs one launch as `step` does; None: another one may follow it into a pipeline."""
         plan = self.core.plan(now := self.clock.now())
         try:
             self._move(self.core.take_transfers())
@@ -176,6 +185,10 @@ class Engine:
             if self.observer is not None:
                 self.observer.waited(now)
             return self._step_without_plan()
+        return self._run(plan, now)
+
+    def _run(self, plan: StepPlan, now: float) -> list[Answer] | None:
+        """Launches a plan, and reads and commits what is due."""
         for seq in plan.admitted:
             self._enter(seq)
         num_iterations = self._num_iterations(plan)
@@ -195,6 +208,10 @@ class Engine:
             return changed + self._fail(plan, error)
         for seq, reason in launch.faults:
             self._note_reason(seq, reason)
+        if self.core.batches is not None:
+            self.core.batches.depart(plan)
+            self._in_flight.append((plan, launch))
+            return self._end_oldest() if self.core.batches.is_full or launch.faults else None
         try:
             self._read_due(launch, plan, changed)
         except RuntimeError as error:  # from a kernel, after which the device computes nothing
@@ -226,8 +243,23 @@ class Engine:
             if self.pause_s:
                 self.clock.sleep(min(self.pause_s, 1.0))
 
+    def _end_oldest(self) -> list[Answer]:
+        """Reads and commits the step that has been in the pipeline longest."""
+        plan, launch = self._in_flight.popleft()
+        try:
+            launch.arrive()
+            tokens = [*zip(launch.rows, launch.tokens(), strict=True)]
+        except RuntimeError as error:
+            return self.fail(error)
+        self.runner.note_tokens([each for each in tokens if each[0][0] in self._answer_of])
+        changed = self._read(launch)
+        self._commit(plan, launch.num_iterations)
+        return changed
+
     def _step_without_plan(self) -> list[Answer]:
         changed = []
+        if self._in_flight:
+            return self._end_oldest()
         if self._pending is not None:
             try:
                 changed = self._read_pending()
@@ -256,7 +288,13 @@ class Engine:
 
     def _num_iterations(self, plan: StepPlan) -> int:
         """Returns the number of iterations to run before the next plan."""
-        if self._max_iterations == 1 or plan.chunks or plan.branched or not self.runner.may_repeat(plan):
+        if (
+            self._max_iterations == 1
+            or self.core.ranks is not None
+            or plan.chunks
+            or plan.branched
+            or not self.runner.may_repeat(plan)
+        ):
             return 1
         if self._drafting is None:
             num_iterations = min(plan.horizon, self._max_iterations)
@@ -284,6 +322,7 @@ class Engine:
 
     def _read(self, launch: Launch) -> list[Answer]:
         """Waits for a launch's tokens, appends them, and returns the answers that changed."""
+        launch.arrive()
         if launch.rows is not self._last_rows:
             self._last_rows, self._repeated = launch.rows, None
         elif self._repeated is None and launch.has_single_tokens:
@@ -415,6 +454,7 @@ class Engine:
         self._broken = error
         lost = list(self._answer_of.values())
         self._answer_of.clear()
+        self._in_flight.clear()
         self._repeated, self._last_rows = None, []
         for answer in lost:
             answer.error = str(error)

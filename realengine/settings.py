@@ -12,7 +12,7 @@ import torch
 from hwmodels.iterations.layout import ParallelLayout
 from kernels.paged_kv import INT4
 from policies.adapters.fixed_slots import FixedSlots
-from policies.batching import Batching
+from policies.batching import LOAD_BALANCE_METHODS, Batching, DataParallel
 from policies.batching.chunked import Chunked
 from policies.batching.static import Static
 from policies.caching.paged import Paged
@@ -21,25 +21,37 @@ from policies.caching.prefix import PrefixCaching
 from policies.caching.selective import SnapKv
 from policies.caching.streaming import StreamingLlm
 from policies.core.release import VLLM_0_32, Release
+from policies.placement.experts import ExpertPlacing, InOrder, in_order
 from policies.prediction import LengthPredictor
 from policies.scheduling import Scheduling
 from policies.scheduling.fcfs import Fcfs
 from realengine.attention.choice import NAMES as ATTENTION_BACKENDS
+from realengine.model.architecture import Architecture
 from realengine.model.lora_adapter import Adapter
+from realengine.model.token_exchange import BACKENDS as ALL2ALL_BACKENDS
 from realengine.runner.graph_mode import check_mode
 from realengine.speculation.settings import SpeculationSettings
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": INT4}
 
-SIMULATED_PARALLELISM = (
+PARALLELISM = (
+    "tensor_parallel_size",
     "pipeline_parallel_size",
     "pp_layer_partition",
-    "context_parallel_size",
-    "attention_data_parallel_size",
     "expert_parallel_size",
-    "sequence_parallel",
+    "attention_data_parallel_size",
+    "context_parallel_size",
 )
+"""Sizes of a `ParallelLayout` that an engine has."""
+SEVERAL = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "attention_data_parallel_size",
+    "context_parallel_size",
+)
+"""Sizes whose product is the number of ranks."""
+SIMULATED_PARALLELISM = ("sequence_parallel",)
 
 
 @runtime_checkable
@@ -82,6 +94,30 @@ class EngineSettings:
     """Host memory for swapped-out KV, in GiB per GPU; allocated when needed."""
     tensor_parallel_size: int = 1
     """Number of GPUs (processes, on a CPU) that share the model's heads and matrices."""
+    pipeline_parallel_size: int = 1
+    """Number of stages that hold some of the layers each; as many steps are computed at once."""
+    pp_layer_partition: tuple[int, ...] | None = None
+    """Layers of each stage; None: equal numbers, as `ParallelLayout.stage_layers` says."""
+    pp_max_micro_batch_size: int | None = None
+    """Most sequences of one of the steps in a pipeline; None: max_num_seqs limits them alone."""
+    expert_parallel_size: int = 1
+    """Number of ranks, of those of a stage, that hold different experts; the others share each expert."""
+    attention_data_parallel_size: int = 1
+    """Number of ranks that compute attention for sequences of their own, and share the experts.
+
+    Limits and KV blocks are those of all ranks together, as in simulations.
+    """
+    context_parallel_size: int = 1
+    """Number of ranks that divide the tokens of prompts; each has the KV of all (`context_cut.py`)."""
+    load_balance_method: str = LOAD_BALANCE_METHODS[0]
+    """How requests are given to these ranks: total_requests or round_robin (`policies.core.ranks`)."""
+    all2all_backend: str | None = None
+    """How tokens travel to the experts of these ranks: allgather_reducescatter or all_to_all.
+
+    None: by the number of tokens (`realengine.model.token_exchange`).
+    """
+    expert_placement: ExpertPlacing = field(default_factory=InOrder)
+    """Policy that places experts on expert-parallel ranks, and says how many copies there are."""
     enable_sleep_mode: bool = False
     """Whether the engine may sleep, for which it keeps the weights as they were loaded."""
     cudagraph_mode: str | None = None
@@ -130,13 +166,35 @@ class EngineSettings:
             ("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "> 0 and <= 1"),
             ("swap_space_gib", self.swap_space_gib >= 0, ">= 0 GiB"),
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, ">= 1"),
+            ("pipeline_parallel_size", self.pipeline_parallel_size >= 1, ">= 1"),
+            (
+                "pp_max_micro_batch_size",
+                self.pp_max_micro_batch_size is None or self.pp_max_micro_batch_size >= 1,
+                ">= 1, or None",
+            ),
+            ("expert_parallel_size", self.expert_parallel_size >= 1, ">= 1"),
+            ("context_parallel_size", self.context_parallel_size >= 1, ">= 1"),
+            ("attention_data_parallel_size", self.attention_data_parallel_size >= 1, ">= 1"),
+            (
+                "all2all_backend",
+                self.all2all_backend in (None, *ALL2ALL_BACKENDS),
+                f"one of {', '.join(ALL2ALL_BACKENDS)}, or None",
+            ),
             ("max_loras", self.max_loras is None or self.max_loras >= 1, ">= 1, or None"),
             ("max_iterations", self.max_iterations >= 1, ">= 1"),
         )
         for name, holds, allowed in checks:
             if not holds:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {allowed}")
+        if self.pp_layer_partition is not None:
+            object.__setattr__(self, "pp_layer_partition", tuple(self.pp_layer_partition))
         check_mode(self.cudagraph_mode)
+        if self.expert_parallel_size == 1 and self.expert_placement.num_redundant_experts:
+            raise ValueError(
+                f"expert_placement: num_redundant_experts={self.expert_placement.num_redundant_experts} must "
+                "be 0 with expert_parallel_size=1, as every rank has a share of every expert"
+            )
+        self._check_stages()
         self._check_sleep()
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", SpeculationSettings.of(self.speculative_config))
@@ -160,11 +218,12 @@ class EngineSettings:
         """Raises ValueError for settings with which an engine cannot sleep, if it may."""
         if not self.enable_sleep_mode:
             return
-        if self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"enable_sleep_mode: tensor_parallel_size={self.tensor_parallel_size} must be 1, as ranks of "
-                "other processes do not sleep; end the engine to free its devices"
-            )
+        for name in SEVERAL:
+            if (size := getattr(self, name)) > 1:
+                raise ValueError(
+                    f"enable_sleep_mode: {name}={size} must be 1, as ranks of other processes do not sleep; "
+                    "end the engine to free its devices"
+                )
         if self.caching.tiers_gib[0]:
             raise ValueError(
                 "enable_sleep_mode: a sleep would lose the KV that caching keeps in host memory; choose a "
@@ -181,9 +240,89 @@ class EngineSettings:
             if size != alone:
                 raise ValueError(
                     f"{name}={size}: works in simulations only, because the engine has "
-                    f"only tensor parallelism; set it to {alone}"
+                    f"no such ranks; set it to {alone}"
                 )
-        return replace(self, tensor_parallel_size=layout.tensor_parallel_size)
+        return replace(self, **{name: getattr(layout, name) for name in PARALLELISM})
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The parallel layout of the engine."""
+        return ParallelLayout(**{name: getattr(self, name) for name in PARALLELISM})
+
+    @property
+    def may_capture(self) -> bool:
+        """True if steps may run as CUDA graphs; those of a pipeline send to other ranks, and do not."""
+        return all(getattr(self, name) == 1 for name in SEVERAL[1:])
+
+    @property
+    def data_parallel(self) -> DataParallel | None:
+        """The ranks of data-parallel attention, as the core plans for them; None: there is one."""
+        size = self.attention_data_parallel_size
+        if size == 1:
+            return None
+        return DataParallel(size=size, load_balance_method=self.load_balance_method)
+
+    def check_layout(self, architecture: Architecture) -> None:
+        """Raises ValueError if the layers of a model cannot be divided into stages, or its experts."""
+        for name in ("expert_parallel_size", "attention_data_parallel_size"):
+            if (shared := getattr(self, name)) > 1 and not architecture.num_experts:
+                raise ValueError(f"{name}={shared}: the model has no experts; must be 1")
+        if architecture.latent is not None and self.context_parallel_size > 1:
+            raise ValueError(
+                f"context_parallel_size={self.context_parallel_size}: must be 1 with latent attention "
+                f"(model_type={architecture.model_type}), whose rows are not gathered"
+            )
+        if self.expert_parallel_size > 1:
+            num_redundant = self.expert_placement.num_redundant_experts
+            in_order(architecture.num_experts, self.expert_parallel_size, num_redundant)
+        num_layers = architecture.num_layers
+        size, partition = self.pipeline_parallel_size, self.pp_layer_partition
+        if size > num_layers:
+            raise ValueError(
+                f"pipeline_parallel_size={size}: must be <= {num_layers}, the layers of the model"
+            )
+        if partition is not None and sum(partition) != num_layers:
+            raise ValueError(
+                f"pp_layer_partition={list(partition)}: the sum is {sum(partition)}; must be {num_layers}, "
+                "the layers of the model"
+            )
+
+    def _check_stages(self) -> None:
+        """Raises ValueError for settings that stages or ranks of data-parallel attention do not support."""
+        self.layout  # noqa: B018 (raises ValueError)
+        self.data_parallel  # noqa: B018 (raises ValueError)
+        names = [name for name in SEVERAL[1:] if getattr(self, name) > 1]
+        if not names:
+            return
+        size = f"{names[0]}={getattr(self, names[0])}"
+        if self.speculative_config is not None:
+            raise ValueError(
+                f"speculative_config: {size} must be 1, as drafts are not sent to other ranks; use "
+                "tensor_parallel_size"
+            )
+        if self.cudagraph_mode not in (None, "NONE"):
+            raise ValueError(
+                f"cudagraph_mode={self.cudagraph_mode}: must be NONE or None with {size}, as graphs do not "
+                "send to other ranks"
+            )
+        if self.caching.changes_outputs and names != ["pipeline_parallel_size"]:
+            raise ValueError(
+                f"{names[-1]}={getattr(self, names[-1])}: must be 1 with caching="
+                f"{type(self.caching).__name__}, which drops KV that another rank has; choose PrefixCaching"
+            )
+        if self.context_parallel_size > 1:
+            size = f"context_parallel_size={self.context_parallel_size}"
+            for name in ("expert_parallel_size", "attention_data_parallel_size"):
+                if (shared := getattr(self, name)) > 1:
+                    raise ValueError(
+                        f"{name}={shared}: must be 1 with {size}, as tokens of "
+                        "prompts that are divided do not travel to experts"
+                    )
+        if self.attention_data_parallel_size == 1:
+            return
+        size = f"attention_data_parallel_size={self.attention_data_parallel_size}"
+        if self.scheduling.preemption_mode == "swap" or self.caching.tiers_gib[0]:
+            raise ValueError(f"{size}: must be 1 with KV in host memory; choose preemption_mode=recompute")
 
     @property
     def speculation(self) -> SpeculationSettings | None:

@@ -454,7 +454,7 @@ class EngineCore:
         """Records a finished transfer that a sequence waits for; after the last one the sequence continues.
 
         Does nothing if the sequence was aborted meanwhile. While a plan is in flight, this takes effect with
-        its commit.
+        its commit, or when it enters a pipeline.
         """
         if self._in_flight is not None:
             self._loaded_in_flight.append(request_id)
@@ -758,6 +758,8 @@ class EngineCore:
     def at_rest(self) -> None:
         """Lets the next plan be asked for, although the last one has not been committed."""
         self._in_flight = None
+        if self._loaded_in_flight or self._adapters_in_flight:
+            self._take_loaded()
 
     def note_chunk(self, seq: Sequence, num_computed: int) -> None:
         """Tells the pool that a chunk is computed, if it wants to know."""

@@ -24,14 +24,16 @@ from kernels.rope_angles import cos_sin_table
 from kernels.w8a16 import Int8Weight
 from realengine.model.architecture import Architecture
 from realengine.model.backend import Backend
+from realengine.model.context_cut import gathered, own_part, sampled
 from realengine.model.kv_cache import KvCache
 from realengine.model.linear import Linear, head_logits, make_linear
 from realengine.model.lora import AdapterBank
-from realengine.model.moe import Experts, Mlp, SharedExperts
+from realengine.model.moe import Experts, ExpertSlots, Mlp, SharedExperts
 from realengine.model.quantization import Weights
+from realengine.model.token_exchange import TokenExchange
 from realengine.model.variants import GREEDY
 from realengine.runner.batch import Batch
-from realengine.runner.parallel import Group
+from realengine.runner.parallel import ExpertRanks, Group, Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +67,10 @@ class Decoder:
     """A model's weights, and the forward pass of a step.
 
     weights: this rank's, from `realengine.weights.load`. group: the tensor-parallel ranks, which all run the
-    same batches; by default there is one. adapters: the bank of the adapters that batches refer to.
+    same batches; by default there is one. adapters: the bank of the adapters that batches refer to. stage:
+    its layers are this rank's; by default they are all. expert_ranks: which of the experts the ranks have;
+    None: each has a share of all. exchange: with data-parallel ranks.
+    context: the ranks that divide the tokens of prompts.
     """
 
     def __init__(
@@ -76,9 +81,17 @@ class Decoder:
         max_model_len: int,
         group: Group | None = None,
         adapters: AdapterBank | None = None,
+        stage: Stage | None = None,
+        expert_ranks: ExpertRanks | None = None,
+        exchange: TokenExchange | None = None,
+        context: Group | None = None,
     ) -> None:
         self.architecture = architecture
+        self.stage = stage or Stage.whole(architecture.num_layers)
         self._adapters = adapters
+        self._expert_ranks = expert_ranks
+        self.exchange = exchange
+        self._context = context or Group()
         self.group = group or Group()
         self._backend = backend
         self._num_heads = architecture.num_heads // self.group.world_size
@@ -99,7 +112,7 @@ class Decoder:
             device=self.device,
         )
         self._prepare(weights, max_model_len)
-        self._layers = [self._layer(i, weights) for i in range(architecture.num_layers)]
+        self._layers = {i: self._layer(i, weights) for i in self.stage.layers}
 
     def _prepare(self, weights: Weights, max_model_len: int) -> None:
         """Prepares what subclasses have besides, before the layers are made."""
@@ -114,19 +127,46 @@ class Decoder:
 
     def _layer(self, index: int, weights: Weights) -> Layer:
         options, table = self._options(index, weights), self._table(index)
-        return _layer(index, self.architecture, weights, self._backend, options, table)
+        slots, ranks = None, self._expert_ranks
+        if ranks is not None and self.architecture.has_experts(index):
+            slots = ExpertSlots(ranks.slots, ranks.rank, self.architecture.num_experts, self.device)
+        return _layer(
+            index, self.architecture, weights, self._backend, options, table, (slots, self.exchange)
+        )
+
+    @property
+    def placed_experts(self) -> dict[int, Experts]:
+        """The experts of each layer of an expert-parallel rank."""
+        found = {}
+        for index, layer in self._layers.items():
+            experts = layer.mlp.experts if isinstance(layer.mlp, SharedExperts) else layer.mlp
+            if isinstance(experts, Experts) and experts.slots is not None:
+                found[index] = experts
+        return found
 
     @torch.inference_mode()
     def logits(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Computes logits [S, V] of the sampled rows, on every rank; writes the KV of all tokens."""
-        return self.head(self.sampled_states(batch, cache))
+        states_SH = self.sampled_states(batch, cache)
+        assert states_SH is not None, "the last stage computes logits"
+        return self.head(states_SH)
 
     @torch.inference_mode()
-    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Computes the final hidden states [S, H] of the sampled rows; writes the KV of all tokens."""
-        hidden, residual, _ = self._blocks(batch, cache, range(len(self._layers)))
-        if batch.sampled_rows_S is not None:
-            hidden, residual = hidden[batch.sampled_rows_S], residual[batch.sampled_rows_S]
+    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor | None:
+        """Computes the final hidden states [S, H] of the sampled rows; writes the KV of all tokens.
+
+        A stage before the last one sends what it has computed to the next one, and returns None.
+        """
+        batch = own_part(batch, self._context)
+        hidden, residual, _ = self._blocks(batch, cache, self.stage.layers)
+        if not self.stage.is_last:
+            self.stage.send(torch.stack([hidden, residual]))
+            return None
+        rows_S, step = batch.sampled_rows_S, batch.step
+        if step is not None and rows_S is not None:
+            hidden, residual = (sampled(each, rows_S, step, self._context) for each in (hidden, residual))
+        elif rows_S is not None:
+            hidden, residual = hidden[rows_S], residual[rows_S]
         return self._final_norm(hidden, residual)
 
     @torch.inference_mode()
@@ -145,7 +185,7 @@ class Decoder:
         number of layers stands for the output of the last one before the final norm. inputs_TH: the input of
         the first layer; None: the embeddings of the tokens.
         """
-        chosen = range(len(self._layers)) if layers is None else layers
+        chosen = self.stage.layers if layers is None else layers
         hidden, residual, found = self._blocks(batch, cache, chosen, taps, inputs_TH)
         return States(self._final_norm(hidden, residual), tuple(found[tap] for tap in taps))
 
@@ -172,9 +212,14 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
         """Runs layers; returns the last MLP's output, the residual to add to it, and the inputs of `taps`."""
         kernels, eps = self._backend, self.architecture.rms_norm_eps
-        residual = self.embed(batch.tokens_T) if inputs_TH is None else inputs_TH
         norm = self._layers[layers[0]].attention_norm
-        hidden = residual if norm is None else kernels.rms_norm(residual, norm, eps)
+        if inputs_TH is None and not self.stage.is_first:
+            size = 2, len(batch.tokens_T), self.architecture.hidden_size
+            hidden, residual = self.stage.receive(self._embedding.new_empty(size))
+            hidden, residual = kernels.add_rms_norm(hidden, residual, norm, eps)
+        else:
+            residual = self.embed(batch.tokens_T) if inputs_TH is None else inputs_TH
+            hidden = residual if norm is None else kernels.rms_norm(residual, norm, eps)
         found = {}
         for place, i in enumerate(layers):
             if i in taps:  # kernels write into new tensors, so that this one stays as it is
@@ -291,9 +336,15 @@ class Decoder:
         q, k, v = torch.split(heads, [num_q, num_kv, num_kv], dim=1)
         if layer.q_norm is not None:
             q, k = self._backend.qk_norm(q, k, layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps)
-        rotation = Rotation(batch.positions_T, layer.cos_sin, self._interleaved)
-        rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, batch.slots_T)
-        return rotated
+        positions_T, slots_T, step = batch.positions_T, batch.slots_T, batch.step
+        if step is not None:
+            positions_T, slots_T, own = step.positions_T, step.slots_T, q
+            q = q.new_zeros(len(positions_T), num_q, head_dim)  # the queries of other ranks are not read
+            q[step.own] = own
+            k, v = gathered(torch.cat([k, v], 1), step, self._context).split(num_kv, dim=1)
+        rotation = Rotation(positions_T, layer.cos_sin, self._interleaved)
+        rotated: torch.Tensor = self._backend.rope_and_write_kv(q, k, v, rotation, kv, slots_T)
+        return rotated if step is None else rotated[step.own]
 
     def _output(self, index: int, attended_THD: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Computes the output projection of a layer's attention."""
@@ -338,6 +389,7 @@ def _layer(
     backend: Backend,
     options: AttentionOptions,
     cos_sin: torch.Tensor,
+    placed: tuple[ExpertSlots | None, TokenExchange | None],
 ) -> Layer:
     name = f"layers.{index}."
 
@@ -354,7 +406,7 @@ def _layer(
         k_norm=norm("k_norm") if architecture.qk_norm else None,
         o=linear("o"),
         mlp_norm=norm("mlp_norm"),
-        mlp=_experts(name, architecture, weights, backend)
+        mlp=_experts(name, architecture, weights, backend, placed)
         if architecture.has_experts(index)
         else Mlp(gate_up=linear("gate_up"), down=linear("down")),
         attention=options,
@@ -369,7 +421,11 @@ def linear_of(name: str, weights: Weights, backend: Backend) -> Linear:
 
 
 def _experts(
-    name: str, architecture: Architecture, weights: Weights, backend: Backend
+    name: str,
+    architecture: Architecture,
+    weights: Weights,
+    backend: Backend,
+    placed: tuple[ExpertSlots | None, TokenExchange | None],
 ) -> Experts | SharedExperts:
     gate_up, down = weights[name + "experts_gate_up.weight"], weights[name + "experts_down.weight"]
     assert isinstance(gate_up, torch.Tensor | Int8Weight | Mxfp4Weight)
@@ -381,6 +437,7 @@ def _experts(
         architecture.num_experts_per_tok,
         architecture.norm_topk_prob,
         backend,
+        *placed,
     )
     if architecture.routing is GREEDY and not architecture.shared_intermediate_size:
         return experts

@@ -18,9 +18,10 @@ from realengine.model.latent_attention import LatentDecoder
 from realengine.model.lora import AdapterBank
 from realengine.model.moe import Experts
 from realengine.model.quantization import Weights
+from realengine.model.token_exchange import TokenExchange
 from realengine.model.variants import GemmaParts
 from realengine.runner.batch import Batch
-from realengine.runner.parallel import Group
+from realengine.runner.parallel import ExpertRanks, Group, Stage
 
 
 def decoder_of(
@@ -30,9 +31,14 @@ def decoder_of(
     max_model_len: int,
     group: Group | None = None,
     adapters: AdapterBank | None = None,
+    stage: Stage | None = None,
+    expert_ranks: ExpertRanks | None = None,
+    exchange: TokenExchange | None = None,
+    context: Group | None = None,
 ) -> Decoder:
     """Returns the decoder of an architecture. The arguments are those of `Decoder`."""
-    return _kind(architecture)(architecture, weights, backend, max_model_len, group, adapters)
+    of_rank = group, adapters, stage, expert_ranks, exchange, context
+    return _kind(architecture)(architecture, weights, backend, max_model_len, *of_rank)
 
 
 def _kind(architecture: Architecture) -> type[Decoder]:
@@ -58,9 +64,8 @@ class GemmaDecoder(Decoder):
         assert parts is not None
         self.parts = parts
         self._gate = self._backend.gelu_tanh_mul
-        layers = range(self.architecture.num_layers)
         self._attention_norms, self._mlp_norms = (
-            [dense(weights, f"layers.{i}.{of}.weight") for i in layers]
+            {i: dense(weights, f"layers.{i}.{of}.weight") for i in self.stage.layers}
             for of in ("post_attention_norm", "post_mlp_norm")
         )
         embedding = dense(weights, "embedding.weight")

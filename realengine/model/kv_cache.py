@@ -28,7 +28,9 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         world_size: int = 1,
+        layers: range | None = None,
     ) -> None:
+        """Creates an empty cache. layers: those of this pipeline stage; None: all."""
         self.block_size = block_size
         shape = (num_blocks + 1, block_size, architecture.num_kv_heads // world_size, architecture.head_dim)
 
@@ -38,25 +40,30 @@ class KvCache:
                 return LatentKv(torch.zeros(*shape[:2], width, dtype=dtype, device=device))
             return PagedKv.zeros(shape, dtype, device)
 
-        self.layers = [layer() for _ in range(architecture.num_layers)]
+        self.layers = {i: layer() for i in layers or range(architecture.num_layers)}
         self.attached: list[CacheSet] = []
         """Tensors of other caches with the same blocks, such as those of a draft model."""
 
     @staticmethod
     def bytes_per_block(
-        architecture: Architecture, block_size: int, dtype: torch.dtype, world_size: int = 1
+        architecture: Architecture,
+        block_size: int,
+        dtype: torch.dtype,
+        world_size: int = 1,
+        layers: range | None = None,
     ) -> int:
-        """Returns the bytes of a block on each rank, scales included."""
+        """Returns the bytes of a block on each rank, scales included. layers: as of a cache."""
+        num_layers = architecture.num_layers if layers is None else len(layers)
         if architecture.latent is not None:
-            return architecture.num_layers * block_size * architecture.latent.width * dtype.itemsize
-        num_heads = architecture.num_layers * (architecture.num_kv_heads // world_size)
+            return num_layers * block_size * architecture.latent.width * dtype.itemsize
+        num_heads = num_layers * (architecture.num_kv_heads // world_size)
         return int(2 * num_heads * block_size * vector_bytes(architecture.head_dim, dtype))
 
     @cached_property
     def own_sets(self) -> tuple[CacheSet, ...]:
         """The keys and values of all layers, and their scales, if any."""
-        sets = [CacheSet.of([x for layer in self.layers for x in layer[:2]])]
-        scales = [x for layer in self.layers for x in layer[2:] if x is not None]
+        sets = [CacheSet.of([x for layer in self.layers.values() for x in layer[:2]])]
+        scales = [x for layer in self.layers.values() for x in layer[2:] if x is not None]
         return (*sets, CacheSet.of(scales)) if scales else tuple(sets)
 
     @property

@@ -56,10 +56,9 @@ class LatentDecoder(Decoder):
         latent = self.architecture.latent
         assert latent is not None
         self.latent = latent
-        self._latent_layers = [
-            _latent_layer(i, latent, self._num_heads, weights, self._backend)
-            for i in range(self.architecture.num_layers)
-        ]
+        self._latent_layers = {
+            i: _latent_layer(i, latent, self._num_heads, weights, self._backend) for i in self.stage.layers
+        }
 
     def attend(self, index: int, hidden: torch.Tensor, batch: Batch, kv: PagedKv | LatentKv) -> torch.Tensor:
         """Computes the attention of a layer, its projections included, and writes the row of all tokens."""

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 
 from kernels.moe import ExpertWeight
 from kernels.moe_routing import Routing
+from policies.placement.experts import Slots
 from realengine.model.backend import Backend
 from realengine.model.linear import Linear
+from realengine.model.token_exchange import TokenExchange
 from realengine.model.variants import ExpertRouting, Scoring
 
 
@@ -22,6 +24,52 @@ class Mlp:
     down: Linear
 
 
+class ExpertSlots:
+    """The slots of an expert-parallel rank in one layer, and the copies of each expert on all ranks.
+
+    Slots are numbered over the ranks: those of rank r are r * size .. (r + 1) * size - 1. The tensors keep
+    their addresses when experts move, so that a CUDA graph holds.
+    """
+
+    def __init__(self, slots: Slots, rank: int, num_experts: int, device: torch.device) -> None:
+        """Creates the slots of a rank. slots: the experts of the slots of each rank."""
+        self.slots = slots
+        self._size = len(slots[0])
+        self._first = rank * self._size
+        most = len(slots) * self._size - num_experts + 1  # every expert has a slot
+        self._copies_EC = torch.zeros(num_experts, most, dtype=torch.int64, device=device)
+        self._counts_E = torch.ones(num_experts, dtype=torch.int64, device=device)
+        self.loads_E = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        """Tokens that have chosen each expert since they were placed."""
+        self.place(slots)
+
+    def place(self, slots: Slots) -> None:
+        """Takes note of the new experts of all slots, and begins to count their tokens anew."""
+        self.slots = slots
+        copies: list[list[int]] = [[] for _ in self._counts_E]
+        for number, expert in enumerate(expert for of_rank in slots for expert in of_rank):
+            copies[expert].append(number)
+        most = self._copies_EC.shape[1]
+        self._copies_EC.copy_(torch.tensor([own + [0] * (most - len(own)) for own in copies]))
+        self._counts_E.copy_(torch.tensor([len(own) for own in copies]))
+        self.loads_E.zero_()
+
+    def chosen(self, experts_TJ: torch.Tensor) -> torch.Tensor:
+        """Returns the slots of the chosen experts, int32 [T, J], and counts their tokens.
+
+        The tokens of a step take the copies of an expert in turn.
+        """
+        chosen_TJ = experts_TJ.long()
+        self.loads_E.index_add_(0, chosen_TJ.flatten(), torch.ones_like(chosen_TJ.flatten()))
+        turns_T1 = torch.arange(len(chosen_TJ), device=chosen_TJ.device)[:, None]
+        return self._copies_EC[chosen_TJ, turns_T1 % self._counts_E[chosen_TJ]].int()
+
+    def here(self, slots_TJ: torch.Tensor) -> torch.Tensor:
+        """Returns slots counted from this rank's first one; -1: another rank's."""
+        own_TJ = slots_TJ - self._first
+        return torch.where((own_TJ >= 0) & (own_TJ < self._size), own_TJ, -1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """E experts with I intermediate values, num_choices of them per token; H is the hidden size.
@@ -29,7 +77,8 @@ class Experts:
     router_EH: in the model's dtype; its softmax is in fp32. gate_up [E, 2 I, H] (gate before up) and down [E,
     H, I]: in the model's dtype, int8 with one scale per channel, or 4 bits. renormalise: a token's weights
     sum to one. Each tensor-parallel rank holds a slice of every expert's I, and its output is a part of the
-    sum.
+    sum. slots: of an expert-parallel rank, which holds the experts of its slots only; its output is a part of
+    the sum, too.
     """
 
     router_EH: torch.Tensor
@@ -38,6 +87,9 @@ class Experts:
     num_choices: int
     renormalise: bool
     backend: Backend
+    slots: ExpertSlots | None = None
+    exchange: TokenExchange | None = None
+    """With data-parallel ranks; None: all ranks of the experts have the same tokens."""
 
     def __call__(self, x_TH: torch.Tensor) -> torch.Tensor:
         """Computes the output [T, H] in x's dtype."""
@@ -51,6 +103,19 @@ class Experts:
 
     def mixed(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Computes the weighted sum of the outputs of the chosen experts."""
+        if self.slots is None:
+            return self._computed(x_TH, routing)
+        routing = routing._replace(experts_TJ=self.slots.chosen(routing.experts_TJ))
+        if self.exchange is None:
+            return self._of_slots(x_TH, routing)
+        return self.exchange.mixed(x_TH, routing, self._of_slots)
+
+    def _of_slots(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Computes this rank's part of the sum. routing: with slots in place of experts."""
+        assert self.slots is not None
+        return self._computed(x_TH, routing._replace(experts_TJ=self.slots.here(routing.experts_TJ)))
+
+    def _computed(self, x_TH: torch.Tensor, routing: Routing) -> torch.Tensor:
         y_TH: torch.Tensor = self.backend.moe_mlp(x_TH, self.gate_up, self.down, routing)
         return y_TH
 

@@ -22,6 +22,19 @@ class TreeRows(NamedTuple):
     num_tokens: int
 
 
+class WholeStep(NamedTuple):
+    """The tokens of a step that context-parallel ranks divide (`realengine.model.context_cut`)."""
+
+    bounds: tuple[int, ...]
+    """The first token of each rank, and the number of all tokens."""
+    own: slice
+    """This rank's tokens."""
+    positions_T: torch.Tensor
+    """Positions of all tokens."""
+    slots_T: torch.Tensor
+    """Positions of the KV of all tokens."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """B rows with T tokens, concatenated. The first `num_decodes` rows bring one token, the others chunks.
@@ -52,6 +65,9 @@ class Batch:
     """LoRA adapters of the tokens; None: none."""
     tree: TreeRows | None = None
     """The rows with token trees, which come before the other chunks; None: there are none."""
+
+    step: WholeStep | None = None
+    """Of a context-parallel rank, which has some tokens of a longer step; None: they are all."""
 
     _contexts: dict[tuple[int, int], Contexts] = field(default_factory=dict, init=False, repr=False)
 

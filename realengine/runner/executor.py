@@ -20,6 +20,7 @@ from realengine.model.lora import AdapterBank, num_decode_segments
 from realengine.model.quantization import Weights
 from realengine.progress import QUIET, Progress
 from realengine.runner.batch import Batch, Upload
+from realengine.runner.expert_balance import ExpertBalance
 from realengine.runner.graphs import Computed, Drawn, Finished, Graphs
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptTokens
@@ -58,7 +59,7 @@ class Executor:
     num_slots: maximum number of sequences with KV at once; one more row is for padding. graph_sizes: numbers
     of sequences of the decode steps that are captured as CUDA graphs. piece_sizes: numbers of tokens of the
     other steps whose pieces are captured. window: the KV that decoding sequences keep; None: all. drafts: how
-    the engine speculates; None: it does not.
+    the engine speculates; None: it does not. balance: of an expert-parallel rank.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Executor:
         piece_sizes: SequenceOf[int] = (),
         window: KeptTokens | None = None,
         drafts: DeviceDrafts | None = None,
+        balance: ExpertBalance | None = None,
     ) -> None:
         self.device = decoder.device
         self._decoder = decoder
@@ -84,6 +86,7 @@ class Executor:
         self.adapters = adapters
         self._num_slots = num_slots
         self.window = window
+        self.balance = balance
         self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // cache.block_size)
         self._padding = Padding(num_slots, max_blocks)
@@ -117,10 +120,15 @@ class Executor:
 
     @torch.inference_mode()
     def run(self, work: Work) -> Drawn | None:
-        """Does all work in order, asynchronously on a GPU; returns None if no token is drawn."""
+        """Does all work in order, asynchronously on a GPU.
+
+        Returns None if no token is drawn, or by a later stage of a pipeline.
+        """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has its own current device
         self._prepare(work)
+        if self._decoder.exchange is not None:
+            self._decoder.exchange.rank_tokens = work.rank_tokens
         if work.shape is None:
             return None
         assert work.words is not None
@@ -130,6 +138,8 @@ class Executor:
             done = self._eager(work.shape, work.words, work.scored)
         if self.window is not None and not work.shape.is_decode:
             self.window.end(work.cuts, self._cache, self._tables_SM)
+        if self.balance is not None:
+            self.balance.stepped()
         drawn = [each for each in done if each is not None]
         if len(drawn) <= 1:
             return drawn[0] if drawn else None
@@ -147,7 +157,8 @@ class Executor:
         done = []
         for _ in range(shape.num_iterations):
             computed = self._compute(views, shape, scored)
-            done.append(self._finish(computed, views, shape, scored).drawn)
+            if computed is not None:
+                done.append(self._finish(computed, views, shape, scored).drawn)
         return done
 
     def _replayed(self, shape: Shape, size: StepSize, words: NDArray[np.int32]) -> list[Drawn | None]:
@@ -183,6 +194,7 @@ class Executor:
         views = views_of(words, shape)
         self._begin(views)
         computed = self._compute(views, shape)
+        assert computed is not None
         if self._verifier is None:
             return Computed(self._states_BH[: shape.num_rows].copy_(computed.hidden_RH))
         assert computed.batch is not None
@@ -267,8 +279,11 @@ class Executor:
         if self._verifier is not None and isinstance(views, StepWords):
             self._verifier.begin(views)
 
-    def _compute(self, views: Views, shape: Shape, scored: ScoredRows | None = None) -> Computed:
-        """Computes the final hidden states of a step's rows, in pieces if they are captured."""
+    def _compute(self, views: Views, shape: Shape, scored: ScoredRows | None = None) -> Computed | None:
+        """Computes the final hidden states of a step's rows, in pieces if they are captured.
+
+        None: they are computed by the last stage of a pipeline, which is another one.
+        """
         if isinstance(views, DecodeWords):
             batch = self._decode_batch(views, shape)
         else:
@@ -283,7 +298,8 @@ class Executor:
                 states = self._decoder.states(batch, self._cache, taps=verifier.taps)
             return Computed(states.hidden_TH[batch.sampled_rows_S], batch, states)
         if piecewise is None:
-            return Computed(self._decoder.sampled_states(batch, self._cache), batch)
+            found_RH = self._decoder.sampled_states(batch, self._cache)
+            return None if found_RH is None else Computed(found_RH, batch)
         states_TH = piecewise.states(batch)
         rows_S = batch.sampled_rows_S
         return Computed(states_TH if rows_S is None else states_TH[rows_S], batch)

@@ -131,7 +131,7 @@ class KeptWindow(NamedTuple):
         sources, places = (
             table_M[at // size].long() * size + at % size for at in (positions, self._places(positions))
         )
-        for layer in cache.layers:
+        for layer in cache.layers.values():
             for tensor in layer:
                 if tensor is not None:
                     rows = tensor.view(-1, *tensor.shape[2:]).view(torch.uint8)

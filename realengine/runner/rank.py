@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from policies.adapters.fixed_slots import FixedSlots
 from policies.caching.selective import SnapKv
 from policies.caching.streaming import StreamingLlm
+from policies.placement.experts import in_order
 from policies.speculation.engine.drafts import Shapes
 from realengine.ahead.startup import compile_kernels
 from realengine.ahead.zeros import EngineShape
@@ -21,18 +23,20 @@ from realengine.model.kv_cache import KvCache
 from realengine.model.lora import AdapterBank
 from realengine.model.lora_adapter import Adapter
 from realengine.model.quantization import Weights, weights_on
+from realengine.model.token_exchange import TokenExchange
 from realengine.progress import Progress
 from realengine.runner import piecewise
 from realengine.runner.executor import Executor
+from realengine.runner.expert_balance import ExpertBalance
 from realengine.runner.graph_mode import mode_of
 from realengine.runner.graphs import default_sizes
 from realengine.runner.host_kv import HostKv
 from realengine.runner.kept_tokens import KeptPrompt, KeptTokens, KeptWindow
 from realengine.runner.memory import CPU_NO_MEMORY, GIB, Memory, MemoryPlan
-from realengine.runner.parallel import Group
+from realengine.runner.parallel import ExpertRanks, Group, Mesh
 from realengine.serving.model import Model
 from realengine.settings import DTYPES, KV_DTYPES, EngineSettings
-from realengine.speculation.drafter import DrafterContext
+from realengine.speculation.drafter import DrafterContext, LoadedDraft
 from realengine.speculation.drafters.load import load_draft
 from realengine.speculation.verifier import DeviceDrafts
 from realengine.weights.load import load_weights
@@ -43,15 +47,17 @@ def build_executor(
     model: Model,
     settings: EngineSettings,
     device: torch.device,
-    group: Group,
+    mesh: Mesh | None = None,
     weights: Weights | None = None,
 ) -> tuple[Executor, Memory]:
     """Builds one rank's model, KV cache and executor. Raises ValueError if the GPU has too little memory.
 
-    weights: those that `load_weights` has returned before, on any device; None: they are loaded.
+    mesh: the groups of this rank; None: it is alone. weights: those that `load_weights` has returned before,
+    on any device; None: they are loaded.
     """
-    backend = choose_backend(settings.backend, device)
-    progress = Progress(settings.progress if group.rank == 0 else False)
+    mesh = mesh or Mesh.alone(model.architecture.num_layers)
+    backend, group, layers = choose_backend(settings.backend, device), mesh.tensor, mesh.stage.layers
+    progress = Progress(settings.progress if mesh.everyone.rank == 0 else False)
     name = settings.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     dtype = DTYPES[name]
     kv_dtype = KV_DTYPES.get(settings.kv_cache_dtype, dtype)
@@ -59,15 +65,18 @@ def build_executor(
     quantization, world_size = settings.quantization, group.world_size
     check_supported(architecture, backend, dtype, kv_dtype, quantization=quantization, world_size=world_size)
     backend = with_attention(backend, settings.attention_backend, device)
-    weights = _weights(model, settings, dtype, device, group, progress, weights)
+    experts, exchange = _expert_ranks(architecture, settings, mesh)
+    weights = _weights(model, settings, dtype, device, mesh, experts, progress, weights)
     check_drafts(architecture, settings)
     window = kept_tokens_of(architecture, settings, device)
     if window is not None:
         backend = window.observed(backend)
     adapters = _adapters(architecture, settings, backend, dtype, device, group)
-    decoder = decoder_of(architecture, weights, backend, max_model_len, group, adapters)
-    block_size = settings.caching.block_size
-    draft = None
+    decoder = decoder_of(
+        *(architecture, weights, backend, max_model_len, group, adapters),
+        *(mesh.stage, experts, exchange, mesh.context),
+    )
+    block_size, draft = settings.caching.block_size, None
     if settings.speculation is not None:
         context = DrafterContext(
             target=decoder,
@@ -84,10 +93,9 @@ def build_executor(
             seed=settings.seed,
         )
         draft = load_draft(settings.speculation, context)
-    block_bytes = KvCache.bytes_per_block(architecture, block_size, kv_dtype, world_size)
-    block_bytes += 0 if draft is None else draft.block_bytes
-    mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda")
-    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and group.rank == 0:
+    block_bytes, all_bytes = _block_bytes(architecture, block_size, kv_dtype, mesh, draft)
+    mode = mode_of(settings.cudagraph_mode, is_gpu=device.type == "cuda" and settings.may_capture)
+    if mode.captures and device.type == "cuda" and backend.name == TRITON.name and mesh.everyone.rank == 0:
         shape = EngineShape(
             architecture=architecture,
             dtype=dtype,
@@ -107,21 +115,17 @@ def build_executor(
     plan = MemoryPlan.of(architecture, settings, dtype, max_model_len, block_bytes, draft, mode)
     num_blocks = settings.num_kv_blocks
     if num_blocks is None:
-        num_blocks = group.smallest(plan.num_blocks(device))
-    group.check_alike(
-        {
-            "torch": torch.__version__,
-            "the model": architecture,
-            "dtype": dtype,
-            "kv_cache_dtype": kv_dtype,
-            "num_kv_blocks": num_blocks,
-            "the device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        }
+        num_blocks = mesh.everyone.smallest(plan.num_blocks(device))
+    _check_alike(
+        mesh,
+        device,
+        {"the model": architecture, "dtype": dtype, "kv_cache_dtype": kv_dtype, "num_kv_blocks": num_blocks},
     )
-    memory = Memory(num_blocks, int(settings.swap_space_gib * GIB / block_bytes), block_bytes * world_size)
+    num_swap_blocks = int(settings.swap_space_gib * GIB * mesh.everyone.world_size / all_bytes)
+    memory = Memory(num_blocks, num_swap_blocks, all_bytes)
     drafts = None
     try:
-        cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size)
+        cache = KvCache(architecture, num_blocks, block_size, kv_dtype, device, world_size, layers)
         if settings.speculation is not None:
             drafter = None if draft is None else draft.build(cache)
             if drafter is not None:
@@ -144,6 +148,9 @@ def build_executor(
             piece_sizes=piecewise.SIZES if mode.piecewise else (),
             window=window,
             drafts=drafts,
+            balance=None
+            if experts is None
+            else ExpertBalance(decoder.placed_experts, experts, settings.expert_placement),
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_NO_MEMORY not in str(error):
@@ -158,12 +165,32 @@ def build_executor(
     return executor, memory
 
 
+def _block_bytes(
+    architecture: Architecture, block_size: int, dtype: torch.dtype, mesh: Mesh, draft: LoadedDraft | None
+) -> tuple[int, int]:
+    """Returns the bytes of a KV block on this rank, and on all ranks together, with the KV of drafts."""
+    size, of_draft = mesh.tensor.world_size, 0 if draft is None else draft.block_bytes
+    num_copies = mesh.data.world_size * mesh.context.world_size
+    own, whole = (
+        KvCache.bytes_per_block(architecture, block_size, dtype, size, layers) + of_draft
+        for layers in (mesh.stage.layers, None)
+    )
+    return own, whole * size * num_copies
+
+
+def _check_alike(mesh: Mesh, device: torch.device, facts: Mapping[str, object]) -> None:
+    """Raises RuntimeError if the ranks differ in facts, in the version of torch, or in the device."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    mesh.everyone.check_alike({"torch": torch.__version__, "the device": name, **facts})
+
+
 def _weights(
     model: Model,
     settings: EngineSettings,
     dtype: torch.dtype,
     device: torch.device,
-    group: Group,
+    mesh: Mesh,
+    experts: ExpertRanks | None,
     progress: Progress,
     weights: Weights | None,
 ) -> Weights:
@@ -177,16 +204,35 @@ def _weights(
             dtype,
             device,
             quantization=settings.quantization,
-            rank=group.rank,
-            world_size=group.world_size,
+            rank=mesh.tensor.rank,
+            world_size=mesh.tensor.world_size,
+            layers=mesh.stage.layers,
+            experts=None if experts is None else experts.loaded,
             seed=settings.seed,
             progress=progress,
         )
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the weights do not fit into the GPU's memory: {error}; choose a quantization, a larger "
-            "tensor_parallel_size, or a smaller model"
+            "tensor_parallel_size or pipeline_parallel_size, or a smaller model"
         ) from error
+
+
+def _expert_ranks(
+    architecture: Architecture, settings: EngineSettings, mesh: Mesh
+) -> tuple[ExpertRanks | None, TokenExchange | None]:
+    """Returns the ranks of a stage as those of its experts, and how data-parallel ones exchange tokens.
+
+    None: all ranks of a tensor-parallel group have a share of every expert.
+    """
+    size, data = settings.expert_parallel_size, mesh.data
+    if size == data.world_size == 1:
+        return None, None
+    num_redundant = settings.expert_placement.num_redundant_experts
+    ranks = ExpertRanks.of(in_order(architecture.num_experts, size, num_redundant), mesh.peers)
+    if data.world_size == 1:
+        return ranks, None
+    return ranks, TokenExchange(data, ranks, mesh.tensor.rank, settings.all2all_backend)
 
 
 def max_model_len_of(architecture: Architecture, settings: EngineSettings) -> int:

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as SequenceOf
+from copy import copy
+from dataclasses import replace
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +27,12 @@ from policies.core.plan import Chunk, StepPlan, Transfer
 from policies.core.sequence import Sequence
 from realengine.model.lora import NO_ADAPTER, AdapterBank, make_segments, num_decode_segments
 from realengine.runner.decode_rows import DecodeRows, MemberRows, RepeatedStep
-from realengine.runner.graphs import Drawn, Graphs
+from realengine.runner.graphs import Graphs
 from realengine.runner.host_kv import HostPlaces
 from realengine.runner.kept_tokens import KeptTokens
-from realengine.runner.launch import Launch, Row
+from realengine.runner.launch import Launch, Result, Row
 from realengine.runner.packing import Decodes, StepRows, num_pass_segments, pack_decode, pack_step
-from realengine.runner.prompt_scores import NOTHING_SCORED, PromptScores
+from realengine.runner.prompt_scores import NOTHING_SCORED, PromptScores, ScoredChunk
 from realengine.runner.token_masks import AllowedTokens, ChangedBiases
 from realengine.runner.work import (
     ON_DEVICE,
@@ -48,6 +51,25 @@ from realengine.serving.sampling_params import SamplingParams
 from realengine.speculation.packer import DraftPacker
 
 
+class Packed(NamedTuple):
+    """The work of a step, or of one rank's share of it."""
+
+    rows: list[Row]
+    work: Work
+    scored: list[ScoredChunk]
+    num_drafts: SequenceOf[int]
+
+
+def share_of(plan: StepPlan, rank: int) -> StepPlan:
+    """Returns the part of a plan that a rank of data-parallel attention computes."""
+    share, idle = copy(plan), set(plan.idle)
+    share.decoding = [seq for seq in plan.decoding if seq.dp_rank == rank and seq not in idle]
+    share.idle = ()
+    share.branched = [seq for seq in plan.branched if seq.dp_rank == rank]
+    share.chunks = [chunk for chunk in plan.chunks if chunk.seq.dp_rank == rank]
+    return share
+
+
 class Runner:
     """Packs plans and launches them.
 
@@ -58,7 +80,7 @@ class Runner:
     def __init__(
         self,
         core: EngineCore,
-        execute: Callable[[Work], Drawn | None],
+        execute: Callable[[Work], Result],
         *,
         graphs: Graphs | None = None,
         adapters: AdapterBank | None = None,
@@ -154,6 +176,17 @@ class Runner:
             self._forms[slot] = form
             self._draw_S[slot] = Draw.penalised
 
+    def note_tokens(self, tokens: Iterable[tuple[Row, list[int]]]) -> None:
+        """Writes new tokens of sequences into their slots, if the device of the next step has not drawn them.
+
+        Later steps then bring them as their inputs.
+        """
+        for (seq, branch), new in tokens:
+            slot = seq.slots[branch]
+            first = self._num_on_host_S[slot]
+            self._tokens_SL[slot, first : first + len(new)] = new
+            self._num_on_host_S[slot] = first + len(new)
+
     def set_drafts(self, seq: Sequence, tokens: SequenceOf[int]) -> None:
         """Sets the draft tokens of a sequence's next step, which the host has made."""
         assert self._drafts is not None
@@ -211,6 +244,36 @@ class Runner:
         """
         begin_s = 0.0 if self._drafts is None else self._drafts.now()
         cuts = () if self._window is None else self._window.cuts(plan, self._filled)
+        ranks = self._core.ranks
+        shares = [plan] if ranks is None else [share_of(plan, rank) for rank in range(ranks.size)]
+        packed = [self._packed(share, num_iterations, cuts) for share in shares]
+        rows = [row for each in packed for row in each.rows]
+        work = packed[0].work
+        if ranks is not None:
+            num_tokens = tuple(each.work.shape.num_tokens for each in packed if each.work.shape is not None)
+            works = tuple(replace(each.work, rank_tokens=num_tokens) for each in packed)
+            work = Work(of_ranks=works)
+        num_rows = [len(each.rows) for each in packed]
+        try:
+            launch = Launch(rows, self.execute(work), num_iterations, num_rows)
+        except RuntimeError:
+            self._tables_SM.fill(-1)  # it is unknown which updates the device has made
+            self._num_ids_S.fill(0)
+            self._members.forget()
+            raise
+        launch.scored = [chunk for each in packed for chunk in each.scored]
+        launch.num_drafts = packed[0].num_drafts
+        launch.faults, self._faults = self._faults, []
+        for taken in (self._adapter_loads, self._penalty_inits, self._biases.changed, self._filled):
+            taken.clear()
+        if self._drafts is not None:
+            self._drafts.launched(plan, begin_s, num_iterations)
+            if num_iterations > 1:  # the commit may free blocks that were reserved
+                self._num_ids_S[[seq.slots[0] for seq, _ in rows]] = 0
+        return launch
+
+    def _packed(self, plan: StepPlan, num_iterations: int, cuts: tuple[tuple[int, ...], ...]) -> Packed:
+        """Packs the work of a plan, or of a rank's share of it."""
         copies, scored = None, NOTHING_SCORED
         num_drafts: SequenceOf[int] = ()
         numbers: Iterable[int] = count()
@@ -249,22 +312,7 @@ class Runner:
             cuts=cuts,
         )
         self._updates.clear()
-        try:
-            launch = Launch(rows, self.execute(work), num_iterations)
-        except RuntimeError:
-            self._tables_SM.fill(-1)  # it is unknown which updates the device has made
-            self._num_ids_S.fill(0)
-            self._members.forget()
-            raise
-        launch.scored, launch.num_drafts = scored.chunks, num_drafts
-        launch.faults, self._faults = self._faults, []
-        for taken in (self._adapter_loads, self._penalty_inits, self._biases.changed, self._filled):
-            taken.clear()
-        if self._drafts is not None:
-            self._drafts.launched(plan, begin_s, num_iterations)
-            if num_iterations > 1:  # the commit may free blocks that were reserved
-                self._num_ids_S[[seq.slots[0] for seq, _ in rows]] = 0
-        return launch
+        return Packed(rows, work, scored.chunks, num_drafts)
 
     def _decoding(self, plan: StepPlan) -> DecodeRows:
         """Returns the rows of the decoding sequences of a plan, without those that have branches."""
@@ -360,7 +408,8 @@ class Runner:
         draw, num_logprobs = self._draw_and_logprobs(slots)
         if self._graphs is not None:
             size = self._graphs.fit(num_rows, num_rows)
-        num_padding = 0 if size is None else size.num_seqs - num_rows
+        # A rank of data-parallel attention without sequences computes a row, as others need its experts.
+        num_padding = int(not num_rows) if size is None else size.num_seqs - num_rows
         padded = np.append(slots, np.full(num_padding, self._padding.slot))
         shape, words = pack_decode(
             padded,

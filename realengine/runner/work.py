@@ -206,8 +206,21 @@ class Work:
     """Tokens that the rows of outputs with a form may draw; None: there is no such row."""
     scored: ScoredRows | None = None
     """Rows of a step with chunks that tell log-probabilities of prompts; None: none is wanted."""
+    rank_tokens: tuple[int, ...] = ()
+    """Tokens of each rank of data-parallel attention; empty: there is one."""
+    of_ranks: tuple[Work, ...] = ()
+    """The step of each rank of data-parallel attention, in place of this one; empty: all do this one."""
     cuts: tuple[tuple[int, ...], ...] = ()
     """What the step does to prompts if a cache drops KV; see `KeptTokens`."""
+
+    def of_rank(self, rank: int) -> Work:
+        """Returns what a rank of data-parallel attention does."""
+        return self.of_ranks[rank] if self.of_ranks else self
+
+    @property
+    def draws(self) -> bool:
+        """True if there is a step, of which the ranks that draw tell rank 0."""
+        return self.shape is not None or bool(self.of_ranks)
 
 
 class DecodeWords(NamedTuple):

@@ -32,7 +32,7 @@ from realengine.weights.gpt_oss import read_experts
 from realengine.weights.packed import is_packed, read_packed
 from realengine.weights.quantized_formats import PackedFormat, stored_as
 from realengine.weights.safetensors import SafetensorsCheckpoint
-from realengine.weights.table import GGUF, HUGGING_FACE, expected, shard
+from realengine.weights.table import GGUF, HUGGING_FACE, ExpertShare, expected, of_stage, placed, shard
 from realengine.weights.weight import Part, Weight
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -73,6 +73,8 @@ def load_weights(
     quantization: str | None = None,
     rank: int = 0,
     world_size: int = 1,
+    layers: range | None = None,
+    experts: ExpertShare | None = None,
     seed: int = 0,
     progress: Progress = QUIET,
 ) -> Weights:
@@ -80,7 +82,8 @@ def load_weights(
 
     source: a safetensors file or folder, a .gguf file (or an open one), or None: random, drawn with the seed.
     quantization: format of the linear layers (`realengine.model.quantization`); weights that the checkpoint
-    stores in 4 bits stay in 4 bits. rank, world_size: this tensor-parallel rank's share. Raises ValueError
+    stores in 4 bits stay in 4 bits. rank, world_size: this tensor-parallel rank's share. layers: those of
+    this pipeline stage; None: all. experts: of an expert-parallel rank. Raises ValueError
     with file and tensor for missing, misshapen, truncated, non-finite and unknown tensors, for shapes that
     the quantization does not support, and if world_size does not divide a size of the architecture.
     """
@@ -122,7 +125,9 @@ def load_weights(
                 return quantised(weight.name, read, quantization) if isinstance(read, torch.Tensor) else read
             return quantised(weight.name, _assemble(share, checkpoint, dtype, device), quantization)
 
-    shares = shard(weights, rank, world_size)
+    if layers is not None:
+        weights = of_stage(weights, layers, architecture.num_layers)
+    shares = shard(weights, rank, world_size, experts)
     pairs = progress.over(list(zip(weights, shares, strict=True)), "Loading weights")
     tensors = {weight.name: made(weight, share) for weight, share in pairs}
     if architecture.tie_word_embeddings:
@@ -246,6 +251,8 @@ def random_weight(
     rank draws the whole tensor and keeps its share, so the ranks together hold the weights of one device.
     """
     drawn = _drawn(weight, seed, dtype, device)
+    if share.experts is not None:
+        drawn, weight = drawn[list(share.experts)], placed(weight, share.experts)
     return drawn if share is weight else _share_of(drawn, weight, share)
 
 

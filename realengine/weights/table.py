@@ -14,9 +14,10 @@ norms, router and embedding are complete on every rank.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from realengine.model.architecture import Architecture
 from realengine.model.variants import LatentSizes
@@ -24,6 +25,7 @@ from realengine.weights import gpt_oss
 from realengine.weights.weight import Index, Part, Weight, everything, part_of, whole
 
 T = TypeVar("T")
+LAYER = re.compile(r"layers\.(\d+)\.")
 
 HUGGING_FACE: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
@@ -105,14 +107,65 @@ def expected(architecture: Architecture, names: Mapping[str, str] = HUGGING_FACE
     return tuple(replace(w, offset=1.0) if w.name.endswith("norm.weight") else w for w in weights)
 
 
-def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight, ...]:
+class ExpertShare(NamedTuple):
+    """Share of a rank in the experts of every layer, if these are divided otherwise than other weights."""
+
+    experts: tuple[int, ...]
+    """The expert of each slot."""
+    rank: int
+    """Number of the share of each expert's matrices, of world_size."""
+    world_size: int
+
+
+def shard(
+    weights: Sequence[Weight], rank: int, world_size: int, experts: ExpertShare | None = None
+) -> tuple[Weight, ...]:
     """Returns every weight with this tensor-parallel rank's share.
 
-    9 heads on 3 ranks: rank 1 has rows 3 D to 6 D of the queries, and its qkv begins with them. Raises
-    ValueError if world_size does not divide heads, intermediate sizes and vocabulary.
+    9 heads on 3 ranks: rank 1 has rows 3 D to 6 D of the queries, and its qkv begins with them. experts: of
+    an expert-parallel rank. Raises ValueError if world_size does not divide heads, intermediate sizes and
+    vocabulary.
     """
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(f"rank={rank}: must be in 0 .. world_size - 1, world_size={world_size}")
+    if experts is None:
+        _check_divided(weights, world_size)
+        return tuple(_share(weight, rank, world_size) for weight in weights)
+    _check_divided([weight for weight in weights if not is_of_experts(weight)], world_size)
+    _check_divided([weight for weight in weights if is_of_experts(weight)], experts.world_size)
+    return tuple(
+        _share(placed(weight, experts.experts), experts.rank, experts.world_size)
+        if is_of_experts(weight)
+        else _share(weight, rank, world_size)
+        for weight in weights
+    )
+
+
+def is_of_experts(weight: Weight) -> bool:
+    """Returns whether a weight has the matrices of routed experts."""
+    return ".experts_" in weight.name
+
+
+def placed(weight: Weight, experts: tuple[int, ...]) -> Weight:
+    """Returns a weight [experts, ...] with other experts, in the order of their slots."""
+    parts = []
+    for slot, expert in enumerate(experts):
+        for part in weight.parts:
+            at = part.into[0]
+            if isinstance(at, slice):  # one checkpoint tensor has all experts
+                into, take = (
+                    (slice(slot, slot + 1), *part.into[1:]),
+                    (slice(expert, expert + 1), *part.take[1:]),
+                )
+                parts.append(replace(part, into=into, take=take))
+            elif at == expert:
+                parts.append(replace(part, into=(slot, *part.into[1:])))
+    shape = (len(experts), *weight.shape[1:])
+    return replace(weight, shape=shape, parts=tuple(parts), experts=experts)
+
+
+def _check_divided(weights: Sequence[Weight], world_size: int) -> None:
+    """Raises ValueError unless ranks can divide the weights."""
     numbers = dict(number for weight in weights for number in weight.divided)
     for name, number in numbers.items():
         if number % world_size:
@@ -123,7 +176,29 @@ def shard(weights: Sequence[Weight], rank: int, world_size: int) -> tuple[Weight
                 f"{name}={number}: cannot be divided among world_size={world_size} ranks; sizes that divide "
                 f"all of {everything}: {fitting}"
             )
-    return tuple(_share(weight, rank, world_size) for weight in weights)
+
+
+def of_stage(weights: Sequence[Weight], layers: range, num_layers: int) -> tuple[Weight, ...]:
+    """Returns the weights of a pipeline stage: those of its layers, and the norm.
+
+    The first stage has the embedding, the last one the output head, which may be the embedding; on others
+    these have no rows.
+    """
+    is_first, is_last = layers.start == 0, layers.stop == num_layers
+    is_tied = all(weight.name != "head.weight" for weight in weights)
+    found = []
+    for weight in weights:
+        if match := LAYER.match(weight.name):
+            if int(match[1]) in layers:
+                found.append(weight)
+            continue
+        is_embedding = weight.name == "embedding.weight"
+        if (is_embedding and not (is_first or (is_tied and is_last))) or (
+            weight.name == "head.weight" and not is_last
+        ):
+            weight = replace(weight, shape=(0, weight.shape[1]), parts=(), split=None)
+        found.append(weight)
+    return tuple(found)
 
 
 def _share(weight: Weight, rank: int, world_size: int) -> Weight:

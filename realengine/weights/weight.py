@@ -32,6 +32,8 @@ class Weight:
     """Axis, from the end, that tensor-parallel ranks divide, here and in every part; None: not divided."""
     divided: tuple[tuple[str, int], ...] = ()
     """Sizes of the architecture that a tensor-parallel size must divide."""
+    experts: tuple[int, ...] | None = None
+    """Experts that an expert-parallel rank has, by slot, of a weight [experts, ...]; None: all in order."""
     stored: str = ""
     """Layout of the checkpoint, if parts are not slices of the weight (`realengine.weights.gpt_oss`)."""
     offset: float = 0.0

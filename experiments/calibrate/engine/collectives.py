@@ -20,6 +20,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from hwmodels.fitting.robust import fit_terms
+from hwmodels.iterations.layout import ParallelLayout
 from realengine.runner.parallel import connect, disconnect
 
 SIZES = tuple(1 << power for power in range(12, 28, 2))
@@ -73,7 +74,8 @@ def _rank(rank: int, num_ranks: int, device_type: str, folder: str) -> None:
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    group = connect(rank, num_ranks, device, f"file://{folder}/meet")
+    layout = ParallelLayout(tensor_parallel_size=num_ranks)
+    group = connect(rank, layout, 1, device, f"file://{folder}/meet").tensor
     found = {}
     for size in SIZES:
         x = torch.ones(size // 4, device=device)

@@ -11,6 +11,8 @@ from experiments.calibrate.engine.drafting import drafting_of
 from experiments.calibrate.engine.served import TORCH_DTYPES, kv_dtype_of, quantization_of
 from hwmodels.model import ModelSpec
 from policies.admission import AdmitAll
+from policies.batching import LOAD_BALANCE_METHODS
+from policies.placement.experts import Eplb, ExpertPlacing, InOrder
 from realengine.settings import EngineSettings
 from sim.metrics.slo import check_no_workload_terms
 from sim.setup.scenario import Scenario
@@ -40,7 +42,7 @@ def alone_settings_of(
         raise ValueError(
             f"workload.branching.every={answers.every}: the engine has no beam search; set it to null"
         )
-    model, profile = scenario.model, scenario.engine
+    model, profile, ranks = scenario.model, scenario.engine, scenario.data_parallel
     return EngineSettings(
         device=device.type,
         dtype=TORCH_DTYPES[model.dtype],
@@ -53,6 +55,9 @@ def alone_settings_of(
         swap_space_gib=profile.swap_space_gib,
         cudagraph_mode=None if profile.cuda_graphs.enabled else "NONE",
         overlap=scenario.host.overlapped,
+        pp_max_micro_batch_size=scenario.max_batch_seqs,
+        load_balance_method=LOAD_BALANCE_METHODS[0] if ranks is None else ranks.load_balance_method,
+        expert_placement=_expert_placement(scenario),
         batching=scenario.batching,
         scheduling=scenario.scheduling,
         caching=scenario.caching,
@@ -81,6 +86,14 @@ def _check_alone(scenario: Scenario) -> None:
         raise ValueError(f"admission={name}: an engine run admits all requests; set admission=none")
     if scenario.retries.max_attempts > 1 or scenario.retries.timeout_s is not None:
         raise ValueError("retries: clients of an engine run wait without limit; set retries=none")
+
+
+def _expert_placement(scenario: Scenario) -> ExpertPlacing:
+    """Returns the placement of experts: with copies of popular ones if the simulator prices these."""
+    routing = scenario.engine.kernels.routing
+    if routing.placement != "eplb":
+        return InOrder()
+    return Eplb(num_redundant_experts=routing.num_redundant_experts)
 
 
 def _kv_cache_dtype(model: ModelSpec) -> str:

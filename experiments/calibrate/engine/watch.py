@@ -145,7 +145,7 @@ class WatchedDecoder(Decoder):
         super().__init__(*args, **options)
         self.watched = watched
 
-    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor:
+    def sampled_states(self, batch: Batch, cache: KvCache) -> torch.Tensor | None:
         """Computes the final hidden states of the sampled rows."""
         self.watched.in_head = False
         self.watched.mark(INPUTS)

@@ -27,7 +27,7 @@ from realengine.runner.graphs import Drawn
 from realengine.runner.memory import Memory
 from realengine.runner.work import Work
 from realengine.serving.model import Model
-from realengine.settings import EngineSettings
+from realengine.settings import SEVERAL, EngineSettings
 from sim.report.files import config_digest
 from sim.setup.scenario import Scenario
 from sim.workload.base import Arrival, Source
@@ -66,9 +66,9 @@ def settings_of(
     config: its resolved configuration; only a draft model needs it.
     """
     settings = alone_settings_of(scenario, device, config)
-    if settings.tensor_parallel_size > 1:
-        size = settings.tensor_parallel_size
-        raise ValueError(f"tensor_parallel_size={size}: only one device is measured and used; set it to 1")
+    for name in SEVERAL:
+        if (size := getattr(settings, name)) > 1:
+            raise ValueError(f"{name}={size}: only one device is measured and used; set it to 1")
     return settings
 
 

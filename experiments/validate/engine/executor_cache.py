@@ -17,7 +17,6 @@ from realengine.model.architecture import Architecture
 from realengine.model.backend import choose_backend, choose_device
 from realengine.runner.executor import Executor
 from realengine.runner.memory import GIB, Memory
-from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor
 from realengine.runner.work import Padding, Work
 from realengine.serving.model import Model
@@ -99,7 +98,7 @@ class ExecutorCache:
             self._built = None
             gc.collect()  # frees its memory: graphs and their executor refer to each other
             wide = with_room(settings)
-            built = build_executor(model, wide, self.device, Group())
+            built = build_executor(model, wide, self.device)
             self._built = Built(model.architecture, wide, *built)
         executor, memory = self._built.executor, self._built.memory
         executor.run(Work(table_updates=_empty_padding_row(settings)))

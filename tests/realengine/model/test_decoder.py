@@ -144,7 +144,7 @@ def test_a_block_takes_the_bytes_that_are_said(dtype):
     spec = Architecture.from_hf(LLAMA)
     for world_size in (1, 2):
         cache = KvCache(spec, 9, 4, dtype, CPU, world_size)
-        held = sum(x.nbytes for layer in cache.layers for x in layer if x is not None)
+        held = sum(x.nbytes for layer in cache.layers.values() for x in layer if x is not None)
         assert held == 10 * KvCache.bytes_per_block(spec, 4, dtype, world_size)
     # 2 layers of 2 KV heads of 16 keys and 16 values, 4 tokens
     assert KvCache.bytes_per_block(spec, 4, torch.float16) == 2 * 2 * 32 * 4 * 2

@@ -68,7 +68,7 @@ def test_the_layers_with_experts_are_those_of_the_architecture():
         (VARIANTS["every_second"], [Mlp, Experts, Mlp]),
     ):
         _, _, decoder = make(fields)
-        assert [type(layer.mlp) for layer in decoder._layers] == expected
+        assert [type(layer.mlp) for layer in decoder._layers.values()] == expected
 
 
 def test_greedy_tokens_are_those_of_a_textbook_model():

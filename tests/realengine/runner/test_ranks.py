@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hwmodels.iterations.layout import ParallelLayout
 from policies.batching.chunked import Chunked
 from realengine.model.architecture import Architecture
 from realengine.runner import parallel
-from realengine.runner.parallel import Group, backend_of, connect
+from realengine.runner.parallel import Group, Mesh, Stage, backend_of, connect
 from realengine.runner.rank import build_executor
 from realengine.serving.model import Model
 from realengine.settings import EngineSettings
 from tests.realengine.recorded import RerunRecorder, record_on_cpu
-from tests.realengine.small_models import CONFIGS, GREEDY, make, prompts
+from tests.realengine.small_models import CONFIGS, GREEDY, make, prompts, tokens_of
 
 CPU = torch.device("cpu")
 SAFE = {"all_reduce", "all_gather"}
@@ -74,7 +76,13 @@ def collectives_of(rank, monkeypatch, **settings):
         device="cpu", num_kv_blocks=200, max_num_seqs=4, tensor_parallel_size=2, overlap=True, **settings
     )
     model = Model.of(Architecture.from_hf(CONFIGS["even"]))
-    build_executor(model, made, CPU, Group(rank, 2, "tensors", "hosts"))
+    everyone, tensor = Group(rank, 2, None, "hosts"), Group(rank, 2, "tensors")
+    build_executor(
+        model,
+        made,
+        CPU,
+        Mesh(everyone, tensor, Stage.whole(model.architecture.num_layers), tensor, Group(), Group()),
+    )
     monkeypatch.undo()
     return nccl.calls
 
@@ -110,10 +118,10 @@ def test_the_backend_is_chosen_by_the_device_and_bound_to_it(monkeypatch):
     begun, groups = [], []
     fake = SimpleNamespace(
         init_process_group=lambda backend, **given: begun.append((backend, given)),
-        new_group=lambda **given: groups.append(given) or given["group_desc"],
+        new_group=lambda ranks, **given: groups.append(given) or given["group_desc"],
     )
     monkeypatch.setattr(parallel, "dist", fake)
-    connect(1, 4, torch.device("cuda", 1), "tcp://127.0.0.1:1")
+    connect(1, ParallelLayout(tensor_parallel_size=4), 2, torch.device("cuda", 1), "tcp://127.0.0.1:1")
     ((backend, given),) = begun
     assert backend == "nccl"
     assert given["device_id"] == torch.device("cuda", 1)
@@ -128,16 +136,26 @@ def test_the_backend_is_chosen_by_the_device_and_bound_to_it(monkeypatch):
 def test_a_rank_that_dies_ends_all_requests_with_one_clear_error():
     llm = make("even", tensor_parallel_size=2, batching=Chunked(max_num_batched_tokens=24))
     assert all(output.error is None for output in llm.generate(prompts()[:2], GREEDY))
-    ranks = next(
-        cell.cell_contents
-        for cell in llm.engine.runner.execute.__closure__
-        if hasattr(cell.cell_contents, "kill")
-    )
-    (process,) = ranks._processes
+    (process,) = llm.engine.runner.execute.func.__self__._processes
     os.kill(process.pid, signal.SIGKILL)
     process.join(30)
     outputs = llm.generate(prompts()[:2], GREEDY)
-    assert all(output.error.startswith("a tensor parallel rank has failed: ") for output in outputs)
+    failed = "a rank of the engine has failed: rank 1 (tensor parallel rank 1) has ended with exit code -9"
+    assert [output.error for output in outputs] == [failed] * 2
     assert llm.generate(prompts()[:1], GREEDY)[0].error is not None, "it stays lost"
     other = make("even", tensor_parallel_size=2)
     assert other.generate(prompts()[:1], GREEDY)[0].error is None, "a new engine can have its group"
+
+
+def test_two_stages_of_two_ranks_give_the_tokens_of_one_and_name_the_rank_that_dies():
+    stages = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    one, four = make("even"), make("even", **stages)
+    assert tokens_of(four.generate(prompts(), GREEDY)) == tokens_of(one.generate(prompts(), GREEDY))
+    os.kill(four.engine.runner.execute.func.__self__._processes[1].pid, signal.SIGKILL)
+    begin = time.monotonic()
+    (output,) = four.generate(prompts()[:1], GREEDY)
+    assert output.error == (
+        "a rank of the engine has failed: rank 2 (pipeline stage 1, tensor parallel rank 0) has ended with "
+        "exit code -9"
+    )
+    assert time.monotonic() - begin < 20

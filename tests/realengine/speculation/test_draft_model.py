@@ -27,7 +27,7 @@ UNWRITTEN = 99.0
 def drafter_of(config="llama", num_blocks=70, max_len=MAX_LEN, **settings):
     spec, weights, decoder = make(config)
     cache = cache_of(spec, num_blocks=num_blocks)
-    for layer in cache.layers:  # KV that was never written must not matter
+    for layer in cache.layers.values():  # KV that was never written must not matter
         layer.keys.fill_(UNWRITTEN)
         layer.values.fill_(UNWRITTEN)
     return spec, weights, DraftModel(decoder, cache, TORCH, max_len, **settings)

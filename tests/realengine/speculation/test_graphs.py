@@ -25,7 +25,6 @@ from realengine.runner import graphs, rank
 from realengine.runner.executor import Executor
 from realengine.runner.graphs import Recording, default_sizes
 from realengine.runner.packing import num_pass_segments, pack_uniform
-from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor
 from realengine.runner.work import NO_TOKEN, Padding, Shape
 from realengine.serving.model import Model
@@ -378,7 +377,7 @@ def test_a_captured_pass_reads_nothing_back_to_the_host(monkeypatch, method, dra
         speculative_config=DRAFTERS[method] | {"draft_sample_method": draw},
     )
     with FakeTensorMode(), compiling_for("sm_90", lambda kernel, *_: launched.append(kernel.__name__)):
-        build_executor(Model.of(LIKE_TARGET), settings, torch.device("cpu"), Group())
+        build_executor(Model.of(LIKE_TARGET), settings, torch.device("cpu"))
     assert {shape.num_decodes for shape in Captured.shapes} == {1, 2, 3}
     assert {"prefill_attention_kernel", "match_kernel", "draw_kernel"} <= set(launched)
     assert ("move_tokens_kernel" in launched) == ("tree" in method)

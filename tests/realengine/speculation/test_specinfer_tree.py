@@ -117,11 +117,12 @@ def test_a_tree_at_the_end_of_the_context_writes_nothing_behind_it():
     passed = seqs.passed(rows)
     drafter.follow(passed)
     before = [
-        layer.keys[seqs.tables[0, :4].long()].flatten(0, 1)[:15].clone() for layer in model.cache.layers
+        layer.keys[seqs.tables[0, :4].long()].flatten(0, 1)[:15].clone()
+        for layer in model.cache.layers.values()
     ]
     found = drafter.draft(passed, seqs.start([0]), 3).tokens_NK[0].tolist()
     assert found[:2] == tree_of_the_text(spec, weights, seqs.known[0], widths, 1)
-    for layer, keys in zip(model.cache.layers, before, strict=True):
+    for layer, keys in zip(model.cache.layers.values(), before, strict=True):
         after = layer.keys[seqs.tables[0].long()].flatten(0, 1)
         assert torch.equal(after[:15], keys)
         assert not after[18:].any()

@@ -22,7 +22,6 @@ from policies.caching.prefix import PrefixCaching
 from policies.core.request import Segment
 from realengine.build import assemble
 from realengine.model.architecture import Architecture
-from realengine.runner.parallel import Group
 from realengine.runner.rank import build_executor
 from realengine.serving.model import Model
 from sim.settings.scenario import build_scenario
@@ -114,7 +113,7 @@ def run_engine(
     model = Model.of(Architecture.from_hf(LLAMA))
     settings = replace(settings_of(scenario, CPU, config), max_iterations=max_iterations)
     clock = clock or UnevenClock()
-    executor, memory = build_executor(model, settings, CPU, Group())
+    executor, memory = build_executor(model, settings, CPU)
     stopwatch = Stopwatch(executor.run, clock)
     engine = assemble(model, settings, executor, memory, stopwatch.execute, clock)
     recorder = Recorder(engine.core) if settings.overlap else Recorder(engine.core, stopwatch.take)

@@ -14,7 +14,6 @@ from policies.adapters.exchange import Exchange  # noqa: E402
 from policies.adapters.fixed_slots import FixedSlots  # noqa: E402
 from realengine.build import assemble  # noqa: E402
 from realengine.model.architecture import Architecture  # noqa: E402
-from realengine.runner.parallel import Group  # noqa: E402
 from realengine.runner.rank import build_executor  # noqa: E402
 from realengine.serving.model import Model  # noqa: E402
 from sim.workload.modified import WithAdapters  # noqa: E402
@@ -43,7 +42,7 @@ def run_with(scenario, source, adapters, *, overlap):
     served, plain = scenario.adapters, replace(scenario, adapters=None)
     settings = replace(settings_of(plain, CPU), adapters=served, lora_adapters=weights, overlap=overlap)
     model = Model.of(architecture)
-    executor, memory = build_executor(model, settings, CPU, Group())
+    executor, memory = build_executor(model, settings, CPU)
     engine = assemble(model, settings, executor, memory, clock=UnevenClock())
     recorder = engine.observer = Recorder(engine.core)
     Drive(engine, source, PromptTokens(architecture.vocab_size)).run()
