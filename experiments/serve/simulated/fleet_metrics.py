@@ -16,8 +16,9 @@ from experiments.serve.metrics.exposition import ServerGauge, ServerHistogram, S
 from experiments.serve.simulated.driver import Driver
 from experiments.serve.simulated.fleet import SimulatedFleet
 from experiments.serve.simulated.replica_metrics import ReplicaMetrics
+from policies.gateway.gateway import UNSERVABLE
 from policies.speculation import num_places
-from sim.cluster.gateway import UNSERVABLE, GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.cluster.live import Ended
 from sim.engine.replica import Replica
 from sim.records.requests import RequestLog, Status
