@@ -60,6 +60,9 @@ class Served:
         return result
 
     def close(self):
+        """Ends the engines; a second call does nothing."""
+        if self.loop.is_closed():
+            return
         self.loop.run_until_complete(asyncio.to_thread(self.fleet.shutdown))
         self.loop.close()
 
