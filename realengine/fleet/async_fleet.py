@@ -21,22 +21,23 @@ from itertools import count
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from policies.admission import Admission, AdmissionTraits, AdmitAll
 from policies.core.limits import RejectedError
 from policies.core.request import Request
 from policies.gateway.admission import AdmissionControl
-from policies.gateway.attachments import GatewayAttachment, GatewayLog, RequestAttempt
+from policies.gateway.attachments import GatewayAttachment, RequestAttempt
 from policies.gateway.gateway import Gateway
 from policies.gateway.routers import LengthPredictions, Routers
+from policies.gateway.signals import Counts
 from policies.prediction import LengthPredictor
 from policies.routing import Routing, RoutingTraits
 from policies.routing.load_balancing import RoundRobin
 from policies.user_code import name_of, traits_of
 from realengine.fleet.fleet import Fleet
 from realengine.fleet.log import FleetLog
-from realengine.fleet.messages import Began, ClearCache, Stepped
+from realengine.fleet.messages import Began, ClearCache, Progress, Stepped
 from realengine.fleet.process import EngineOfFleet
 from realengine.fleet.replica import EngineReplica, State
 from realengine.fleet.request import FleetRequest
@@ -73,11 +74,13 @@ class GatewaySettings:
     """Whether an engine whose process has ended is started again."""
     start_timeout_s: float = 600.0
     """Time in which an engine must start, s."""
-    log: GatewayLog | None = None
-    """Records what happens to requests at the gateway."""
+    max_waiting: int | None = None
+    """Requests that may wait in one engine; when all have so many, further ones are refused. None: any."""
 
     def check(self, num_engines: int) -> None:
         """Raises ValueError for settings that do not fit a fleet of so many engines."""
+        if self.max_waiting is not None and self.max_waiting < 1:
+            raise ValueError(f"max_waiting={self.max_waiting}: must be >= 1, or None")
         if self.max_resends < 0:
             raise ValueError(f"max_resends={self.max_resends}: must be >= 0")
         if not 0 < self.start_timeout_s < inf:
@@ -109,6 +112,22 @@ def engines_on_own_devices(model: Model, replicas: int, settings: Mapping[str, A
     ]
 
 
+class FleetObserver(Protocol):
+    """Receives what happens to requests, in the event loop; times in seconds on the clock of the fleet."""
+
+    def emitted(self, own: FleetRequest, replica: EngineReplica, num_tokens: int, now: float) -> None:
+        """Handles num_tokens new tokens of the first output of a request."""
+
+    def ended(self, own: FleetRequest, replica: EngineReplica, now: float) -> None:
+        """Handles a request that has ended in an engine: it is complete, or was aborted there."""
+
+    def stepped(self, replica: EngineReplica) -> None:
+        """Handles the end of a step, after the tokens and ends that it has brought."""
+
+    def began(self, replica: EngineReplica, counts: Counts) -> None:
+        """Handles the counts of an iteration that begins."""
+
+
 class AsyncFleet:
     """The engines of one model behind a gateway. All calls are made in the event loop of `start`.
 
@@ -135,6 +154,8 @@ class AsyncFleet:
         eos = tuple(served.architecture.eos_token_ids)
         self.forms = Forms(served.tokenizer, served.architecture.vocab_size, eos)
         self._names = ContentNames(engines[0].settings.caching.block_size)
+        self.observer: FleetObserver | None = None
+        """Called for what happens to requests, if set."""
         self._requests: dict[int, FleetRequest] = {}
         self._numbers: dict[int | str, int] = {}  # of the requests in progress, by their clients' ids
         self._next_number = count()
@@ -147,13 +168,13 @@ class AsyncFleet:
             self._requests,
             self,
             clock=self,
-            reads_signals=any(each.reads_signals for each in readers),
+            reads_signals=gateway.max_waiting is not None or any(each.reads_signals for each in readers),
             reads_caches=any(each.reads_caches for each in readers),
             signal_age_s=gateway.signal_age_s,
             restarts=gateway.restarts,
             start_timeout_s=gateway.start_timeout_s,
         )
-        self.log = FleetLog(self._requests, gateway.log)
+        self.log = FleetLog(self._requests)
         self.gateway = self._new_gateway()
         self.shutdown = weakref.finalize(self, self.fleet.stop)
         """Ends the engines; a second call does nothing. Also called when Python ends."""
@@ -180,6 +201,8 @@ class AsyncFleet:
             gateway.attach(predictions)
         if type(settings.admission) is not AdmitAll:
             gateway.attach(AdmissionControl(settings.admission, gateway))
+        if settings.max_waiting is not None:
+            gateway.attach(WaitingLimit(gateway, settings.max_waiting))
         gateway.attach(Continuation())
         return gateway
 
@@ -334,24 +357,38 @@ class AsyncFleet:
     def stepped(self, replica: EngineReplica, stepped: Stepped) -> None:
         """Takes the tokens of a step, and ends the requests that it has ended."""
         for progress in stepped.progress:
-            number = progress.request_id
-            if not replica.has(number):
-                continue
-            own = self._requests[number]
-            if not progress.is_refused and own.grow(progress) and replica.is_first_token(number):
-                self.gateway.first_token(number)
-            if progress.is_finished:
-                replica.ended(number)
-                if progress.is_refused:
-                    attempt = self.gateway.attempts[number]
-                    self.gateway.release(attempt)
-                    self.gateway.fail(attempt, progress.error or "", inf)
-                else:
-                    self._learn(own)
-                    self.gateway.end(own.request)
+            self._progressed(replica, progress)
+        if self.observer is not None:
+            self.observer.stepped(replica)
+
+    def _progressed(self, replica: EngineReplica, progress: Progress) -> None:
+        """Takes what a step has brought one request."""
+        number = progress.request_id
+        if not replica.has(number):
+            return
+        own = self._requests[number]
+        num_new = 0 if progress.is_refused else own.grow(progress)
+        if num_new and self.observer is not None:
+            self.observer.emitted(own, replica, num_new, self.now)
+        if num_new and replica.is_first_token(number):
+            self.gateway.first_token(number)
+        if not progress.is_finished:
+            return
+        replica.ended(number)
+        if progress.is_refused:
+            attempt = self.gateway.attempts[number]
+            self.gateway.release(attempt)
+            self.gateway.fail(attempt, progress.error or "", inf)
+            return
+        if self.observer is not None:
+            self.observer.ended(own, replica, self.now)
+        self._learn(own)
+        self.gateway.end(own.request)
 
     def began(self, replica: EngineReplica, began: Began) -> None:
-        """Does nothing more: the replica has the counts."""
+        """Tells the observer; the replica has the counts."""
+        if self.observer is not None:
+            self.observer.began(replica, began.counts)
 
     def lost(self, numbers: list[int]) -> None:
         """Has the gateway send lost requests again; after a stop, their readers get an error."""
@@ -385,6 +422,29 @@ class AsyncFleet:
         del self._numbers[own.request_id]
         if not own.has_ended:
             own.abort()
+
+
+class WaitingLimit(GatewayAttachment[EngineReplica, FleetRequest, Request]):
+    """Lets the router choose only engines in which fewer than max_waiting requests wait, by their signals.
+
+    A request that finds no such engine is refused.
+    """
+
+    def __init__(self, gateway: Gateway[EngineReplica, FleetRequest, Request], max_waiting: int) -> None:
+        self._gateway = gateway
+        self._max_waiting = max_waiting
+
+    def candidates(
+        self,
+        attempt: RequestAttempt[EngineReplica, FleetRequest],
+        serving: list[EngineReplica],
+        now: float,
+    ) -> list[EngineReplica] | None:
+        free = [each for each in serving if each.num_waiting + each.num_unseen < self._max_waiting]
+        if not free:
+            self._gateway.fail(attempt, f"the queue is full (max_waiting={self._max_waiting})")
+            return None
+        return serving if len(free) == len(serving) else free
 
 
 class Continuation(GatewayAttachment[EngineReplica, FleetRequest, Request]):

@@ -88,9 +88,12 @@ class Began(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """The new part of one output. text: all of it so far, if the request has stop strings."""
+    """The new part of one output.
 
-    index: int
+    number: its index among those of its request. text: all of it so far, if the request has stop strings.
+    """
+
+    number: int
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None
     finish_reason: str | None

@@ -48,13 +48,10 @@ from realengine.serving.answer import Answer, Output
 from realengine.serving.beams import BeamSampling
 from realengine.serving.content_names import chain_of
 from realengine.serving.model import Model
-from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.warm_up import PARAMS as WARM_UP_PARAMS
+from realengine.serving.warm_up import SALT as WARM_UP_SALT
+from realengine.serving.warm_up import warm_up_prompt
 from realengine.settings import EngineSettings
-
-WARM_UP_PROMPT_TOKENS = 16
-WARM_UP_TOKENS = 3
-WARM_UP_SALT = "warm-up"
-"""Keeps requests from finding the KV of the warm-up."""
 
 
 class EngineOfFleet(NamedTuple):
@@ -200,15 +197,12 @@ class ServedEngine:
 
 def _warm_up(engine: Engine) -> None:
     """Serves one short request, so that no client waits for what happens once."""
-    core = engine.core
-    num_prompt = max(1, min(WARM_UP_PROMPT_TOKENS, core.max_model_len - WARM_UP_TOKENS))
-    prompt = [token % engine.vocab_size for token in range(num_prompt)]
-    params = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-    answer = engine.add(prompt, params, cache_salt=WARM_UP_SALT)
+    prompt = warm_up_prompt(engine.vocab_size, engine.core.max_model_len)
+    answer = engine.add(prompt, WARM_UP_PARAMS, cache_salt=WARM_UP_SALT)
     engine.run()
     if answer.error is not None:
         raise RuntimeError(f"the warm-up request has failed: {answer.error}")
-    core.block_pool.clear_cache()
+    engine.core.block_pool.clear_cache()
 
 
 class Live:

@@ -81,7 +81,7 @@ class FleetRequest:
         self.has_reported = False
         """Whether its reader may have seen tokens."""
         self.news = asyncio.Event()
-        self.answer: Answer | None = self._empty_answer()
+        self.answer = self._empty_answer()
 
     @property
     def has_ended(self) -> bool:
@@ -98,7 +98,6 @@ class FleetRequest:
     @property
     def outputs(self) -> list[Output]:
         """What its engines have generated."""
-        assert self.answer is not None
         return self.answer.outputs
 
     @property
@@ -126,15 +125,14 @@ class FleetRequest:
     def grow(self, progress: Progress) -> int:
         """Takes what an engine has generated; returns the number of new tokens of the first output."""
         answer, num_before = self.answer, len(self.outputs[0].tokens)
-        assert answer is not None
         if progress.is_whole:
-            answer.outputs = [Output(each.index) for each in progress.outputs]
+            answer.outputs = [Output(each.number) for each in progress.outputs]
             self.state = State((End(),) * len(answer.outputs))
             num_before = 0
         places = {output.index: place for place, output in enumerate(answer.outputs)}
         ends = list(self.state.ends)
         for each in progress.outputs:
-            place = places[each.index]
+            place = places[each.number]
             output = answer.outputs[place]
             output.tokens += each.tokens
             if each.logprobs is not None:

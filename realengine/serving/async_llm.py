@@ -19,10 +19,14 @@ from typing import Any, Literal, get_args
 from realengine.build import build
 from realengine.model.architecture import Architecture
 from realengine.serving.engine_thread import EngineThread, Stream
+from realengine.serving.forms import Forms
 from realengine.serving.llm import RequestOutput
 from realengine.serving.model import Model
 from realengine.serving.output_reader import OutputReader
 from realengine.serving.sampling_params import SamplingParams
+from realengine.serving.warm_up import PARAMS as WARM_UP_PARAMS
+from realengine.serving.warm_up import SALT as WARM_UP_SALT
+from realengine.serving.warm_up import warm_up_prompt
 from realengine.settings import EngineSettings
 from realengine.sleep import LEVELS, SleepMode
 
@@ -67,6 +71,18 @@ class AsyncLLM:
         """Number of requests that have not ended, queued ones included."""
         return self._thread.num_unfinished
 
+    @property
+    def forms(self) -> Forms:
+        """The forms that outputs may have."""
+        return self.engine.forms
+
+    async def start(self) -> None:
+        """Serves one short request, so that no client waits for what happens once. Raises its errors."""
+        prompt = warm_up_prompt(self.engine.vocab_size, self.engine.core.max_model_len)
+        stream = self.generate(prompt, WARM_UP_PARAMS, cache_salt=WARM_UP_SALT, output_kind="final_only")
+        async for _ in stream:
+            pass
+
     async def generate(
         self,
         prompt: str | Sequence[int],
@@ -99,7 +115,7 @@ class AsyncLLM:
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         params = params or SamplingParams()
         if params.structured_outputs is not None:  # read here, so that others need not wait
-            await asyncio.to_thread(self.engine.forms.check, params.structured_outputs)
+            await asyncio.to_thread(self.forms.check, params.structured_outputs)
         stream = Stream(
             tokens,
             params,

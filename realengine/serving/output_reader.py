@@ -14,13 +14,17 @@ from realengine.serving.tokenizer import Detokenizer, Tokenizer
 
 
 class Readable(Protocol):
-    """A request whose outputs are read. answer: None until it has reached an engine; its lists only grow."""
+    """A request whose outputs are read."""
 
     tokens: list[int]
     params: SamplingParams
     request_id: int | str
-    answer: Answer | None
     state: State
+
+    @property
+    def answer(self) -> Answer | None:
+        """What engines have generated, whose lists only grow; None: it has not reached an engine."""
+        ...
 
 
 class OutputReader:

@@ -19,11 +19,13 @@ from rich.console import Console
 from experiments.app.terminal import terminal_console
 from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.batches.routes import add_batch_routes
-from experiments.serve.engine.backend import EngineBackend, EngineSleep
+from experiments.serve.engine.backend import EngineBackend, Engines, EngineSleep
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
+from experiments.serve.engine.fleet_metrics import FleetMetrics, FleetObservers
+from experiments.serve.engine.fleet_recorder import FleetRecorder
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
 from experiments.serve.engine.recorder import ServingRecorder
-from experiments.serve.engine.result import result_of
+from experiments.serve.engine.result import Recorder, result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.faults import FaultyBackend, fault_middleware
 from experiments.serve.http.adapters import add_adapter_routes
@@ -44,8 +46,10 @@ from experiments.serve.settings import KEY_VARIABLE, Address, OutputSettings, Se
 from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from experiments.serve.without_remote_kv import WithoutRemoteKv
 from policies.adapters.fixed_slots import FixedSlots
+from policies.admission import AdmitAll
 from policies.scheduling.fcfs import Fcfs
 from policies.user_code import name_of
+from realengine.fleet.async_fleet import AsyncFleet, GatewaySettings
 from realengine.model.backend import choose_device
 from realengine.observer import Observers
 from realengine.runner.rank import max_model_len_of
@@ -84,7 +88,8 @@ def engine_settings(
             f"speculation={method}: needs the weights of a draft; set serve.engine.speculative_config="
             f"{{method: {method}, model: DRAFT, num_speculative_tokens: 4}} instead"
         )
-    settings = alone_settings_of(replace(scenario, adapters=None), choose_device(device), config)
+    alone = replace(scenario, adapters=None, replicas=1, admission=AdmitAll())
+    settings = alone_settings_of(alone, choose_device(device), config)
     own: dict[str, Any] = {
         "lora_adapters": dict(chosen.lora_modules or {}),
         "adapters": adapters,
@@ -98,6 +103,29 @@ def engine_settings(
     if chosen.speculative_config is not None:
         own["speculative_config"] = dict(chosen.speculative_config)
     return replace(settings, **own)
+
+
+def gateway_settings(scenario: Scenario, max_waiting: int | None) -> GatewaySettings | None:
+    """Returns the settings of the gateway of a fleet; None: one engine serves, without a gateway.
+
+    Raises ValueError, with the key, for settings that only the simulator has.
+    """
+    if scenario.replicas == 1 and isinstance(scenario.admission, AdmitAll):
+        return None
+    if scenario.recovery.every_tokens is not None:
+        raise ValueError("recovery=kv: engines copy no KV to each other; use recovery=tokens or scratch")
+    run = scenario.for_a_run()
+    settings = GatewaySettings(
+        routing=run.routing,
+        admission=run.admission,
+        prediction=run.prediction,
+        max_resends=run.max_resends,
+        keeps_tokens=run.recovery.keeps_tokens,
+        signal_age_s=run.signal_age_s,
+        max_waiting=max_waiting,
+    )
+    settings.check(scenario.replicas)
+    return settings
 
 
 SIMULATED_ONLY = {
@@ -125,6 +153,8 @@ class EngineJob:
     scenario: Scenario
     served: ModelToServe
     engine: EngineSettings
+    gateway: GatewaySettings | None
+    """Settings of the gateway of a fleet; None: one engine serves."""
     chosen: RealEngine
     address: Address
     settings: ServeSettings
@@ -142,7 +172,12 @@ class EngineJob:
         if recorder is None or not recorder.num_requests:
             console.print("no request came; nothing is written", highlight=False)
             return
-        result = result_of(self.scenario, recorder, is_known_machine=self.is_known_machine)
+        result = result_of(
+            self.scenario,
+            recorder,
+            is_known_machine=self.is_known_machine,
+            has_iterations=self.gateway is None,
+        )
         write_session(folder, result, self.config, recorder.traffic_table(), self.output, console)
 
     def backend(self, on_load: Callable[[AsyncLLM], None] | None = None) -> EngineBackend:
@@ -155,7 +190,10 @@ class EngineJob:
         if self.settings.max_waiting is not None:
             limits = {"max_waiting": self.settings.max_waiting, "on_full": "reject"}
 
-        def load() -> AsyncLLM:
+        def load() -> Engines:
+            if self.gateway is not None:
+                replicas = self.scenario.replicas
+                return AsyncFleet(self.served.model, replicas=replicas, gateway=self.gateway, **settings)
             llm = AsyncLLM(self.served.model, **limits, **settings)
             if on_load is not None:
                 on_load(llm)
@@ -195,8 +233,14 @@ class EngineJob:
             app.middlewares.append(fault_middleware)
         return app
 
-    def observed(self, backend: EngineBackend, llm: AsyncLLM) -> ServingRecorder:
+    def observed(self, backend: EngineBackend, llm: Engines) -> Recorder:
         """Attaches the recorder and the metrics to an idle engine; returns the recorder."""
+        if isinstance(llm, AsyncFleet):
+            of_fleet = FleetRecorder(llm, self.settings.max_record_mib * (1 << 20))
+            metrics = FleetMetrics(llm, self.engine, self.served.name)
+            llm.log.further, llm.observer = of_fleet, FleetObservers([of_fleet, metrics])
+            backend.metrics.extend(metrics.of_engine)
+            return of_fleet
         recorder = ServingRecorder(llm.engine, self.settings.max_record_mib * (1 << 20))
         feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
         before = llm.engine.observer
@@ -233,12 +277,12 @@ class EngineJob:
         finally:
             await publisher.close()
 
-    async def _serve(self, console: Console) -> ServingRecorder | None:
+    async def _serve(self, console: Console) -> Recorder | None:
         """Serves; returns the records, or None if the engine was not warm before the stop."""
         async with self.publishing() as publish:
             return await self._serve_until_stopped(console, self.backend(publish))
 
-    async def _serve_until_stopped(self, console: Console, backend: EngineBackend) -> ServingRecorder | None:
+    async def _serve_until_stopped(self, console: Console, backend: EngineBackend) -> Recorder | None:
         with stop_on_signals() as stop:
             starting = asyncio.create_task(self._start(backend, stop, console))
             try:
@@ -257,7 +301,7 @@ class EngineJob:
                 await backend.stop()
         return recorder
 
-    async def _start(self, backend: EngineBackend, stop: Stop, console: Console) -> ServingRecorder | None:
+    async def _start(self, backend: EngineBackend, stop: Stop, console: Console) -> Recorder | None:
         """Loads the engine and lets requests in; a failure stops the server."""
         try:
             llm = await backend.start()
@@ -266,7 +310,8 @@ class EngineJob:
             raise ConfigError(str(error)) from error
         recorder = self.observed(backend, llm)
         backend.open()
-        console.print(f"{self.served.name} is loaded and warm", highlight=False)
+        where = "" if self.gateway is None else f" in {self.scenario.replicas} engines"
+        console.print(f"{self.served.name} is loaded and warm{where}", highlight=False)
         return recorder
 
 
@@ -291,10 +336,16 @@ def prepare_engine(
         served = model_to_serve(chosen.model, config["model"], device, settings.tokenizer)
         resolved = {**config, "model": served.node}
         scenario = build_scenario({key: resolved[key] for key in resolved if key not in own_keys})
+        gateway = gateway_settings(scenario, settings.max_waiting)
         engine = engine_settings(scenario, chosen, device, resolved)
         if settings.served_model_name:
             served = served._replace(name=settings.served_model_name[0])
         max_model_len_of(served.model.architecture, engine)
+        if gateway is not None and kv_events.publishes:
+            raise ValueError(
+                f"replicas={scenario.replicas}: a fleet of engines publishes no KV events; set "
+                "serve.kv_events.enable_kv_cache_events=false, or replicas=1"
+            )
         if is_known_machine:
             scenario.iteration_model()
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -304,6 +355,7 @@ def prepare_engine(
         scenario=scenario,
         served=served,
         engine=engine,
+        gateway=gateway,
         chosen=chosen,
         address=address,
         settings=settings,
