@@ -34,7 +34,9 @@ from policies.gateway.signals import Counts
 from policies.prediction import LengthPredictor
 from policies.routing import Routing, RoutingTraits
 from policies.routing.load_balancing import RoundRobin
+from policies.scaling import Scaling
 from policies.user_code import name_of, traits_of
+from realengine.fleet.autoscaler import Autoscaler
 from realengine.fleet.fleet import Fleet
 from realengine.fleet.log import FleetLog
 from realengine.fleet.messages import Began, ClearCache, Progress, Stepped
@@ -74,6 +76,10 @@ class GatewaySettings:
     """Whether an engine whose process has ended is started again."""
     start_timeout_s: float = 600.0
     """Time in which an engine must start, s."""
+    scaling: Scaling | None = None
+    """Decides how many engines serve; None: all, always."""
+    sleep_level: int | None = None
+    """With scaling: the level of sleep of engines that are not needed; None: their processes end."""
     max_waiting: int | None = None
     """Requests that may wait in one engine; when all have so many, further ones are refused. None: any."""
 
@@ -104,7 +110,7 @@ def engines_on_own_devices(model: Model, replicas: int, settings: Mapping[str, A
     checked = EngineSettings(**settings)
     device = choose_device(checked.device)
     if device.type != "cuda":
-        return [EngineOfFleet(model, checked)] * replicas
+        return [EngineOfFleet(model, checked) for _ in range(replicas)]
     first, each = device.index or 0, checked.tensor_parallel_size
     return [
         EngineOfFleet(model, replace(checked, device=f"cuda:{first + number * each}"))
@@ -168,7 +174,9 @@ class AsyncFleet:
             self._requests,
             self,
             clock=self,
-            reads_signals=gateway.max_waiting is not None or any(each.reads_signals for each in readers),
+            reads_signals=gateway.scaling is not None
+            or gateway.max_waiting is not None
+            or any(each.reads_signals for each in readers),
             reads_caches=any(each.reads_caches for each in readers),
             signal_age_s=gateway.signal_age_s,
             restarts=gateway.restarts,
@@ -176,6 +184,9 @@ class AsyncFleet:
         )
         self.log = FleetLog(self._requests)
         self.gateway = self._new_gateway()
+        self._scaler = self._new_scaler(served, engines, settings)
+        self._scaling: asyncio.Task[None] | None = None
+        self.gateway.attach(Continuation())
         self.shutdown = weakref.finalize(self, self.fleet.stop)
         """Ends the engines; a second call does nothing. Also called when Python ends."""
 
@@ -203,8 +214,21 @@ class AsyncFleet:
             gateway.attach(AdmissionControl(settings.admission, gateway))
         if settings.max_waiting is not None:
             gateway.attach(WaitingLimit(gateway, settings.max_waiting))
-        gateway.attach(Continuation())
         return gateway
+
+    def _new_scaler(
+        self, model: Model, engines: Sequence[EngineOfFleet], settings: Mapping[str, Any]
+    ) -> Autoscaler | None:
+        """Returns the autoscaler, whose further engines have devices after those of the first ones."""
+        policy = self._settings.scaling
+        if policy is None:
+            return None
+        own = list(engines)
+        if len(own) < policy.max_replicas:
+            own += engines_on_own_devices(model, policy.max_replicas, settings)[len(own) :]
+        scaler = Autoscaler(policy, self.fleet, own, sleep_level=self._settings.sleep_level, clock=self)
+        self.gateway.attach(scaler)
+        return scaler
 
     @property
     def now(self) -> float:
@@ -219,6 +243,8 @@ class AsyncFleet:
     async def start(self) -> None:
         """Starts the engines, and returns when all are warm. Raises RuntimeError, with the engine's name."""
         await self.fleet.start()
+        if self._scaler is not None:
+            self._scaling = asyncio.create_task(self._scaler.run())
 
     async def generate(
         self,
@@ -334,7 +360,8 @@ class AsyncFleet:
         """Raises EngineDeadError if no more requests are accepted."""
         if self.fleet.is_stopping:
             raise EngineDeadError("the fleet was shut down; create a new AsyncFleet")
-        if not self.fleet.of(State.serving) and not self.fleet.will_serve(None):
+        may_start = self._scaler is not None or self.fleet.is_paused
+        if not may_start and not self.fleet.of(State.serving, State.starting, State.waking):
             reasons = "; ".join(f"{each.name}: {each.failure}" for each in self.fleet.replicas)
             raise EngineDeadError(f"no engine serves ({reasons})")
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Protocol
 
 from policies.gateway.attachments import Now
@@ -69,6 +70,10 @@ class Fleet:
         self.is_stopping = False
         self.is_paused = False
         """Whether requests wait for a wake-up."""
+        self.start_from_zero: Callable[[], bool] | None = None
+        """Starts an engine if none serves; returns whether one will serve. None: the fleet is not scaled."""
+        self.last_start_s = 0.0
+        """Seconds that the last start or wake-up has taken."""
         self._requests = requests
         self._listener = listener
         self._clock = clock
@@ -89,8 +94,10 @@ class Fleet:
         return self._serving
 
     def will_serve(self, model: str | None) -> bool:
-        """Returns whether an engine is starting or waking, or will be woken."""
-        return self.is_paused or any(each.state in (State.starting, State.waking) for each in self.replicas)
+        """Returns whether an engine is starting or waking, after starting one if the fleet has none left."""
+        if self.is_paused or self.of(State.starting, State.waking):
+            return True
+        return self.start_from_zero is not None and self.start_from_zero()
 
     def of(self, *states: State) -> list[EngineReplica]:
         """Returns the engines in any of these states, by index."""
@@ -124,11 +131,13 @@ class Fleet:
 
     def add(self, spec: EngineOfFleet) -> asyncio.Future[None]:
         """Starts one more engine; the result is done when it serves."""
-        return self._launch(self._append(spec))
+        started = self._launch(self._append(spec))
+        started.add_done_callback(_log_failure)
+        return started
 
     def _launch(self, replica: EngineReplica) -> asyncio.Future[None]:
         """Starts the process of an engine, or a new one after its end."""
-        replica.state, replica.failure = State.starting, ""
+        replica.state, replica.failure, replica.changed_s = State.starting, "", self._clock.now
         process = replica.start(num_threads=self._num_threads)
         for descriptor in (process.connection.fileno(), process.process.sentinel):
             self._loop.add_reader(descriptor, self._readable, replica, process)
@@ -187,6 +196,12 @@ class Fleet:
     def _serve(self, replica: EngineReplica) -> None:
         """Lets an engine accept requests."""
         if replica.state in (State.starting, State.waking):
+            now = self._clock.now
+            self.last_start_s = now - replica.changed_s
+            if replica.ready_s is None:
+                replica.ready_s = now
+            if replica.down and replica.down[-1][1] == inf:
+                replica.down[-1][1] = now
             replica.state = State.serving
             self._list_serving()
             _done(replica)
@@ -211,18 +226,19 @@ class Fleet:
         reason = replica.failure or f"its process has ended with exit code {exit_code}"
         replica.process = None
         if self.is_stopping or before is State.draining:
-            replica.state = State.gone
+            replica.state, replica.gone_s = State.gone, self._clock.now
             self._list_serving()
             self._listener.lost(replica.lost())
             _done(replica)
             return
         if before is State.starting:
-            replica.state = State.gone
+            replica.state, replica.gone_s = State.gone, self._clock.now
             _done(replica, RuntimeError(f"{replica.name} cannot start: {reason}"))
             self._listener.fleet_changed()
             return
         _LOG.warning("%s has died: %s", replica.name, reason)
         replica.state, replica.failure = State.down, reason
+        replica.down.append([self._clock.now, inf])
         self._list_serving()
         _done(replica, RuntimeError(f"{replica.name} has died: {reason}"))
         self._listener.lost(replica.lost())
@@ -234,6 +250,7 @@ class Fleet:
     def drain(self, replica: EngineReplica, sleep_level: int | None = None) -> asyncio.Future[None]:
         """Sends no more requests to a serving engine, which ends, or sleeps, after its last request."""
         replica.state, replica.sleeps_drained = State.draining, sleep_level
+        replica.drain_s = self._clock.now
         replica.changing = self._loop.create_future()
         self._list_serving()
         self._leave_if_drained(replica)
@@ -249,7 +266,7 @@ class Fleet:
     def wake(self, replica: EngineReplica) -> asyncio.Future[None]:
         """Wakes a sleeping engine; the result is done when it serves."""
         assert replica.process is not None
-        replica.state = State.waking
+        replica.state, replica.changed_s = State.waking, self._clock.now
         replica.changing = self._loop.create_future()
         replica.process.send(WakeUp())
         return replica.changing
@@ -260,7 +277,8 @@ class Fleet:
         if process is not None:
             self._detach(process)
             process.kill()
-            replica.process, replica.state = None, State.gone
+            replica.process, replica.state, replica.gone_s = None, State.gone, self._clock.now
+            self._listener.fleet_changed()
 
     def stop(self) -> None:
         """Ends all processes; may be called from any thread, also without the event loop."""

@@ -147,6 +147,13 @@ class EngineReplica(LoadCounts):
         """Why its process has ended, as far as the process has said."""
         self.sleeps_drained: int | None = None
         """While it drains: the level of the sleep that follows; None: its process ends."""
+        self.added_s = self.changed_s = clock.now
+        """Times at which it was added to the fleet, and at which its last start or wake-up began, s."""
+        self.ready_s: float | None = None
+        self.drain_s: float | None = None
+        self.gone_s: float | None = None
+        self.down: list[list[float]] = []
+        """[start, end] of each downtime, s."""
         self.busy_s = 0.0
         """Seconds of its steps, since it was added to the fleet."""
         self._busy_before_s = 0.0  # of processes before the present one

@@ -12,7 +12,7 @@ from functools import partial
 from experiments.serve.metrics.engine import EndedRequest, EngineMetrics, EngineState
 from policies.gateway.signals import Counts
 from realengine.fleet.async_fleet import AsyncFleet, FleetObserver
-from realengine.fleet.replica import EngineReplica
+from realengine.fleet.replica import EngineReplica, State
 from realengine.fleet.request import FleetRequest
 from realengine.settings import EngineSettings
 
@@ -32,27 +32,36 @@ class FleetMetrics:
         self._states: dict[int, EngineState] = {}
         self._times: dict[int, TokenTimes] = {}  # by number of a request in progress
         self._num_computed = self._num_new = 0  # tokens of the step that is being read
+        self._settings = settings
+        self._model_name = model_name
+        self._by_index: dict[int, EngineMetrics] = {}
         self.of_engine: list[EngineMetrics] = []
-        for replica in fleet.fleet.replicas:
+        """The metrics of each engine, in the order in which they began to serve."""
+        for replica in fleet.fleet.of(State.serving):
+            self._of(replica)
+
+    def _of(self, replica: EngineReplica) -> EngineMetrics:
+        """Returns the metrics of an engine, also of one that has joined the fleet."""
+        if replica.index not in self._by_index:
             assert replica.sizes is not None
             self._states[replica.index] = _state(replica, Counts())
-            self.of_engine.append(
-                EngineMetrics(
-                    replica.index,
-                    partial(self._states.__getitem__, replica.index),
-                    model_name=model_name,
-                    max_model_len=replica.sizes.max_model_len,
-                    cache_config={
-                        "block_size": str(replica.sizes.block_size),
-                        "num_gpu_blocks": str(replica.sizes.num_blocks),
-                        "cache_dtype": settings.kv_cache_dtype,
-                        "gpu_memory_utilization": str(settings.gpu_memory_utilization),
-                    },
-                )
+            metrics = self._by_index[replica.index] = EngineMetrics(
+                replica.index,
+                partial(self._states.__getitem__, replica.index),
+                model_name=self._model_name,
+                max_model_len=replica.sizes.max_model_len,
+                cache_config={
+                    "block_size": str(replica.sizes.block_size),
+                    "num_gpu_blocks": str(replica.sizes.num_blocks),
+                    "cache_dtype": self._settings.kv_cache_dtype,
+                    "gpu_memory_utilization": str(self._settings.gpu_memory_utilization),
+                },
             )
+            self.of_engine.append(metrics)
+        return self._by_index[replica.index]
 
     def emitted(self, own: FleetRequest, replica: EngineReplica, num_tokens: int, now: float) -> None:
-        metrics, times = self.of_engine[replica.index], self._times.get(own.number)
+        metrics, times = self._of(replica), self._times.get(own.number)
         if times is None:
             num_prompt, num_cached = len(own.tokens), own.answer.num_cached_tokens
             self._times[own.number] = TokenTimes(now, now)
@@ -70,7 +79,7 @@ class FleetMetrics:
         times = self._times.pop(own.number, TokenTimes(now, now))
         assert replica.sizes is not None
         reason = output.finish_reason
-        self.of_engine[replica.index].ended(
+        self._of(replica).ended(
             EndedRequest(
                 finished_reason="abort" if reason in (None, "aborted", "error") else reason,
                 prompt_tokens=len(own.tokens),
@@ -87,7 +96,7 @@ class FleetMetrics:
         )
 
     def stepped(self, replica: EngineReplica) -> None:
-        self.of_engine[replica.index].iterated(self._num_computed, self._num_new)
+        self._of(replica).iterated(self._num_computed, self._num_new)
         self._num_computed = self._num_new = 0
 
     def began(self, replica: EngineReplica, counts: Counts) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -14,7 +16,7 @@ from realengine.fleet.replica import EngineReplica
 from realengine.fleet.request import FleetRequest
 from realengine.serving.answer import DraftCounts
 from sim.records.requests import Status
-from sim.records.run import PoolRecord, RunRecords, replicas_throughout
+from sim.records.run import Failure, FailureKind, PoolRecord, ReplicaRecord, RunRecords
 
 
 class FleetRecorder:
@@ -114,11 +116,38 @@ class FleetRecorder:
             gap_count=np.ones(len(gaps), np.int64),
             gap_end_s=gaps["end_s"].to_numpy(),
             pools=(PoolRecord(sizes.num_blocks, sizes.block_size),),
-            replicas=replicas_throughout(len(replicas), end_s),
+            replicas=tuple(self._replica_record(each, end_s) for each in replicas),
+            failures=tuple(self._failures(replicas)),
             end_s=end_s,
             own_gaps=gaps,
             num_lost_first_tokens=log.num_lost_first_tokens,
             num_crash_tokens=log.num_crash_tokens,
             num_resends=self._fleet.log.num_resends,
             failed_attempts=dict(log.failed_attempts),
+        )
+
+    def _replica_record(self, replica: EngineReplica, end_s: float) -> ReplicaRecord:
+        """Returns the record of an engine up to end_s, in seconds from the start of the records."""
+
+        def since_start(time_s: float | None) -> float | None:
+            return None if time_s is None else min(end_s, max(0.0, time_s - self._requests.start_s))
+
+        gone_s = since_start(replica.gone_s)
+        downs = ((since_start(down_s), since_start(up_s)) for down_s, up_s in replica.down)
+        return ReplicaRecord(
+            0,
+            since_start(replica.added_s) or 0.0,
+            end_s if gone_s is None else gone_s,
+            since_start(replica.ready_s),
+            since_start(replica.drain_s),
+            tuple((down_s or 0.0, up_s or 0.0) for down_s, up_s in downs),
+        )
+
+    def _failures(self, replicas: Sequence[EngineReplica]) -> list[Failure]:
+        """Returns the ends of processes, each until the next process serves, in order of time."""
+        start_s, now = self._requests.start_s, self._fleet.now
+        return sorted(
+            Failure(down_s - start_s, each.index, 0, FailureKind.crash, min(up_s, now) - down_s)
+            for each in replicas
+            for down_s, up_s in each.down
         )

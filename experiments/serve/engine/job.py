@@ -47,6 +47,7 @@ from experiments.serve.stop import Stop, refusal_while_draining, stop_on_signals
 from experiments.serve.without_remote_kv import WithoutRemoteKv
 from policies.adapters.fixed_slots import FixedSlots
 from policies.admission import AdmitAll
+from policies.scaling.reactive import SloAttainment
 from policies.scheduling.fcfs import Fcfs
 from policies.user_code import name_of
 from realengine.fleet.async_fleet import AsyncFleet, GatewaySettings
@@ -88,7 +89,7 @@ def engine_settings(
             f"speculation={method}: needs the weights of a draft; set serve.engine.speculative_config="
             f"{{method: {method}, model: DRAFT, num_speculative_tokens: 4}} instead"
         )
-    alone = replace(scenario, adapters=None, replicas=1, admission=AdmitAll())
+    alone = replace(scenario, adapters=None, replicas=1, admission=AdmitAll(), scaling=None)
     settings = alone_settings_of(alone, choose_device(device), config)
     own: dict[str, Any] = {
         "lora_adapters": dict(chosen.lora_modules or {}),
@@ -105,13 +106,18 @@ def engine_settings(
     return replace(settings, **own)
 
 
-def gateway_settings(scenario: Scenario, max_waiting: int | None) -> GatewaySettings | None:
+def gateway_settings(scenario: Scenario, max_waiting: int | None, *, sleeps: bool) -> GatewaySettings | None:
     """Returns the settings of the gateway of a fleet; None: one engine serves, without a gateway.
+
+    sleeps: whether engines that the scaling policy does not need sleep; otherwise their processes end.
 
     Raises ValueError, with the key, for settings that only the simulator has.
     """
-    if scenario.replicas == 1 and isinstance(scenario.admission, AdmitAll):
+    scaling = scenario.scaling
+    if scenario.replicas == 1 and isinstance(scenario.admission, AdmitAll) and scaling is None:
         return None
+    if isinstance(scaling, SloAttainment):
+        raise ValueError("scaling=slo_attainment: a fleet of engines measures no SLO; use another policy")
     if scenario.recovery.every_tokens is not None:
         raise ValueError("recovery=kv: engines copy no KV to each other; use recovery=tokens or scratch")
     run = scenario.for_a_run()
@@ -122,6 +128,8 @@ def gateway_settings(scenario: Scenario, max_waiting: int | None) -> GatewaySett
         max_resends=run.max_resends,
         keeps_tokens=run.recovery.keeps_tokens,
         signal_age_s=run.signal_age_s,
+        scaling=scaling,
+        sleep_level=1 if sleeps else None,
         max_waiting=max_waiting,
     )
     settings.check(scenario.replicas)
@@ -239,7 +247,7 @@ class EngineJob:
             of_fleet = FleetRecorder(llm, self.settings.max_record_mib * (1 << 20))
             metrics = FleetMetrics(llm, self.engine, self.served.name)
             llm.log.further, llm.observer = of_fleet, FleetObservers([of_fleet, metrics])
-            backend.metrics.extend(metrics.of_engine)
+            backend.metrics = metrics.of_engine
             return of_fleet
         recorder = ServingRecorder(llm.engine, self.settings.max_record_mib * (1 << 20))
         feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
@@ -336,7 +344,7 @@ def prepare_engine(
         served = model_to_serve(chosen.model, config["model"], device, settings.tokenizer)
         resolved = {**config, "model": served.node}
         scenario = build_scenario({key: resolved[key] for key in resolved if key not in own_keys})
-        gateway = gateway_settings(scenario, settings.max_waiting)
+        gateway = gateway_settings(scenario, settings.max_waiting, sleeps=chosen.enable_sleep_mode)
         engine = engine_settings(scenario, chosen, device, resolved)
         if settings.served_model_name:
             served = served._replace(name=settings.served_model_name[0])

@@ -16,6 +16,8 @@ from sim.metrics.utilisation import PoolHardware
 from sim.setup.scenario import Scenario
 
 Recorder = ServingRecorder | FleetRecorder
+OF_ITERATIONS = ("gpu_busy", "kv", "iterations", "preemptions", "preemption", "cache", "waiting")
+"""Figures of a summary that need the iterations of the engines."""
 
 
 def result_of(
@@ -43,6 +45,8 @@ def result_of(
         summary["cost"] = _unknown(summary["cost"])
     summary["notes"] = _notes(recorder, is_known_machine=is_known_machine)
     if not has_iterations:
+        for name in OF_ITERATIONS:
+            summary[name] = _unknown(summary[name]) if isinstance(summary[name], dict) else None
         summary["notes"].append(
             "A fleet of engines records no iterations: no figures of batches, KV use and utilisation."
         )

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from experiments.serve.engine.result import result_of
 from policies.admission.queue_bound import QueueBound
 from policies.routing.load_balancing import LeastOutstanding
+from policies.scaling.reactive import QueueLength
 from realengine.serving.llm import LLM
 from realengine.serving.sampling_params import SamplingParams
 from sim.metrics.output import check_conservation
@@ -54,6 +55,9 @@ def test_the_scenario_gives_the_settings_of_the_gateway():
     assert isinstance(gateway.admission, QueueBound)
     assert (gateway.max_resends, gateway.keeps_tokens, gateway.signal_age_s) == (3, True, 0.2)
     assert prepared(*TINY).gateway is None
+    scaled = prepared(*TINY, "scaling=queue_length", "serve.engine.enable_sleep_mode=true").gateway
+    assert isinstance(scaled.scaling, QueueLength)
+    assert scaled.sleep_level == 1
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,7 @@ def test_the_scenario_gives_the_settings_of_the_gateway():
         (["recovery=kv"], "recovery=kv"),
         (["prediction=oracle_with_noise", "routing=length_aware"], "prediction"),
         (["failures=crash"], "failures"),
+        (["scaling=slo_attainment"], "scaling=slo_attainment"),
         (["retries=exponential_backoff"], "retries"),
         (["pools=disaggregated"], "pools"),
         (["serve.kv_events.enable_kv_cache_events=true"], "KV events"),
@@ -105,6 +110,8 @@ def test_an_engine_is_killed_and_every_client_gets_its_answer():
     assert [line.partition("}")[0].count('engine="') for line in lines] == [1, 1]
     summary = result.summary
     assert summary["requests"]["finished"] == 6
+    assert summary["troubles"]["crashes"] == 1
+    assert summary["gpu_busy"] is summary["kv"]["peak_use_share"] is None
     assert result.records.num_resends == 3
     assert result.records.requests["output_tokens"].tolist() == [60] * 6
     assert sorted(result.records.requests["attempts"]) == [1, 1, 1, 2, 2, 2]
