@@ -181,6 +181,7 @@ class AsyncFleet:
             signal_age_s=gateway.signal_age_s,
             restarts=gateway.restarts,
             start_timeout_s=gateway.start_timeout_s,
+            max_engines=1 if gateway.scaling is None else gateway.scaling.max_replicas,
         )
         self.log = FleetLog(self._requests)
         self.gateway = self._new_gateway()

@@ -50,7 +50,8 @@ class Fleet:
     """The engines of a fleet by index, which is never reused. A list that changes is replaced by a new one.
 
     specs: one per engine at the start. restarts: whether a process that has ended is replaced by a new one.
-    start_timeout_s: time in which an engine must start, s.
+    start_timeout_s: time in which an engine must start, s. max_engines: number of engines that may serve at
+    the same time, if it may become more than those at the start; on a CPU they share its cores.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Fleet:
         signal_age_s: float,
         restarts: bool,
         start_timeout_s: float,
+        max_engines: int = 1,
     ) -> None:
         self.replicas: list[EngineReplica] = []
         self.is_stopping = False
@@ -82,7 +84,7 @@ class Fleet:
         self._signal_age_s = signal_age_s
         self._restarts = restarts
         self._start_timeout_s = start_timeout_s
-        self._num_threads = max(1, (os.cpu_count() or 1) // len(specs))
+        self._num_threads = max(1, len(os.sched_getaffinity(0)) // max(len(specs), max_engines))
         self._loop: asyncio.AbstractEventLoop
         self._serving: dict[str | None, list[EngineReplica]] = {None: []}
         for spec in specs:

@@ -318,7 +318,8 @@ class EngineJob:
             raise ConfigError(str(error)) from error
         recorder = self.observed(backend, llm)
         backend.open()
-        where = "" if self.gateway is None else f" in {self.scenario.replicas} engines"
+        number = self.scenario.replicas
+        where = "" if self.gateway is None else f" in {number} engine{'s' * (number > 1)}"
         console.print(f"{self.served.name} is loaded and warm{where}", highlight=False)
         return recorder
 

@@ -120,6 +120,18 @@ def test_a_policy_refuses_what_is_beyond_its_bound(make_served):
     assert served.run(last(served.fleet, prompts(1)[0], SHORT)).finished
 
 
+def test_a_request_that_finds_only_full_queues_is_refused(make_served):
+    served = make_served(replicas=2, gateway={"max_waiting": 1})
+
+    async def crowd():
+        tasks = [asyncio.create_task(last(served.fleet, prompt, SHORT)) for prompt in prompts(4)]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found = served.run(crowd())
+    assert [isinstance(each, RefusedError) for each in found] == [False, False, True, True]
+    assert str(found[3]) == "the queue is full (max_waiting=1)"
+
+
 def test_a_router_sees_what_the_caches_hold(make_served, offline):
     """Each prompt continues one that an engine has served, and goes to that engine, whose cache has it."""
     served = make_served(replicas=2, gateway={"routing": PrefixIndex()})
