@@ -1,4 +1,4 @@
-"""What a decision of a scaling policy means for a pool: how many replicas start, and which are drained."""
+"""Turns the decision of a scaling policy into replicas that start, and replicas that are drained."""
 
 from __future__ import annotations
 

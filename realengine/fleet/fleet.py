@@ -31,7 +31,7 @@ _LOG = logging.getLogger("windtunnel.fleet")
 
 
 class FleetListener(Protocol):
-    """What is told of the engines of a fleet, in its event loop."""
+    """Receives what happens to the engines of a fleet, in its event loop."""
 
     def stepped(self, replica: EngineReplica, stepped: Stepped) -> None:
         """Handles what a step has brought."""

@@ -1,4 +1,4 @@
-"""What happens to requests at the gateway of a fleet: told to their readers, and to a log of the caller."""
+"""The log of a fleet's gateway: tells readers what happens to their requests, and a log of the caller."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Grown(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What a step has brought one request. outputs: those with something new; at the end all of them.
+    """The progress of one request in a step. outputs: those with something new; at the end all of them.
 
     error: why it has ended without an output. is_refused: the engine can never serve it. is_whole: the
     outputs are complete and replace what was sent before, as those of a beam search.

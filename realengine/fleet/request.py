@@ -97,12 +97,12 @@ class FleetRequest:
 
     @property
     def outputs(self) -> list[Output]:
-        """What its engines have generated."""
+        """The outputs that its engines have generated."""
         return self.answer.outputs
 
     @property
     def known(self) -> Output | None:
-        """What an engine has generated of the only output; None: nothing, or there are several."""
+        """The only output, as far as engines have generated it; None: nothing, or there are several."""
         if self.params.n > 1 or isinstance(self.params, BeamSampling) or not self.outputs[0].tokens:
             return None
         return self.outputs[0]

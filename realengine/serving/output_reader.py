@@ -23,7 +23,7 @@ class Readable(Protocol):
 
     @property
     def answer(self) -> Answer | None:
-        """What engines have generated, whose lists only grow; None: it has not reached an engine."""
+        """The outputs so far, whose lists only grow; None: it has not reached an engine."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a scaling decision means for the replicas of a pool."""
+"""The replicas that start and leave by a scaling decision."""
 
 import pytest
 
