@@ -21,7 +21,7 @@ from collections import deque
 
 from policies.batching.static import check_traffic_ends
 from policies.core.engine import EngineCore
-from policies.core.plan import AdapterLoad, StepOutcome, StepPlan, Transfer
+from policies.core.plan import AdapterLoad, Migrant, StepOutcome, StepPlan, Transfer
 from policies.core.sequence import FinishReason, Sequence, SequenceState
 from realengine.clock import Clock, WallClock
 from realengine.observer import Observer
@@ -29,7 +29,7 @@ from realengine.policy_errors import fatal, policies_named, policies_of, reason_
 from realengine.runner.executor import DeviceLostError
 from realengine.runner.launch import Launch, Row
 from realengine.runner.runner import Runner
-from realengine.serving.answer import Answer
+from realengine.serving.answer import Answer, Output
 from realengine.serving.appending import RepeatedRows, append_tokens
 from realengine.serving.content_names import ContentNames
 from realengine.serving.forms import Forms
@@ -73,6 +73,7 @@ class Engine:
         self.observer: Observer | None = None
         """Called for each event of the engine, if set."""
         self._answer_of: dict[Sequence, Answer] = {}
+        self.vocab_size = vocab_size
         self._names = ContentNames(core.block_pool.block_size)
         self.forms = Forms(tokenizer, vocab_size, tuple(eos_token_ids))
         self._intake = Intake(core, self._names, vocab_size, eos_token_ids, tokenizer, self.forms)
@@ -102,6 +103,11 @@ class Engine:
         return self._answer_of[seq]
 
     @property
+    def failure(self) -> Exception | None:
+        """The error after which the engine refuses all work; None: it works."""
+        return self._broken
+
+    @property
     def num_waiting(self) -> int:
         """Number of requests that the policies have not admitted."""
         return self.core.num_waiting
@@ -122,12 +128,14 @@ class Engine:
         arrival_s: float | None = None,
         deadline_s: float | None = None,
         cache_salt: str = "",
+        known: Output | None = None,
     ) -> Answer:
         """Adds a request; a request that cannot be served is returned as ended, with the reason as its error.
 
         lora: name of its adapter. arrival_s: time on the engine's clock; None: now. deadline_s: deadline of
-        the output on the same clock, for policies that use it. cache_salt: other salts share no KV. Errors of
-        policies about this request are its errors, too. Raises ValueError for params of another type.
+        the output on the same clock, for policies that use it. cache_salt: other salts share no KV. known:
+        what another engine has generated of its only output, after which it goes on here. Errors of policies
+        about this request are its errors, too. Raises ValueError for params of another type.
         """
         answer = self._intake.answer(self._next_id, prompt_tokens, params, lora, cache_salt)
         self._next_id += 1
@@ -135,7 +143,12 @@ class Engine:
             if self._broken is not None:
                 raise ValueError(f"the engine has failed: {self._broken}; create a new engine")
             now = self.clock.now() if arrival_s is None else arrival_s
-            seq = self.core.add(self._intake.request(answer, priority, tenant, now, deadline_s))
+            request = self._intake.request(answer, priority, tenant, now, deadline_s)
+            if known is None:
+                seq = self.core.add(request)
+            else:
+                num_known = request.prompt.num_tokens + answer.resume(known)
+                seq = self.core.adopt(Migrant(request, num_known, 0))
         except Exception as error:
             if self.core.find(answer.request_id) is not None:  # a part of it is in the queue
                 self.fail(error)

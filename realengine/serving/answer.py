@@ -122,6 +122,17 @@ class Answer:
         output.end("stop")
         return True
 
+    def resume(self, known: Output) -> int:
+        """Lets the only output go on after the tokens of another engine; returns their number."""
+        [output] = self.outputs
+        output.tokens += known.tokens
+        if output.logprobs is not None and known.logprobs is not None:
+            output.logprobs += known.logprobs
+        if output.watched is not None:
+            for number, token in enumerate(known.tokens, 1):
+                output.watched.add(token, may_end=number > self.params.min_tokens)
+        return len(known.tokens)
+
     def remaining(self) -> tuple[int, ...]:
         """Returns the branches that go on after a step in which `ends` was true."""
         return tuple(branch for branch, output in enumerate(self.alive) if not output.finish_reason)

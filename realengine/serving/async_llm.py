@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from copy import deepcopy
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
 from realengine.build import build
 from realengine.model.architecture import Architecture
-from realengine.serving.answer import TokenLogprobs
-from realengine.serving.engine_thread import End, EngineThread, State, Stream
-from realengine.serving.llm import CompletionOutput, RequestOutput
+from realengine.serving.engine_thread import EngineThread, Stream
+from realengine.serving.forms import Forms
+from realengine.serving.llm import RequestOutput
 from realengine.serving.model import Model
+from realengine.serving.output_reader import OutputReader
 from realengine.serving.sampling_params import SamplingParams
-from realengine.serving.tokenizer import Detokenizer, Tokenizer
+from realengine.serving.warm_up import PARAMS as WARM_UP_PARAMS
+from realengine.serving.warm_up import SALT as WARM_UP_SALT
+from realengine.serving.warm_up import warm_up_prompt
 from realengine.settings import EngineSettings
 from realengine.sleep import LEVELS, SleepMode
 
@@ -51,7 +53,7 @@ class AsyncLLM:
     ) -> None:
         if max_waiting < 1:
             raise ValueError(f"max_waiting={max_waiting}: must be >= 1")
-        _check_choice("on_full", on_full, get_args(OnFull))
+        check_choice("on_full", on_full, get_args(OnFull))
         checked = EngineSettings(**settings)
         served = Model.of(model)
         self.architecture = served.architecture
@@ -68,6 +70,18 @@ class AsyncLLM:
     def num_unfinished(self) -> int:
         """Number of requests that have not ended, queued ones included."""
         return self._thread.num_unfinished
+
+    @property
+    def forms(self) -> Forms:
+        """The forms that outputs may have."""
+        return self.engine.forms
+
+    async def start(self) -> None:
+        """Serves one short request, so that no client waits for what happens once. Raises its errors."""
+        prompt = warm_up_prompt(self.engine.vocab_size, self.engine.core.max_model_len)
+        stream = self.generate(prompt, WARM_UP_PARAMS, cache_salt=WARM_UP_SALT, output_kind="final_only")
+        async for _ in stream:
+            pass
 
     async def generate(
         self,
@@ -97,11 +111,11 @@ class AsyncLLM:
         that fails later (for example because the device is out of memory) ends with an output that has an
         error.
         """
-        _check_choice("output_kind", output_kind, get_args(OutputKind))
+        check_choice("output_kind", output_kind, get_args(OutputKind))
         tokens = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         params = params or SamplingParams()
         if params.structured_outputs is not None:  # read here, so that others need not wait
-            await asyncio.to_thread(self.engine.forms.check, params.structured_outputs)
+            await asyncio.to_thread(self.forms.check, params.structured_outputs)
         stream = Stream(
             tokens,
             params,
@@ -112,7 +126,7 @@ class AsyncLLM:
             output_kind == "final_only",
             window_s,
         )
-        reader = _Reader(
+        reader = OutputReader(
             stream,
             prompt if isinstance(prompt, str) else None,
             self.tokenizer,
@@ -158,7 +172,7 @@ class AsyncLLM:
         """
         if level not in LEVELS:
             raise ValueError(f"level={level}: must be one of {', '.join(map(str, LEVELS))}")
-        _check_choice("mode", mode, get_args(SleepWhen))
+        check_choice("mode", mode, get_args(SleepWhen))
         sleep_mode = self._enabled_sleep_mode()
         self._thread.pause(aborts=mode == "abort")
         await asyncio.wrap_future(self._thread.when_idle(lambda: sleep_mode.sleep(level)))
@@ -199,90 +213,7 @@ class AsyncLLM:
         return self.tokenizer.encode(text)
 
 
-class _Reader:
-    """Builds a request's outputs from its states, in the consumer's thread."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        prompt: str | None,
-        tokenizer: Tokenizer | None,
-        eos_token_ids: Sequence[int],
-        is_delta: bool,
-    ) -> None:
-        self._stream = stream
-        self._prompt = prompt
-        self._is_delta = is_delta
-        self._prompt_token_ids = tuple(stream.tokens)
-        self._texts = [_Text(tokenizer, eos_token_ids) for _ in range(stream.params.n)]
-        self._last = stream.state
-
-    def has_news(self, state: State) -> bool:
-        return state != self._last
-
-    def read(self, state: State) -> RequestOutput:
-        outputs = []
-        # A beam search may end with fewer outputs than it has hypotheses.
-        for index, (last, end) in enumerate(zip(self._last.ends, state.ends, strict=False)):
-            outputs.append(self._completion(index, last, end))
-        self._last = state
-        answer = self._stream.answer
-        return RequestOutput(
-            self._stream.request_id,
-            self._prompt,
-            self._prompt_token_ids,
-            tuple(outputs),
-            state.error,
-            None if answer is None else deepcopy(answer.drafts),
-            0 if answer is None else answer.num_cached_tokens,
-            None if answer is None else answer.prompt_logprobs,
-        )
-
-    def _completion(self, index: int, last: End, now: End) -> CompletionOutput:
-        """Returns an output's current state, given the state up to which it was reported."""
-        start, end, reason = last.num_tokens, now.num_tokens, now.finish_reason
-        tokens: list[int] = []
-        logprobs: list[TokenLogprobs] | None = None if self._stream.params.logprobs is None else []
-        stop_reason = None
-        if self._stream.answer is not None:
-            output = self._stream.answer.outputs[index]
-            tokens, logprobs, stop_reason = output.tokens, output.logprobs, output.stop_reason
-        if now.text is not None:
-            whole, piece = now.text, now.text[len(last.text or "") :]
-        else:
-            piece = self._texts[index].add(tokens[start:end], reason is not None)
-            whole = self._texts[index].whole
-        shown = slice(start if self._is_delta else 0, end)
-        return CompletionOutput(
-            index,
-            piece if self._is_delta else whole,
-            tuple(tokens[shown]),
-            reason,
-            None if logprobs is None else tuple(logprobs[shown]),
-            None if reason is None else stop_reason,
-        )
-
-
-class _Text:
-    """Text of one output as its tokens come; empty without a tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> None:
-        self.whole = ""
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self._eos_token_ids = eos_token_ids
-
-    def add(self, tokens: Iterable[int], is_finished: bool) -> str:
-        """Adds tokens; returns the text that they complete."""
-        if self._detokenizer is None:
-            return ""
-        pieces = [self._detokenizer.add(token) for token in tokens if token not in self._eos_token_ids]
-        if is_finished:
-            pieces.append(self._detokenizer.finish())
-        piece = "".join(pieces)
-        self.whole += piece
-        return piece
-
-
-def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises ValueError, with the name, for a value that is not allowed."""
     if value not in allowed:
         raise ValueError(f"{name}={value}: must be one of {', '.join(allowed)}")

@@ -40,7 +40,7 @@ class ContentNames:
         lora: the adapter with which their KV is computed. salt: texts with different salts share no id.
         as_new: the prompt gets new ids only, so that no KV of another request is found for it.
         """
-        chain = self._chain(tokens, lora, salt)
+        chain = chain_of(tokens, self._block_size, lora, salt)
         pieces: list[Segment] = []
         num_named = 0
         for link in () if as_new else chain:
@@ -67,18 +67,9 @@ class ContentNames:
         """Adds `tokens`, the prompt and output of an ended request, to the known texts."""
         num_answer = len(tokens) - sum(segment.num_tokens for segment in prompt)
         if num_answer > 0:
-            self._learn(self._chain(tokens, lora, salt), (*prompt, Segment(answer_id, num_answer)))
-
-    def _chain(self, tokens: Sequence[int], lora: str | None, salt: str) -> list[bytes]:
-        """Returns the hashes of the text up to the end of each full block."""
-        chain, link = [], b"" if lora is None else b"lora:" + lora.encode()
-        if salt:
-            link = blake2b(link + b"\0salt:" + salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        array = np.asarray(tokens, np.int64)
-        for end in range(self._block_size, len(array) + 1, self._block_size):
-            link = blake2b(link + array[end - self._block_size : end].tobytes(), digest_size=16).digest()
-            chain.append(link)
-        return chain
+            self._learn(
+                chain_of(tokens, self._block_size, lora, salt), (*prompt, Segment(answer_id, num_answer))
+            )
 
     def _learn(self, chain: list[bytes], segments: tuple[Segment, ...]) -> None:
         """Splits segments at block boundaries, and stores each block's pieces under its hash."""
@@ -99,6 +90,29 @@ class ContentNames:
                 pieces, room = [], self._block_size
         while len(self._known) > self._max_blocks:
             self._known.popitem(last=False)
+
+
+def chain_of(
+    tokens: Sequence[int],
+    block_size: int,
+    lora: str | None = None,
+    salt: str = "",
+    known: Sequence[bytes] = (),
+) -> list[bytes]:
+    """Returns the hashes of a text up to the end of each full block. lora, salt: see `ContentNames.name`.
+
+    known: the first of them, which are not computed again.
+    """
+    chain, link = list(known), b"" if lora is None else b"lora:" + lora.encode()
+    if salt:
+        link = blake2b(link + b"\0salt:" + salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    if chain:
+        link = chain[-1]
+    array = np.asarray(tokens, np.int64)
+    for end in range((len(chain) + 1) * block_size, len(array) + 1, block_size):
+        link = blake2b(link + array[end - block_size : end].tobytes(), digest_size=16).digest()
+        chain.append(link)
+    return chain
 
 
 def _merged(pieces: list[Segment]) -> tuple[Segment, ...]:

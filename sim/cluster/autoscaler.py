@@ -26,6 +26,7 @@ from simpy.events import ProcessGenerator
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
+from policies.gateway.scaling import Present, change_to
 from policies.roles import ReplicaLoad, Roles, Switch, Turns
 from policies.scaling import Scaling, checked_interval_s, checked_target
 from policies.user_code import returned
@@ -164,9 +165,10 @@ class Autoscaler:
         self._busy_s = {index: self._busy_times[index].seconds(now) for index in indices}
         if target == 0 and self._is_needed():
             target = 1
-        for _ in range(target - len(present)):
+        change = change_to(target, [_present(member) for member in present])
+        for _ in range(change.num_starts):
             self._start()
-        for member in sorted(present, key=_drain_rank, reverse=True)[: max(0, len(present) - target)]:
+        for member in change.drained:
             self._fleet.drain(member, now)
 
     def _is_needed(self) -> bool:
@@ -188,12 +190,10 @@ class Autoscaler:
         return member
 
 
-def _drain_rank(member: Member) -> tuple[bool, int, int]:
-    """Returns the sort key of a member; the largest is drained first.
-
-    Order: replicas that do not serve, then those with the fewest outstanding requests, then the newest.
-    """
-    return member.state is not State.serving, -member.replica.num_outstanding, member.replica.index
+def _present(member: Member) -> Present[Member]:
+    """Returns a member as `policies.gateway.scaling` sees it."""
+    replica = member.replica
+    return Present(member, member.state is State.serving, replica.num_outstanding, replica.index)
 
 
 class PoolCount:

@@ -21,16 +21,15 @@ it. n requests have at most retry_burst + n retry_budget retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
 from simpy.events import ProcessGenerator
 
-from policies.core.request import Request
 from policies.core.sequence import Sequence
 from policies.prediction import uniform
-from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt, Routers
+from sim.cluster.gateway import Gateway, GatewayAttachment, RequestAttempt
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.replica import Replica
@@ -211,7 +210,7 @@ class Clients(GatewayAttachment):
         yield self._clock.at(again_s, Phase.arrive)
         if self._is_at(attempt, number):
             attempt.begin_retry()
-            self._requests.tries[attempt.arrival.request.request_id] += 1
+            self._requests.begin_try(attempt.arrival.request.request_id, attempt.number)
             self._gateway.submit(attempt)
 
     def _time_out(self, attempt: RequestAttempt, timeout_s: float) -> ProcessGenerator:
@@ -236,33 +235,21 @@ class Clients(GatewayAttachment):
 
 
 class FirstTokens:
-    """Notifies routers, the admission policy and clients of the first token of each request.
+    """Notifies the gateway of the first token of each request.
 
-    notify_admission: the hook of the admission policy. is_waited_for: whether the timeout of the clients ends
-    with the first token. attempts: the attempts in progress, by request id.
+    are_wanted: whether a policy reads them, or the timeout of the clients ends with them.
     """
 
-    def __init__(
-        self,
-        routers: Routers,
-        notify_admission: Callable[[Request, float], None] | None,
-        *,
-        is_waited_for: bool,
-        attempts: Mapping[int, RequestAttempt],
-        clock: Clock,
-    ) -> None:
-        self._routers = routers
-        self._notify_admission = notify_admission
-        self._is_wanted = is_waited_for or notify_admission is not None or routers.see_first_tokens
-        self._attempts = attempts
-        self._clock = clock
+    def __init__(self, gateway: Gateway, *, are_wanted: bool) -> None:
+        self._gateway = gateway
+        self._are_wanted = are_wanted
         self._of_replica: dict[int, FirstTokensOfReplica] = {}
         self.on_notify: Callable[[int], None] | None = None
         """Is called with the id of each request of which the policies are notified."""
 
     def attach_to(self, replica: Replica) -> None:
         """Attaches a listener for first tokens to a replica, if any policy or client needs them."""
-        if self._is_wanted:
+        if self._are_wanted:
             listener = self._of_replica[replica.index] = FirstTokensOfReplica(self.notify)
             replica.attach(listener)
 
@@ -273,14 +260,7 @@ class FirstTokens:
 
     def notify(self, request_id: int) -> None:
         """Notifies the policies of the first token of a request, from any replica."""
-        attempt = self._attempts[request_id]
-        request, now = attempt.arrival.request, self._clock.now
-        notify_router = self._routers[request.model].on_first_token
-        if notify_router is not None:
-            notify_router(request, now)
-        if self._notify_admission is not None and not attempt.has_token:
-            self._notify_admission(request, now)
-        attempt.has_token = True
+        self._gateway.first_token(request_id)
         if self.on_notify is not None:
             self.on_notify(request_id)
 

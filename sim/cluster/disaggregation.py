@@ -45,7 +45,6 @@ from policies.core.request import Request
 from policies.routing import Routing
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import FirstTokens
-from sim.cluster.failures import Resends
 from sim.cluster.fleet import Fleet
 from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt
 from sim.engine.clock import Clock, Phase
@@ -62,14 +61,13 @@ class TransferGateway:
     def __init__(
         self,
         gateway: Gateway,
-        resends: Resends,
         *,
         first_tokens: FirstTokens,
         length_predictions: LengthPredictions | None,
         requests: RequestLog,
     ) -> None:
         self.pool_counts: PoolCounts  # set by `GatewayAssembly.connect`
-        self.restart = resends.restart
+        self.restart = gateway.lost
         self.first_token = first_tokens.notify
         self._gateway = gateway
         self._length_predictions = length_predictions

@@ -24,7 +24,7 @@ A recovery keeps more or less of the computed work:
 Streamed tokens are never sampled, emitted or counted again. A request that cannot continue in the chosen
 replica, because the KV memory of that one is too small, restarts there.
 
-`Recovery` has the settings; `Resends` sends the requests that a crash has lost again.
+`Recovery` has the settings; `Resends` lets the requests that a crash has lost continue with what was kept.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ class Recovery(Checked):
 
 
 class Resends(GatewayAttachment):
-    """Resends lost requests, each at most max_resends times; after that the attempt fails.
+    """Has the gateway resend lost requests, and lets them continue with what is kept of their work.
 
     kv_transfers, kv_replication: None if the run has none.
     """
@@ -386,17 +386,13 @@ class Resends(GatewayAttachment):
         self,
         gateway: Gateway,
         *,
-        max_resends: int,
-        recovery: Recovery,
         requests: RequestLog,
         first_tokens: FirstTokens,
     ) -> None:
-        # Both are set by `GatewayAssembly`, as they call `restart`.
+        # Both are set by `GatewayAssembly`, as they call the gateway.
         self.kv_transfers: KvTransfers | None = None
         self.kv_replication: KvReplication | None = None
         self._gateway = gateway
-        self._max_resends = max_resends
-        self._recovery = recovery
         self._requests = requests
         self._first_tokens = first_tokens
 
@@ -407,31 +403,7 @@ class Resends(GatewayAttachment):
         if attempt.has_left and attempt.replica is not None and attempt.replica.holds(request_id):
             return  # The replica that crashed was transferring its KV; the target replica aborts the request.
         if attempt.has_left or transfers is None or not transfers.lost(request):
-            self.restart(request_id)
-
-    def restart(self, request_id: int, *, is_resend: bool = True) -> None:
-        """Restarts a request that no replica has any more, after its streamed tokens or from scratch.
-
-        is_resend: whether the cause is a crash of its replica, not of the replica with a copy of its KV.
-        """
-        attempt = self._gateway.attempts[request_id]
-        self._gateway.release(attempt)
-        self._requests.forget_kv_transfer(request_id)
-        is_sent = not attempt.has_left and (not is_resend or attempt.num_resends < self._max_resends)
-        has_branches = attempt.arrival.request.branching is not None
-        attempt.is_resumed = is_sent and self._recovery.keeps_tokens and not has_branches
-        if not attempt.is_resumed:
-            self._requests.lose(request_id, in_crash=True)
-        if attempt.is_given_up:
-            self._gateway.abandon(attempt)
-        elif attempt.is_timed_out:
-            self._gateway.fail(attempt, "timed out")
-        elif is_sent:
-            attempt.num_resends += is_resend
-            self._requests.num_resends += is_resend
-            self._gateway.dispatch(attempt)
-        else:
-            self._gateway.fail(attempt, "its replica crashed")
+            self._gateway.lost(request_id)
 
     def sends(self, attempt: RequestAttempt, replica: Replica, request: Request) -> bool:
         migrant = self._migrant(attempt, replica, request) if attempt.is_resumed else None

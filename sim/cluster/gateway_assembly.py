@@ -1,26 +1,30 @@
-"""Builds the gateway of a run and attaches the parts that the run needs: see `sim.cluster.gateway`.
-
-The smallest part stands here: admission control, which calls its policy before routing and reports ends of
-requests to it.
-"""
+"""Builds the gateway of a run and attaches the parts that the run needs: see `policies.gateway`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from policies.admission import Admission, AdmissionTraits, AdmitAll, Refusal
+from policies.admission import AdmissionTraits, AdmitAll
 from policies.core.request import Request
-from policies.user_code import returned, traits_of
+from policies.gateway.routers import Routers
+from policies.user_code import traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens
 from sim.cluster.disaggregation import KeptPrefills, PrefillPools, TransferGateway
 from sim.cluster.failures import Resends
 from sim.cluster.fleet import Fleet
-from sim.cluster.gateway import Gateway, GatewayAttachment, LengthPredictions, RequestAttempt, Routers
+from sim.cluster.gateway import (
+    AdmissionControl,
+    Gateway,
+    LengthPredictions,
+    RequestAttempt,
+    output_length,
+)
 from sim.cluster.settings import ClusterSettings
 from sim.engine.clock import Clock
-from sim.engine.replica import Replica
 from sim.engine.replica_pool import ReplicaPool
 from sim.records.requests import RequestLog
 from sim.transfer.kv_replication import KvReplication
@@ -56,24 +60,31 @@ class GatewayAssembly:
         attempts: dict[int, RequestAttempt] = {}
         predictor = cluster.prediction
         self._length_predictions = (
-            None if predictor is None else LengthPredictions(predictor, attempts, requests)
+            None
+            if predictor is None
+            else LengthPredictions(
+                predictor,
+                attempts,
+                true_length=attrgetter("num_output_tokens"),
+                output_length=partial(output_length, requests),
+            )
         )
         routers = Routers(cluster.routing, self._length_predictions)
-        self.gateway = Gateway(routers, clock=clock, requests=requests, attempts=attempts, on_end=on_end)
-        self.first_tokens = FirstTokens(
+        self.gateway = Gateway(
             routers,
-            traits_of(cluster.admission, AdmissionTraits).on_first_token,
-            is_waited_for=cluster.retries.waits_for_token,
-            attempts=attempts,
             clock=clock,
-        )
-        self.resends = Resends(
-            self.gateway,
-            max_resends=cluster.max_resends,
-            recovery=cluster.recovery,
             requests=requests,
-            first_tokens=self.first_tokens,
+            attempts=attempts,
+            on_end=on_end,
+            max_resends=cluster.max_resends,
+            keeps_tokens=cluster.recovery.keeps_tokens,
         )
+        admission_sees = traits_of(cluster.admission, AdmissionTraits).on_first_token is not None
+        self.first_tokens = FirstTokens(
+            self.gateway,
+            are_wanted=cluster.retries.waits_for_token or admission_sees or routers.see_first_tokens,
+        )
+        self.resends = Resends(self.gateway, requests=requests, first_tokens=self.first_tokens)
         self.interconnect: Interconnect | None = None
         self._transfers: TransferGateway | None = None
         is_disaggregated = any(pool.role != "mixed" for pool in pools)
@@ -88,7 +99,6 @@ class GatewayAssembly:
         self.interconnect = Interconnect(cluster.network, self._clock)
         self._transfers = TransferGateway(
             self.gateway,
-            self.resends,
             first_tokens=self.first_tokens,
             length_predictions=self._length_predictions,
             requests=self._requests,
@@ -163,30 +173,3 @@ class GatewayAssembly:
             gateway.attach(PrefillPools(kv_transfers, gateway))
         if patience_s is not None or retries.timeout_s is not None or retries.max_attempts > 1:
             gateway.attach(Clients(gateway, retries, patience_s, clock=self._clock, requests=self._requests))
-
-
-class AdmissionControl(GatewayAttachment):
-    """Calls the admission policy once per attempt, and reports the end of the attempts that it admitted."""
-
-    def __init__(self, admission: Admission, gateway: Gateway) -> None:
-        self._admission = admission
-        self._gateway = gateway
-        self._on_end = traits_of(admission, AdmissionTraits).on_end
-
-    def candidates(self, attempt: RequestAttempt, serving: list[Replica], now: float) -> list[Replica] | None:
-        if attempt.is_admitted:
-            return serving
-        refusal = self._admission.refusal(attempt.arrival.request, serving, now)
-        if refusal is not None:
-            if not isinstance(refusal, Refusal):
-                rule = "must return None, which admits the request, or a policies.admission.Refusal"
-                raise returned(self._admission, "refusal", refusal, rule)
-            self._gateway.fail(attempt, refusal.reason, refusal.retry_after_s)
-            return None
-        attempt.is_admitted = True
-        return serving
-
-    def left(self, attempt: RequestAttempt, now: float) -> None:
-        if attempt.is_admitted and self._on_end is not None:
-            self._on_end(attempt.arrival.request, now)
-        attempt.is_admitted = False

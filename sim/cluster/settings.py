@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, check
 from policies.admission import Admission, AdmitAll
+from policies.gateway.signals import check_age
 from policies.migration import Migration, Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Fixed, Roles, Turns
@@ -16,7 +17,6 @@ from policies.routing.load_balancing import LeastOutstanding
 from sim.cluster.clients import Retries
 from sim.cluster.disaggregation import EncoderSettings
 from sim.cluster.failures import Failures, Recovery
-from sim.engine.signals import check_age
 from sim.metrics.slo import Slo
 from sim.transfer.kv_transfers import KvTransferSettings
 from sim.transfer.network import NetworkSettings

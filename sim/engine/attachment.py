@@ -14,6 +14,7 @@ from collections.abc import Callable
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence
+from policies.gateway.attachments import add_handlers
 from sim.engine.iteration_times import RunningStep
 
 
@@ -84,10 +85,3 @@ class Listeners:
     def add(self, attachment: Attachment) -> None:
         """Adds the handlers that an attachment overrides, to be called after those added before."""
         add_handlers(self, attachment, Attachment)
-
-
-def add_handlers(listeners: object, attachment: object, interface: type) -> None:
-    """Appends the methods of `interface` that an attachment overrides to the tuples of their names."""
-    for event, called in list(vars(listeners).items()):
-        if getattr(type(attachment), event) is not getattr(interface, event):
-            setattr(listeners, event, (*called, getattr(attachment, event)))

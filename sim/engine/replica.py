@@ -30,12 +30,12 @@ from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
+from policies.gateway.load_counts import LoadCounts
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.frontend import Enter, Pending
 from sim.engine.iteration_times import RunningStep, scaled_ends_s, shape_of
 from sim.engine.links import Copies
-from sim.engine.load_counts import LoadCounts
 from sim.engine.recorder import Recorder
 from sim.engine.replica_pool import ReplicaPool, RunContext
 from sim.records.requests import Status

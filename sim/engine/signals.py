@@ -1,15 +1,6 @@
 """Attachments of a replica: load counts with their age, its prefix cache, its busy time, loads of adapters.
 
-An engine publishes its counts once per iteration, and the router fetches them at multiples of an age:
-
-    fetched              |<------- age ------->|                       a read in this period gives the counts
-    iterations    | 1 |  2  | 3 | 4  |   5  | 6 |   7  |               of iteration 2: the last that began
-                         ^ refreshed            ^ read                 before the refresh
-
-All replicas are refreshed at the same times. No event happens at these times: the counts that a refresh would
-have fetched are computed at the first read, or before the first change after it, whichever comes first. So
-the cost is that of the replicas that the router reads, and the values are those of a refresh on time. Age 0:
-the counts are refreshed at every read.
+`policies.gateway.signals` tells which counts a router sees.
 
 The busy time is the seconds in which a replica was running iterations, independent of how the run was cut
 into leaps.
@@ -19,125 +10,46 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import partial
-from math import inf, nextafter
-from typing import NamedTuple
 
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence
+from policies.gateway.signals import AgedSignals, Counts
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.iteration_times import RunningStep
 from sim.engine.replica import Replica
 
-MIN_AGE_S = 1e-6
 
-
-class Counts(NamedTuple):
-    """Counts when one iteration was planned; num_blocks_used includes the blocks that it takes."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_blocks_used: int = 0
-    num_entered: int = 0  # requests that had reached the engine
-    num_entered_tokens: int = 0  # prompt tokens of these requests
-
-
-def check_age(age_s: float) -> None:
-    """Raises ValueError unless age_s is 0 or a finite number of at least MIN_AGE_S seconds."""
-    if age_s and not MIN_AGE_S <= age_s < inf:
-        raise ValueError(f"signal_age_s={age_s}: must be 0 or a finite number >= {MIN_AGE_S:g} s")
-
-
-def refresh_times_s(now: float, age_s: float) -> tuple[float, float]:
-    """Returns the time of the last refresh up to now, and of the next one, in seconds. age_s must be > 0."""
-    period = now // age_s
-    if period * age_s > now:  # the quotient was rounded
-        period -= 1
-    elif (period + 1) * age_s <= now:
-        period += 1
-    return period * age_s, (period + 1) * age_s
-
-
-class Signals(Attachment):
-    """The `LoadSignals` of one replica. The times of reads must not decrease."""
+class Signals(AgedSignals, Attachment):
+    """The `LoadSignals` of one replica, also in the middle of a leap."""
 
     def __init__(self, replica: Replica, clock: Clock, age_s: float) -> None:
-        check_age(age_s)
         self._replica = replica
-        self._clock = clock
-        self._age_s = age_s
-        self._reset()
+        super().__init__(clock, age_s)
 
-    def _reset(self) -> None:
-        self._num_sent = self._num_sent_tokens = 0  # requests sent since the engine started
-        self._num_entered = self._num_entered_tokens = 0  # of these, those that have reached the engine
+    def reset(self) -> None:
+        super().reset()
+        self._num_entered = self._num_entered_tokens = 0  # requests that have reached the engine
         self._step: RunningStep | None = None  # the latest step, until the next plan
-        self._counts = Counts()  # as of the latest plan
-        self._seen = self._counts
-        self._next_s = -inf  # time of the next refresh
-
-    @property
-    def num_running(self) -> int:
-        return self._read().num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self._read().num_waiting
-
-    @property
-    def num_blocks_used(self) -> int:
-        return self._read().num_blocks_used
-
-    @property
-    def num_unseen(self) -> int:
-        return self._num_sent - self._read().num_entered
-
-    @property
-    def num_unseen_tokens(self) -> int:
-        return self._num_sent_tokens - self._read().num_entered_tokens
-
-    def sent(self, request: Request) -> None:
-        self._num_sent += 1
-        self._num_sent_tokens += request.prompt.num_tokens
 
     def entered(self, seq: Sequence) -> None:
         self._num_entered += 1
         self._num_entered_tokens += seq.num_prompt_tokens
 
     def started(self, step: RunningStep | None, now: float) -> None:
-        self._refresh(now)
         core = self._replica.core
-        self._step = step
         counts = (len(core.running), core.num_waiting, core.block_pool.num_used)
-        self._counts = Counts(*counts, self._num_entered, self._num_entered_tokens)
+        self.publish(Counts(*counts, self._num_entered, self._num_entered_tokens), now)
+        self._step = step
 
     def ending(self, step: RunningStep, now: float) -> None:
-        self._refresh(now)
+        self.refresh(now)
 
     def crashed(self, now: float) -> None:
-        self._reset()
-
-    def _read(self) -> Counts:
-        """Returns the counts that a router sees now."""
-        now = self._clock.now
-        if now >= self._next_s:
-            self._refresh(now)
-        return self._seen
-
-    def _refresh(self, now: float) -> None:
-        """Computes the counts of the latest refresh, unless they are known."""
-        if now < self._next_s:
-            return
-        refreshed_s = now
-        if self._age_s:
-            refreshed_s, self._next_s = refresh_times_s(now, self._age_s)
-        else:
-            self._next_s = nextafter(now, inf)
-        self._seen = self._as_of(refreshed_s)
+        self.reset()
 
     def _as_of(self, time_s: float) -> Counts:
-        """Returns the counts of the last iteration that began before time_s > time of the latest plan."""
         step, counts = self._step, self._counts
         if step is None or len(step.ends_s) == 1:
             return counts

@@ -177,6 +177,10 @@ class RequestLog:
         self.replica[request_id] = replica
         self.attempts[request_id] += 1
 
+    def begin_try(self, request_id: int, number: int) -> None:
+        """Records that a client sends a request for the number-th time."""
+        self.tries[request_id] = number
+
     def fail(self, reason: str) -> None:
         """Counts a failed attempt of a client, which may retry."""
         self.failed_attempts[reason] += 1

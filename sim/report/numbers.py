@@ -34,6 +34,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:#.3g}"
 
 
+def count(value: int | None) -> str:
+    """Returns a whole number: 1,234."""
+    return MISSING if value is None else f"{value:,}"
+
+
 class Supported(NamedTuple):
     """A figure and the bounds of its interval as texts, with the digits that the interval supports."""
 

@@ -9,6 +9,7 @@ from sim.metrics.dialects import DIALECTS, PERCENTILES, ours
 from sim.metrics.slo import WORKLOAD_TERMS
 from sim.report.numbers import (
     MISSING,
+    count,
     dollars,
     grams,
     milliseconds,
@@ -114,7 +115,7 @@ def slo_terms(goodput: dict[str, Any]) -> list[str]:
 def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Returns the blocks of headline figures: title -> label -> value with its unit."""
     throughput, goodput, kv, cost = (summary[key] for key in ("throughput", "goodput", "kv", "cost"))
-    iterations = summary["iterations"]
+    batch = summary["iterations"]
     return {
         "Throughput": {
             "output": f"{number(throughput['output_tokens_per_s'])} tok/s",
@@ -127,8 +128,8 @@ def headline(summary: dict[str, Any]) -> dict[str, dict[str, str]]:
             "GPU busy": percent(summary["gpu_busy"]),
             "MFU / MBU": f"{percent(summary['mfu'])} / {percent(summary['mbu'])}",
             "KV mean / peak": f"{percent(kv['mean_use_share'])} / {percent(kv['peak_use_share'])}",
-            "batch mean / max": f"{number(iterations['mean_batch_seqs'])} / {iterations['max_batch_seqs']:,}",
-            "preemptions": f"{summary['preemptions']:,}",
+            "batch mean / max": f"{number(batch['mean_batch_seqs'])} / {count(batch['max_batch_seqs'])}",
+            "preemptions": count(summary["preemptions"]),
         },
         "Cost": {
             "total": dollars(cost["usd"]),

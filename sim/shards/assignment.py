@@ -13,8 +13,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.gateway.routers import Routers
 from policies.routing import ChoosesMany, ReplicaView, Routing, chosen, index_views
-from sim.cluster.gateway import Routers
 from sim.engine.replica_pool import ReplicaPool
 from sim.workload.base import Arrival, Source, WorkloadNotes
 from sim.workload.chunks import Chunk, chunks_of
@@ -48,7 +48,7 @@ class _StaticRouters:
     """The routing policies of a run, one per model, with the views of the replicas that serve the model."""
 
     def __init__(self, routing: Routing, pools: Sequence[ReplicaPool]) -> None:
-        self._routers = Routers(routing, None)
+        self._routers = Routers(routing)
         self._served = [pool.serves for pool in pools for _ in range(pool.replicas)]
         self._candidates: dict[str | None, list[ReplicaView]] = {}
 

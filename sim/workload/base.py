@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from policies.core.limits import StopAfter
 from policies.core.request import Branching, Request
 from sim.metrics.distributions import Kept
 from sim.metrics.workload import OwnLatency, SectionFigure
@@ -35,6 +36,11 @@ class Arrival(NamedTuple):
     """Time at which the request reaches the service; None: request.arrival_s."""
     gives_up_s: float | None = None
     """Time at which its client aborts it, in addition to `Source.patience_s`; None: never."""
+
+    @property
+    def stop_after(self) -> StopAfter:
+        """Output tokens after which the request ends; of each sample, if they differ."""
+        return self.sample_tokens or self.num_output_tokens
 
     @property
     def at_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The real engine as a back end: the outputs of `AsyncLLM`, with the names of the API; its sleep mode.
+"""The real engine as a back end: the outputs of one or several, with the names of the API; the sleep mode.
 
 Requests that come while it sleeps wait for the wake-up, as in vLLM.
 """
@@ -22,24 +22,23 @@ from experiments.serve.engine.conversion import (
     sampling_params,
 )
 from experiments.serve.engine.model_to_serve import ModelToServe
-from experiments.serve.errors import ApiError, priority_ignored
+from experiments.serve.errors import ApiError, ConnectionReset, priority_ignored
 from experiments.serve.http.control import Mode, Part, check_loaded_adapter, check_new_adapter
 from experiments.serve.metrics.engine import EngineMetrics
 from experiments.serve.model_tokenizer import ModelTokenizer
+from realengine.fleet.async_fleet import AsyncFleet
+from realengine.fleet.request import EngineLostError, RefusedError
 from realengine.serving.async_llm import AsyncLLM
 from realengine.serving.engine_thread import EngineDeadError, QueueFullError
 from realengine.serving.forms import CANNOT_GO_ON, FormError
-from realengine.serving.sampling_params import SamplingParams
 
-WARM_UP_PROMPT_TOKENS = 16
-WARM_UP_TOKENS = 3
-WARM_UP_SALT = "warm-up"
-"""Keeps requests from finding the KV of the warm-up."""
 STARTING = "the engine is starting: it loads the model and warms up"
+Engines = AsyncLLM | AsyncFleet
+"""One engine in this process, or a fleet of engine processes."""
 
 
 class EngineBackend:
-    """An engine that is loaded while the server already listens; until it is warm, requests get status 503.
+    """Engines that are loaded while the server already listens; until they are warm, requests get status 503.
 
     load: builds the engine, in another thread. adapters: names of the LoRA adapters. has_priorities: whether
     its scheduling reads the priority of requests.
@@ -48,7 +47,7 @@ class EngineBackend:
     def __init__(
         self,
         served: ModelToServe,
-        load: Callable[[], AsyncLLM],
+        load: Callable[[], Engines],
         *,
         max_model_len: int,
         adapters: Sequence[str] = (),
@@ -68,18 +67,13 @@ class EngineBackend:
         """Requests that were not let into the engine, by reason."""
         self.metrics: list[EngineMetrics] = []
         """Metrics of the engine, once it is observed."""
-        self._llm: AsyncLLM | None = None
+        self._llm: Engines | None = None
         self._is_warm = False
 
-    async def start(self) -> AsyncLLM:
-        """Loads the engine and serves one short request; returns the engine, idle. Raises its errors."""
+    async def start(self) -> Engines:
+        """Loads the engine and warms it up; returns the engine, idle. Raises its errors."""
         self._llm = await asyncio.to_thread(self._load)
-        num_prompt = max(1, min(WARM_UP_PROMPT_TOKENS, self._base.max_model_len - WARM_UP_TOKENS))
-        prompt = [token % self._vocab_size for token in range(num_prompt)]
-        params = SamplingParams(max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        stream = self._llm.generate(prompt, params, cache_salt=WARM_UP_SALT, output_kind="final_only")
-        async for _ in stream:
-            pass
+        await self._llm.start()
         return self._llm
 
     def open(self) -> None:
@@ -91,7 +85,7 @@ class EngineBackend:
         if self._llm is not None:
             await asyncio.to_thread(self._llm.shutdown)
 
-    def llm(self) -> AsyncLLM:
+    def llm(self) -> Engines:
         """Returns the engine. Raises ApiError while it starts."""
         if self._llm is None or not self._is_warm:
             raise ApiError(STARTING, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -175,10 +169,18 @@ class EngineBackend:
             return ApiError(str(error))
         if structure.kind == "tools":
             try:
-                check_functions(self.llm().engine.forms, structure.value)
+                check_functions(self.llm().forms, structure.value)
             except FormError as narrower:
                 error = narrower
         return ApiError(f"{structure.param}: {error}", param=structure.param)
+
+    def _unserved(self, error: Exception) -> Exception:
+        """Returns the error for a client whose request is not served, or not to its end; counts a refusal."""
+        if isinstance(error, EngineLostError):
+            return ConnectionReset(str(error))
+        names: dict[type[Exception], str] = {QueueFullError: "queue_full", EngineDeadError: "engine_dead"}
+        self.num_refused[names.get(type(error), str(error))] += 1
+        return ApiError(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         llm = self.llm()
@@ -197,7 +199,7 @@ class EngineBackend:
                 tenant=generation.tenant,
                 lora=generation.lora,
                 cache_salt=generation.cache_salt,
-                output_kind="delta" if search is None else "final_only",
+                output_kind="delta" if search is None and generation.streamed else "final_only",
                 window_s=generation.window_s,
             )
             has_begun = False
@@ -215,9 +217,8 @@ class EngineBackend:
             raise await asyncio.to_thread(self._form_error, generation.structure, error) from None
         except ValueError as error:
             raise ApiError(str(error)) from None
-        except (QueueFullError, EngineDeadError) as error:
-            self.num_refused["queue_full" if isinstance(error, QueueFullError) else "engine_dead"] += 1
-            raise ApiError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from None
+        except (QueueFullError, RefusedError, EngineDeadError, EngineLostError) as error:
+            raise self._unserved(error) from None
         finally:
             if generation.output_index == 0:
                 for metrics in self.metrics:

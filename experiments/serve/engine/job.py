@@ -16,11 +16,13 @@ from rich.console import Console
 from experiments.app.run_folder import SERVER_KEYS
 from experiments.calibrate.engine.scenario_settings import alone_settings_of
 from experiments.serve.driver import Controls, Outcome, Served
-from experiments.serve.engine.backend import EngineBackend
+from experiments.serve.engine.backend import EngineBackend, Engines
 from experiments.serve.engine.engine_metrics import EngineMetricsFeed
+from experiments.serve.engine.fleet_metrics import FleetMetrics, FleetObservers
+from experiments.serve.engine.fleet_recorder import FleetRecorder
 from experiments.serve.engine.model_to_serve import ModelToServe, model_to_serve
 from experiments.serve.engine.recorder import ServingRecorder
-from experiments.serve.engine.result import result_of
+from experiments.serve.engine.result import Recorder, result_of
 from experiments.serve.engine.settings import Device, RealEngine
 from experiments.serve.http.control import SleepMode
 from experiments.serve.kv_events.settings import NOTHING_TO_REPORT
@@ -29,8 +31,11 @@ from experiments.serve.metrics.exporter import ServerState, ServingMetrics
 from experiments.serve.server import Stop
 from experiments.serve.settings import Address, ServerSetup, ServeSettings
 from policies.adapters.fixed_slots import FixedSlots
+from policies.admission import AdmitAll
+from policies.scaling.reactive import SloAttainment
 from policies.scheduling.fcfs import Fcfs
 from policies.user_code import name_of
+from realengine.fleet.async_fleet import AsyncFleet, GatewaySettings
 from realengine.model.backend import choose_device
 from realengine.observer import Observers
 from realengine.runner.rank import max_model_len_of
@@ -69,7 +74,8 @@ def engine_settings(
             f"speculation={method}: needs the weights of a draft; set serve.engine.speculative_config="
             f"{{method: {method}, model: DRAFT, num_speculative_tokens: 4}} instead"
         )
-    settings = alone_settings_of(replace(scenario, adapters=None), choose_device(device), config)
+    alone = replace(scenario, adapters=None, replicas=1, admission=AdmitAll(), scaling=None)
+    settings = alone_settings_of(alone, choose_device(device), config)
     own: dict[str, Any] = {
         "lora_adapters": dict(chosen.lora_modules or {}),
         "adapters": adapters,
@@ -83,6 +89,36 @@ def engine_settings(
     if chosen.speculative_config is not None:
         own["speculative_config"] = dict(chosen.speculative_config)
     return replace(settings, **own)
+
+
+def gateway_settings(scenario: Scenario, max_waiting: int | None, *, sleeps: bool) -> GatewaySettings | None:
+    """Returns the settings of the gateway of a fleet; None: one engine serves, without a gateway.
+
+    sleeps: whether engines that the scaling policy does not need sleep; otherwise their processes end.
+
+    Raises ValueError, with the key, for settings that only the simulator has.
+    """
+    scaling = scenario.scaling
+    if scenario.replicas == 1 and isinstance(scenario.admission, AdmitAll) and scaling is None:
+        return None
+    if isinstance(scaling, SloAttainment):
+        raise ValueError("scaling=slo_attainment: a fleet of engines measures no SLO; use another policy")
+    if scenario.recovery.every_tokens is not None:
+        raise ValueError("recovery=kv: engines copy no KV to each other; use recovery=tokens or scratch")
+    run = scenario.for_a_run()
+    settings = GatewaySettings(
+        routing=run.routing,
+        admission=run.admission,
+        prediction=run.prediction,
+        max_resends=run.max_resends,
+        keeps_tokens=run.recovery.keeps_tokens,
+        signal_age_s=run.signal_age_s,
+        scaling=scaling,
+        sleep_level=1 if sleeps else None,
+        max_waiting=max_waiting,
+    )
+    settings.check(scenario.replicas)
+    return settings
 
 
 SIMULATED_ONLY = {
@@ -109,16 +145,23 @@ class EngineSession:
     scenario: Scenario
     served: ModelToServe
     engine: EngineSettings
+    gateway: GatewaySettings | None
+    """Settings of the gateway of a fleet; None: one engine serves."""
     chosen: RealEngine
     is_known_machine: bool
-    recorder: ServingRecorder | None = field(init=False, default=None)
+    recorder: Recorder | None = field(init=False, default=None)
     """What the engine does, once it is warm."""
 
     def outcome(self) -> Outcome | None:
         recorder = self.recorder
         if recorder is None or not recorder.num_requests:
             return None
-        result = result_of(self.scenario, recorder, is_known_machine=self.is_known_machine)
+        result = result_of(
+            self.scenario,
+            recorder,
+            is_known_machine=self.is_known_machine,
+            has_iterations=self.gateway is None,
+        )
         return Outcome(result, recorder.traffic_table())
 
     def backend(self, on_load: Callable[[AsyncLLM], None] | None = None) -> EngineBackend:
@@ -131,7 +174,10 @@ class EngineSession:
         if self.setup.settings.max_waiting is not None:
             limits = {"max_waiting": self.setup.settings.max_waiting, "on_full": "reject"}
 
-        def load() -> AsyncLLM:
+        def load() -> Engines:
+            if self.gateway is not None:
+                replicas = self.scenario.replicas
+                return AsyncFleet(self.served.model, replicas=replicas, gateway=self.gateway, **settings)
             llm = AsyncLLM(self.served.model, **limits, **settings)
             if on_load is not None:
                 on_load(llm)
@@ -155,9 +201,16 @@ class EngineSession:
             is_asleep=lambda: backend.is_asleep,
         )
 
-    def observed(self, backend: EngineBackend, llm: AsyncLLM) -> ServingRecorder:
+    def observed(self, backend: EngineBackend, llm: Engines) -> Recorder:
         """Attaches the recorder and the metrics to an idle engine; returns the recorder."""
-        recorder = ServingRecorder(llm.engine, self.setup.settings.max_record_mib * (1 << 20))
+        max_bytes = self.setup.settings.max_record_mib * (1 << 20)
+        if isinstance(llm, AsyncFleet):
+            of_fleet = FleetRecorder(llm, max_bytes)
+            metrics = FleetMetrics(llm, self.engine, self.served.name)
+            llm.log.further, llm.observer = of_fleet, FleetObservers([of_fleet, metrics])
+            backend.metrics = metrics.of_engine
+            return of_fleet
+        recorder = ServingRecorder(llm.engine, max_bytes)
         feed = EngineMetricsFeed(llm.engine, self.engine, self.served.name)
         before = llm.engine.observer
         llm.engine.observer = Observers([recorder, feed, *([] if before is None else [before])])
@@ -213,7 +266,9 @@ class EngineSession:
             raise ConfigError(str(error)) from error
         self.recorder = self.observed(backend, llm)
         backend.open()
-        console.print(f"{self.served.name} is loaded and warm", highlight=False)
+        number = self.scenario.replicas
+        where = "" if self.gateway is None else f" in {number} engine{'s' * (number > 1)}"
+        console.print(f"{self.served.name} is loaded and warm{where}", highlight=False)
 
 
 def prepare_engine(
@@ -226,10 +281,16 @@ def prepare_engine(
         served = model_to_serve(chosen.model, config["model"], device, settings.tokenizer)
         resolved = {**config, "model": served.node}
         scenario = build_scenario({key: resolved[key] for key in resolved if key not in SERVER_KEYS})
+        gateway = gateway_settings(scenario, settings.max_waiting, sleeps=chosen.enable_sleep_mode)
         engine = engine_settings(scenario, chosen, device, resolved)
         if settings.served_model_name:
             served = served._replace(name=settings.served_model_name[0])
         max_model_len_of(served.model.architecture, engine)
+        if gateway is not None and setup.kv_events.publishes:
+            raise ValueError(
+                f"replicas={scenario.replicas}: a fleet of engines publishes no KV events; set "
+                "serve.kv_events.enable_kv_cache_events=false, or replicas=1"
+            )
         if is_known_machine:
             scenario.iteration_model()
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -239,6 +300,7 @@ def prepare_engine(
         scenario=scenario,
         served=served,
         engine=engine,
+        gateway=gateway,
         chosen=chosen,
         is_known_machine=is_known_machine,
     )

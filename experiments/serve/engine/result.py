@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.serve.engine.fleet_recorder import FleetRecorder
 from experiments.serve.engine.recorder import ServingRecorder
 from experiments.serve.settings import full_note
 from hwmodels.costs import PowerModel
@@ -14,12 +15,18 @@ from sim.metrics.summary import summarise
 from sim.metrics.utilisation import PoolHardware
 from sim.setup.scenario import Scenario
 
+Recorder = ServingRecorder | FleetRecorder
+OF_ITERATIONS = ("gpu_busy", "kv", "iterations", "preemptions", "preemption", "cache", "waiting")
+"""Figures of a summary that need the iterations of the engines."""
 
-def result_of(scenario: Scenario, recorder: ServingRecorder, *, is_known_machine: bool) -> RunResult:
+
+def result_of(
+    scenario: Scenario, recorder: Recorder, *, is_known_machine: bool, has_iterations: bool = True
+) -> RunResult:
     """Computes the figures of a session.
 
     is_known_machine: whether `hardware` describes the machine that served; otherwise there are no figures of
-    its peaks, price and energy.
+    its peaks, price and energy. has_iterations: whether the iterations of the engines are recorded.
     """
     records = recorder.records()
     part = measure(records, scenario.metrics, scenario.slo)
@@ -37,6 +44,12 @@ def result_of(scenario: Scenario, recorder: ServingRecorder, *, is_known_machine
     if not is_known_machine:
         summary["cost"] = _unknown(summary["cost"])
     summary["notes"] = _notes(recorder, is_known_machine=is_known_machine)
+    if not has_iterations:
+        for name in OF_ITERATIONS:
+            summary[name] = _unknown(summary[name]) if isinstance(summary[name], dict) else None
+        summary["notes"].append(
+            "A fleet of engines records no iterations: no figures of batches, KV use and utilisation."
+        )
     return RunResult(
         records=records,
         requests=part.table,
@@ -56,7 +69,7 @@ def _machine(scenario: Scenario) -> PoolHardware:
     )
 
 
-def _notes(recorder: ServingRecorder, *, is_known_machine: bool) -> list[str]:
+def _notes(recorder: Recorder, *, is_known_machine: bool) -> list[str]:
     notes = ["Measured: the real engine served these requests, and nothing is simulated."]
     if not is_known_machine:
         notes.append("No figures of peaks, cost and energy: choose hardware= for the machine that serves.")

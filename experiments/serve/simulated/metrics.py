@@ -27,8 +27,9 @@ from hwmodels.iterations import AdapterBatch, DraftWork, IterationShape
 from policies.caching.pool import BlockPool
 from policies.core.plan import StepPlan
 from policies.core.sequence import Sequence
+from policies.gateway.gateway import UNSERVABLE
 from policies.speculation.engine.drafts import DraftPlan
-from sim.cluster.gateway import UNSERVABLE, GatewayAttachment, RequestAttempt
+from sim.cluster.gateway import GatewayAttachment, RequestAttempt
 from sim.cluster.live import Ended
 from sim.engine.attachment import Attachment
 from sim.engine.iteration_times import RunningStep, shape_of

@@ -81,7 +81,7 @@ def test_a_folder_is_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["replicas=2"], "replicas=2"),
+        (["replicas=0"], "replicas=0"),
         (["time_scale=10"], "time_scale=10"),
         (["serve.text=echo"], "serve.text=echo"),
         (["caching=h2o"], "caching=H2o"),

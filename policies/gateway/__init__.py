@@ -1,0 +1,1 @@
+"""The gateway between clients and replicas, driven by the simulator and by the fleet of real engines."""
