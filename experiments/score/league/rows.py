@@ -19,7 +19,7 @@ PATH = Path(public.__file__).with_name("data") / "public_rows.csv"
 COLUMNS = ("id", *FIGURES, "cpu_s", "estimated", "status")
 """Columns of a file of kept predictions."""
 CELL = ["source", "model", "gpu"]
-ROWS_OF_CELL = 1
+ROWS_OF_CELL = 2
 """Number of rows of each cell, so that a source with many rows of one model on one GPU does not decide."""
 
 
