@@ -94,7 +94,7 @@ def error_lines(rows: pd.DataFrame, run: dict[str, pd.DataFrame]) -> dict[str, l
         if known.empty:
             continue
         by_all = np.all([known["id"].isin(own[figure].dropna().index) for own in run.values()], axis=0)
-        known = known.assign(answered=[ANSWERED if has_all else None for has_all in by_all])
+        known = known.assign(answered=pd.Series(by_all, index=known.index).map({True: ANSWERED}))
         cells: dict[tuple[str, str, int], dict[str, str]] = {}
         for name, own in run.items():
             scored = known.assign(**{f"{figure}_predicted": known["id"].map(own[figure])})
