@@ -95,7 +95,7 @@ COMMANDS = {
         "experiments.score.command",
         "Simulate every row of a measured table and report the errors.",
         "score",
-        flags={"--update-trust": "update_trust=true"},
+        flags={"--update-trust": "update_trust=true", "league": "league=true"},
     ),
     "calibrate": Command(
         "experiments.calibrate.command",

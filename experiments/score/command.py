@@ -19,6 +19,8 @@ from experiments.app.run_folder import (
 from experiments.app.settings.compose import Composition
 from experiments.app.terminal import terminal_console
 from experiments.score.kinds import KINDS
+from experiments.score.league import rows as league
+from experiments.score.league.command import LeagueJob, prepare_league
 from experiments.score.physical import impossible_rows
 from experiments.score.prediction_file import PredictionFile
 from experiments.score.predictions import predictions
@@ -52,6 +54,8 @@ class ScoreSettings(Checked):
     """Whether to continue the interrupted file `out`, with the same settings."""
     update_trust: bool = False
     """Whether to write the table of expected errors; `measured` is then a folder of tables of all kinds."""
+    league: bool = False
+    """Whether to print the errors of all simulators on the rows of the league, from kept predictions."""
     trust_table: str | None = None
     """File of that table; None: the project's own."""
 
@@ -109,9 +113,13 @@ class ScoreJob:
                 report(len(file.rows) - refused, refused)
 
 
-def prepare(cfg: dict[str, Any], composition: Composition) -> ScoreJob | TrustJob:
+def prepare(cfg: dict[str, Any], composition: Composition) -> ScoreJob | TrustJob | LeagueJob:
     """Builds the job. Raises ConfigError for wrong settings or tables."""
+    if cfg["league"] is True:  # its rows are given
+        cfg = {**cfg, "measured": str(league.PATH)}
     settings: ScoreSettings = build_as(ScoreSettings, cfg, "")
+    if settings.league:
+        return prepare_league(settings.where)
     if settings.update_trust:
         return prepare_trust(
             measured=Path(settings.measured),

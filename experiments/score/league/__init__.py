@@ -1,0 +1,1 @@
+"""`windtunnel score league`: predictions of several simulators for the same measured rows, side by side."""
