@@ -170,7 +170,7 @@ class Fleet:
             self._detach(process)
             self._ended(replica, process.kill())
             return
-        if not process.process.is_alive() and not process.connection.poll():
+        if process.has_ended() and not process.connection.poll():
             self._detach(process)
             self._ended(replica, process.kill())
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from itertools import takewhile
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from queue import SimpleQueue
 
@@ -54,6 +54,7 @@ class EngineProcess:
         )
         self.process.start()
         theirs.close()  # so that the end of the process ends the pipe
+        self._lock = threading.Lock()  # multiprocessing reads the exit code once, for one thread
         self._queue: SimpleQueue[ToEngine | None] = SimpleQueue()
         threading.Thread(target=_send_all, args=(self._queue, self.connection), daemon=True).start()
 
@@ -66,18 +67,24 @@ class EngineProcess:
         self.send(Stop())
         self._queue.put(None)
 
+    def has_ended(self) -> bool:
+        """Returns whether the process has ended."""
+        with self._lock:
+            return not self.process.is_alive()
+
     def join(self) -> None:
         """Waits for the end of the process; kills one that does not end in time."""
-        self.process.join(STOP_TIMEOUT_S)
+        wait([self.process.sentinel], STOP_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> int | None:
         """Ends the process at once, if it has not ended; returns its exit code."""
         self._queue.put(None)
-        if self.process.is_alive():
+        if not self.has_ended():
             self.process.kill()
-        self.process.join(STOP_TIMEOUT_S)
-        return self.process.exitcode
+            wait([self.process.sentinel], STOP_TIMEOUT_S)
+        with self._lock:
+            return self.process.exitcode
 
 
 def _send_all(queue: SimpleQueue[ToEngine | None], connection: Connection) -> None:

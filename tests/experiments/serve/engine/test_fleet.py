@@ -12,6 +12,7 @@ pytest.importorskip("tokenizers", reason="text needs the package tokenizers")
 
 from aiohttp.test_utils import TestClient, TestServer
 
+from experiments.serve.driver import make_application
 from experiments.serve.engine.result import result_of
 from policies.admission.queue_bound import QueueBound
 from policies.routing.load_balancing import LeastOutstanding
@@ -32,7 +33,7 @@ def serve(job, test):
 
     async def whole():
         backend = job.backend()
-        async with TestClient(TestServer(job.app(backend))) as client:
+        async with TestClient(TestServer(make_application(job.front(backend), job.setup))) as client:
             found = Client(client, backend)
             recorder = job.observed(backend, await backend.start())
             backend.open()
