@@ -55,7 +55,6 @@ ALIASES = {
     "num_requests": "workload.num_requests",
     "max_num_seqs": "engine.max_num_seqs",
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
-    "max_model_len": "engine.max_model_len",
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
     "kv_cache_dtype": "model.kv_cache_dtype",
     "quantization": "model.weights",
@@ -79,6 +78,7 @@ ADVICE = {
         ("isl", "osl", "input_len", "output_len", "random_input_len", "random_output_len"), _LENGTHS
     ),
     **dict.fromkeys(("concurrency", "max_concurrency", "num_users", "users"), _USERS),
+    "max_model_len": "set engine.max_model_len",
     "dp": _COPIES,
     "dp_size": _COPIES,
     "gpus": _GPUS,

@@ -178,7 +178,7 @@ def test_class_names():
 
 
 def test_the_command_is_listed(capsys):
-    assert cli.main([]) == 0
+    assert cli.main(["--help"]) == 0
     assert "  new " in capsys.readouterr().out
 
 

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from experiments.app.api import simulate
 from experiments.app.cli import main
 from experiments.app.settings import renamed
+from experiments.app.settings.bounded_yaml import read_yaml
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR, find_groups
 from experiments.app.settings.hydra_errors import composed
@@ -52,6 +53,8 @@ def test_aliases_are_settings_and_no_keys_of_their_own():
         parent, _, name = key.rpartition(".")
         assert name in (OmegaConf.select(config, parent) if parent else config), key
     assert not {*ALIASES, *ADVICE} & set(config)
+    for file in CONFIG_DIR.glob("*.yaml"):
+        assert not {*ALIASES} & set(read_yaml(file))
 
 
 def test_a_model_may_be_named_by_its_hugging_face_id(capsys):
