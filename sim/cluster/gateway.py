@@ -8,19 +8,23 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from policies.core.sequence import Sequence
-from policies.gateway import admission, attachments, gateway, routers
+from policies.gateway.admission import AdmissionControl as AdmissionControlOf
+from policies.gateway.attachments import GatewayAttachment as GatewayAttachmentOf
+from policies.gateway.attachments import RequestAttempt as RequestAttemptOf
+from policies.gateway.gateway import Gateway as GatewayOf
+from policies.gateway.routers import LengthPredictions as LengthPredictionsOf
 from sim.cluster.fleet import Fleet
 from sim.engine.replica import Replica
 from sim.records.requests import FINISHED, RequestLog
 from sim.workload.base import Arrival
 
-AdmissionControl: TypeAlias = admission.AdmissionControl[Replica, Arrival, Sequence]
-GatewayAttachment: TypeAlias = attachments.GatewayAttachment[Replica, Arrival, Sequence]
-LengthPredictions: TypeAlias = routers.LengthPredictions[Replica, Arrival, Sequence]
-RequestAttempt: TypeAlias = attachments.RequestAttempt[Replica, Arrival]
+AdmissionControl: TypeAlias = AdmissionControlOf[Replica, Arrival, Sequence]
+GatewayAttachment: TypeAlias = GatewayAttachmentOf[Replica, Arrival, Sequence]
+LengthPredictions: TypeAlias = LengthPredictionsOf[Replica, Arrival, Sequence]
+RequestAttempt: TypeAlias = RequestAttemptOf[Replica, Arrival]
 
 
-class Gateway(gateway.Gateway[Replica, Arrival, Sequence]):
+class Gateway(GatewayOf[Replica, Arrival, Sequence]):
     """The gateway of a simulated fleet."""
 
     fleet: Fleet
