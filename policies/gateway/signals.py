@@ -18,7 +18,7 @@ from math import inf, nextafter
 from typing import NamedTuple
 
 from policies.core.request import Request
-from policies.gateway.attachments import Now
+from policies.gateway.gateway import Now
 
 MIN_AGE_S = 1e-6
 

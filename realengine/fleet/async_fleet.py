@@ -26,10 +26,14 @@ from typing import Any, Protocol, get_args
 from policies.admission import Admission, AdmissionTraits, AdmitAll
 from policies.core.limits import RejectedError
 from policies.core.request import Request
-from policies.gateway.admission import AdmissionControl
-from policies.gateway.attachments import GatewayAttachment, RequestAttempt
-from policies.gateway.gateway import Gateway
-from policies.gateway.routers import LengthPredictions, Routers
+from policies.gateway.gateway import (
+    AdmissionControl,
+    Gateway,
+    GatewayAttachment,
+    LengthPredictions,
+    RequestAttempt,
+    Routers,
+)
 from policies.gateway.signals import Counts
 from policies.prediction import LengthPredictor
 from policies.routing import Routing, RoutingTraits

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from policies.core.request import Request
-from policies.gateway.attachments import GatewayAttachment, Now, RequestAttempt
+from policies.gateway.gateway import GatewayAttachment, Now, RequestAttempt
 from policies.gateway.scaling import Present, change_to
 from policies.scaling import Scaling, checked_interval_s, checked_target
 from realengine.fleet.fleet import Fleet

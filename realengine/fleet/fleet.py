@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
-from policies.gateway.attachments import Now
+from policies.gateway.gateway import Now
 from realengine.fleet.messages import Began, Changed, Failed, Sleep, Started, Stepped, WakeUp
 from realengine.fleet.process import EngineOfFleet
 from realengine.fleet.replica import EngineProcess, EngineReplica, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from policies.core.request import Request
-from policies.gateway.attachments import GatewayLog
+from policies.gateway.gateway import GatewayLog
 from realengine.fleet.request import EngineLostError, FleetRequest, RefusedError
 
 

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.request import Request
-from policies.gateway.attachments import Now
+from policies.gateway.gateway import Now
 from policies.gateway.load_counts import LoadCounts
 from policies.gateway.signals import AgedSignals
 from realengine.fleet.messages import Abort, Began, Started, Stop, Submit, ToEngine
@@ -122,7 +122,7 @@ class HeldBlocks:
 
 
 class EngineReplica(LoadCounts):
-    """An engine of a fleet: a `policies.gateway.attachments.GatewayReplica`.
+    """An engine of a fleet: a `policies.gateway.gateway.GatewayReplica`.
 
     spec: its model and settings. requests: the requests of the fleet in progress, by number. reads_signals,
     reads_caches: whether policies read them. clock: of the gateway.

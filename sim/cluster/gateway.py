@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from policies.core.sequence import Sequence
-from policies.gateway.admission import AdmissionControl as AdmissionControlOf
-from policies.gateway.attachments import GatewayAttachment as GatewayAttachmentOf
-from policies.gateway.attachments import RequestAttempt as RequestAttemptOf
+from policies.gateway.gateway import AdmissionControl as AdmissionControlOf
 from policies.gateway.gateway import Gateway as GatewayOf
-from policies.gateway.routers import LengthPredictions as LengthPredictionsOf
+from policies.gateway.gateway import GatewayAttachment as GatewayAttachmentOf
+from policies.gateway.gateway import LengthPredictions as LengthPredictionsOf
+from policies.gateway.gateway import RequestAttempt as RequestAttemptOf
 from sim.cluster.fleet import Fleet
 from sim.engine.replica import Replica
 from sim.records.requests import FINISHED, RequestLog

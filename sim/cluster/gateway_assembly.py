@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from policies.admission import AdmissionTraits, AdmitAll
 from policies.core.request import Request
-from policies.gateway.routers import Routers
+from policies.gateway.gateway import Routers
 from policies.user_code import traits_of
 from sim.cluster.autoscaler import PoolCounts
 from sim.cluster.clients import Clients, FirstTokens

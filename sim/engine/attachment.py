@@ -14,7 +14,7 @@ from collections.abc import Callable
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.gateway.attachments import add_handlers
+from policies.gateway.gateway import add_handlers
 from sim.engine.iteration_times import RunningStep
 
 

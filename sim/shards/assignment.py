@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.gateway.routers import Routers
+from policies.gateway.gateway import Routers
 from policies.routing import ChoosesMany, ReplicaView, Routing, chosen, index_views
 from sim.engine.replica_pool import ReplicaPool
 from sim.workload.base import Arrival, Source, WorkloadNotes

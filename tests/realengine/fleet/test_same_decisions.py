@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the engine needs torch")
 
 from experiments.app.settings.compose import ConfigSource
 from experiments.app.settings.config_groups import CONFIG_DIR
-from policies.gateway.attachments import GatewayAttachment
+from policies.gateway.gateway import GatewayAttachment
 from sim.cluster.live import LiveSimulation
 from sim.records.run import Failure, FailureKind
 from sim.settings.scenario import build_scenario
