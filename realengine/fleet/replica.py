@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.request import Request
 from policies.gateway.gateway import Now
-from policies.gateway.load_counts import LoadCounts
-from policies.gateway.signals import AgedSignals
+from policies.gateway.load import AgedSignals, LoadCounts
 from realengine.fleet.messages import Abort, Began, Started, Stop, Submit, ToEngine
 from realengine.fleet.process import EngineOfFleet, serve_engine
 from realengine.fleet.request import FleetRequest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.gateway.signals import AgedSignals, Counts, check_age
+from policies.gateway.load import AgedSignals, Counts, check_age
 
 
 class SetClock:
