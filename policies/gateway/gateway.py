@@ -9,9 +9,13 @@ A request that no replica can serve now is held if one is starting, and dispatch
 it is refused. A client gets one response, however many replicas have worked on it, and the times of a request
 count from its first arrival.
 
-This module has the path of a request to a replica and back, and to another one after a crash. All other parts
-of the diagram are attached by `attach`. A run attaches the parts that it needs: clients that time out, an
-admission policy, prefill pools. A gateway without attachments only routes every request to a replica.
+`Gateway` has the path of a request to a replica and back, and to another one after a crash. All other parts
+of the diagram are attached by `attach`: handlers that are called on the gateway's events, with the current
+attempt of a request, and may decide about requests. A run attaches the parts that it needs: clients that time
+out, an admission policy (`AdmissionControl`), prefill pools. A gateway without attachments only routes every
+request to a replica, by one router per model (`Routers`).
+
+Types: R, the replicas of a world; A, what it knows of a request that arrives; S, of one that ends.
 
 It waits for nothing and knows no clock but the one it is given, so that the simulator and the fleet of real
 engines drive the same object: they call `arrive`, `first_token`, `end`, `lost` and `fleet_changed`.
@@ -130,6 +134,15 @@ class GatewayLog(Protocol):
 
     def forget_kv_transfer(self, request_id: int) -> None:
         """Drops the record of a KV transfer that a crash or a timeout has undone."""
+
+
+MIN_AGE_S = 1e-6
+
+
+def check_age(age_s: float) -> None:
+    """Raises ValueError unless age_s is 0 or a finite number of at least MIN_AGE_S seconds."""
+    if age_s and not MIN_AGE_S <= age_s < inf:
+        raise ValueError(f"signal_age_s={age_s}: must be 0 or a finite number >= {MIN_AGE_S:g} s")
 
 
 class RequestAttempt(Generic[R, A]):
@@ -587,17 +600,3 @@ class AdmissionControl(GatewayAttachment[R, A, S]):
         if attempt.is_admitted and self._on_end is not None:
             self._on_end(attempt.arrival.request, now)
         attempt.is_admitted = False
-
-
-# DOC of policies.gateway.gateway: Attachments of a gateway, the state of a request in progress, and what a gateway needs from its world.
-#
-# Attachments are handlers that are called on the gateway's events and may decide about requests. They are given
-# the current attempt of a request, which is its state at the gateway.
-#
-# Types: R, the replicas of a world; A, what it knows of a request that arrives; S, of one that ends.
-#
-# DOC of policies.gateway.gateway: The routing policies that a gateway calls, one per model, each with its own state.
-#
-# Routers that need output lengths have a predictor of their own.
-#
-# DOC of policies.gateway.gateway: Admission control at a gateway: calls the admission policy, and reports first tokens and ends to it.

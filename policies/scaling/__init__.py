@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from policies.user_code import WrongDecisionError, is_whole, returned, shown
 
@@ -127,3 +128,37 @@ def checked_interval_s(policy: Scaling) -> float:
         did = f"is called every {shown(interval_s)} s"
         raise WrongDecisionError(policy, "target", did, "interval_s must be a finite number > 0 s")
     return interval_s
+
+
+M = TypeVar("M")
+
+
+class Present(NamedTuple, Generic[M]):
+    """A replica that counts for the target of a scaling policy: it serves, starts, or is down for a while."""
+
+    member: M
+    is_serving: bool
+    num_outstanding: int
+    number: int
+
+
+class Change(NamedTuple, Generic[M]):
+    """The number of replicas to start, and those to drain, in this order."""
+
+    num_starts: int
+    drained: list[M]
+
+
+def change_to(target: int, present: Sequence[Present[M]]) -> Change[M]:
+    """Returns what leads to `target` replicas.
+
+    Drained first are replicas that do not serve, then those with the fewest outstanding requests, then the
+    newest.
+    """
+    ranked = sorted(
+        present,
+        key=lambda each: (not each.is_serving, -each.num_outstanding, each.number),
+        reverse=True,
+    )
+    num_drained = max(0, len(present) - target)
+    return Change(max(0, target - len(present)), [each.member for each in ranked[:num_drained]])

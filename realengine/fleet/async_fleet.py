@@ -34,7 +34,7 @@ from policies.gateway.gateway import (
     RequestAttempt,
     Routers,
 )
-from policies.gateway.load import Counts
+from policies.gateway.signals import Counts
 from policies.prediction import LengthPredictor
 from policies.routing import Routing, RoutingTraits
 from policies.routing.load_balancing import RoundRobin

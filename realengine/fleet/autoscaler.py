@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from policies.core.request import Request
 from policies.gateway.gateway import GatewayAttachment, Now, RequestAttempt
-from policies.gateway.scaling import Present, change_to
-from policies.scaling import Scaling, checked_interval_s, checked_target
+from policies.scaling import Present, Scaling, change_to, checked_interval_s, checked_target
 from realengine.fleet.fleet import Fleet
 from realengine.fleet.process import EngineOfFleet
 from realengine.fleet.replica import EngineReplica, State

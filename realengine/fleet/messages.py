@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from policies.gateway.load import Counts
+from policies.gateway.signals import Counts
 from realengine.serving.answer import DraftCounts, Output, TokenLogprobs
 from realengine.serving.sampling_params import SamplingParams
 

@@ -25,7 +25,7 @@ from policies.core.plan import Progress as CoreProgress
 from policies.core.plan import StepOutcome, StepPlan
 from policies.core.sequence import FinishReason
 from policies.core.sequence import Sequence as EngineSequence
-from policies.gateway.load import Counts
+from policies.gateway.signals import Counts
 from realengine.build import Built, build
 from realengine.engine import Engine
 from realengine.fleet.messages import (

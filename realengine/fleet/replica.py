@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from policies.core.limits import RejectedError, StopAfter
 from policies.core.request import Request
 from policies.gateway.gateway import Now
-from policies.gateway.load import AgedSignals, LoadCounts
+from policies.gateway.load_counts import LoadCounts
+from policies.gateway.signals import AgedSignals
 from realengine.fleet.messages import Abort, Began, Started, Stop, Submit, ToEngine
 from realengine.fleet.process import EngineOfFleet, serve_engine
 from realengine.fleet.request import FleetRequest

@@ -26,9 +26,8 @@ from simpy.events import ProcessGenerator
 
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.gateway.scaling import Present, change_to
 from policies.roles import ReplicaLoad, Roles, Switch, Turns
-from policies.scaling import Scaling, checked_interval_s, checked_target
+from policies.scaling import Present, Scaling, change_to, checked_interval_s, checked_target
 from policies.user_code import returned
 from sim.cluster.fleet import Fleet, Member, State
 from sim.cluster.gateway import GatewayAttachment, RequestAttempt
@@ -191,7 +190,7 @@ class Autoscaler:
 
 
 def _present(member: Member) -> Present[Member]:
-    """Returns a member as `policies.gateway.scaling` sees it."""
+    """Returns a member as `policies.scaling` sees it."""
     replica = member.replica
     return Present(member, member.state is State.serving, replica.num_outstanding, replica.index)
 

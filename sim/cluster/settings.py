@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fieldlimits import Checked, NonNegativeInt, Positive, PositiveInt, Unit, check
 from policies.admission import Admission, AdmitAll
-from policies.gateway.load import check_age
+from policies.gateway.gateway import check_age
 from policies.migration import Migration, Stay
 from policies.prediction import LengthPredictor
 from policies.roles import Fixed, Roles, Turns

@@ -30,7 +30,7 @@ from policies.core.limits import StopAfter
 from policies.core.plan import StepPlan, Transfer
 from policies.core.request import Request
 from policies.core.sequence import FinishReason, Sequence
-from policies.gateway.load import LoadCounts
+from policies.gateway.load_counts import LoadCounts
 from sim.engine.attachment import Attachment, Listeners
 from sim.engine.clock import Phase
 from sim.engine.frontend import Enter, Pending

@@ -1,6 +1,6 @@
 """Attachments of a replica: load counts with their age, its prefix cache, its busy time, loads of adapters.
 
-`policies.gateway.load` tells which counts a router sees.
+`policies.gateway.signals` tells which counts a router sees.
 
 The busy time is the seconds in which a replica was running iterations, independent of how the run was cut
 into leaps.
@@ -14,7 +14,7 @@ from functools import partial
 from policies.core.plan import StepPlan
 from policies.core.request import Request
 from policies.core.sequence import Sequence
-from policies.gateway.load import AgedSignals, Counts
+from policies.gateway.signals import AgedSignals, Counts
 from sim.engine.attachment import Attachment
 from sim.engine.clock import Clock, Phase
 from sim.engine.iteration_times import RunningStep

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from experiments.serve.metrics.engine import EndedRequest, EngineMetrics, EngineState
-from policies.gateway.load import Counts
+from policies.gateway.signals import Counts
 from realengine.fleet.async_fleet import AsyncFleet, FleetObserver
 from realengine.fleet.replica import EngineReplica, State
 from realengine.fleet.request import FleetRequest

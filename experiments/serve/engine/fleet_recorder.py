@@ -10,7 +10,7 @@ import pandas as pd
 from experiments.serve.engine.recorder import STEP, iterations_table
 from experiments.serve.engine.request_records import RequestRecords
 from policies.core.request import Request
-from policies.gateway.load import Counts
+from policies.gateway.signals import Counts
 from realengine.fleet.async_fleet import AsyncFleet
 from realengine.fleet.replica import EngineReplica
 from realengine.fleet.request import FleetRequest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.gateway.scaling import Present, change_to
+from policies.scaling import Present, change_to
 
 IDLE = Present("idle", True, 0, 0)
 BUSY = Present("busy", True, 5, 1)

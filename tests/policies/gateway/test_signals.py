@@ -2,7 +2,8 @@
 
 import pytest
 
-from policies.gateway.load import AgedSignals, Counts, check_age
+from policies.gateway.gateway import check_age
+from policies.gateway.signals import AgedSignals, Counts
 
 
 class SetClock:
